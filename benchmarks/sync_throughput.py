@@ -2,9 +2,10 @@
 
     PYTHONPATH=$PWD/runtime/engines/sglang/cpu .sglang/bin/python benchmarks/sync_throughput.py [--servers 2]
 
-GRPO of a random model; replies of the servers are streamed token by token, and noted as they come. A sync is
+A random model generates; replies of the servers are streamed token by token, and noted as they come. Training
+only waits, as if it had devices of its own, and each of its versions is brought to the servers. A sync is
 looked at from when its weights begin to arrive until half a second after they are there; all other times are
-the rest. The first sync is left out, before which nothing runs, and so is all behind the last.
+the rest. The first sync is left out, before which nothing runs, and the last, when no more is to be drawn.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Course:
         times = [
             tuple(choose(line[key] for line in own) for choose, key in MOMENTS) for own in syncs.values()
         ]
-        first, *self.syncs = sorted(times)
+        first, *self.syncs, _ = sorted(times)
         self.start, self.end, self.width = first[-1] + BEHIND, self.syncs[-1][-1] + BEHIND, width
         self.bins: Counter[int] = Counter()
         for at, _, tokens in self.drawn:

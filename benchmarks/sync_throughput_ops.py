@@ -6,7 +6,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
-from rlgraph.ops import ServeEngine, float32, int64, op, prompt_tokens, prompts, samples, text
+from rlgraph.ops import ServeEngine, TrainEngine, float32, int64, op, prompt_tokens, prompts, samples, text
 
 
 @op(rows="each")
@@ -24,6 +24,12 @@ def length(responses: text[samples]) -> float32[samples]:
     import torch
 
     return torch.tensor([response.count("1") / (1 + len(response)) for response in responses])
+
+
+@op(updates=True)
+def wait(model: TrainEngine, rewards: float32[samples], *, seconds: float) -> None:
+    """Nothing, after a while; the next version has the same weights."""
+    time.sleep(seconds)
 
 
 @cache

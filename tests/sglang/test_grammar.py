@@ -9,6 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from test_engine import generating
+from transformers import AutoModelForCausalLM
 
 from rlgraph.engines.registry import SERVERS, SERVING
 from rlgraph.errors import RunError
@@ -74,6 +77,18 @@ def test_a_token_may_end_a_text_of_a_grammar_before_its_end(engine: SglangEngine
         assert re.fullmatch("[k-n]{1,40}", text) and one.finish == "stop"
         assert end not in one.tokens[:-1]
     assert any(one.tokens[-1] == end for _, one in found)
+
+
+def test_new_weights_find_a_grammar_in_flight_that_is_not_compiled_yet(engine: SglangEngine) -> None:
+    """Its text is then drawn anew: behind its tokens a grammar would begin once more."""
+    model = AutoModelForCausalLM.from_pretrained(engine.path, dtype=torch.float32)
+    sampling = replace(LONG, regex="(0[1-9]{2}){60}7")
+    with generating(engine, [REQUEST], sampling) as made:
+        engine.load_weights(model.named_parameters(), 3)
+    for one in made.result()[0]:
+        text = engine.tokenizer.decode(list(one.tokens), skip_special_tokens=True)
+        assert re.fullmatch(sampling.regex, text) and {*one.versions} in ({0}, {3})
+    assert any({*one.versions} == {3} for one in made.result()[0])
 
 
 @pytest.mark.parametrize(
