@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from random import Random
 
 from rlgraph.costs import formulas
-from rlgraph.costs.efficiency import ASSUMED
+from rlgraph.costs.efficiency import ASSUMED, BEST, WORST
 from rlgraph.costs.pricing import Pricing
+from rlgraph.engines.registry import serving
 from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import StreamForecast
@@ -21,6 +22,7 @@ from rlgraph.planning.simulate import busy, occupied, period, simulate, steady, 
 from rlgraph.planning.stream_simulation import RegionWork, SteadyState, simulate_stream
 
 ROUNDS = 96  # of the longest sample, at most: finer chunks are simulated several together
+SEED = 20  # of the order in which lengths come
 
 
 def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
@@ -31,22 +33,23 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     if len(streams) != 1:
         return None
     (region,) = streams
+    drawn = next(step for step in plan.steps if step.region == region.filter and step.leaves)
+    inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
+    syncs = {step.id for step in plan.steps if step.facts.syncs}
     courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
-        syncs = {step.id for step in plan.steps if step.facts.syncs}
-        inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
         update, sync = (
             _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
             for part in (seconds.keys() - syncs - inside, syncs)
         )
-        drawn = _drawn(pricing, region)
-        course = simulate_stream(_work(pricing, region, 1 - grade, seconds), update, sync)
-        others = busy(plan, seconds)[drawn.pool] - seconds[drawn.id]
+        course = simulate_stream(_work(pricing, region, drawn, 1 - grade, seconds), update, sync)
+        pools = busy(plan, seconds)
+        others = pools[drawn.pool] - seconds[drawn.id]
         courses.append(course)
         drawing.append(max(course.generating - others, 0.0))
         together.append(_chain(plan, seconds))
-        ahead.append(max(*busy(plan, seconds).values(), together[-1] / (region.keep + 1)))
+        ahead.append(max(*pools.values(), together[-1] / (region.keep + 1)))
     best, worst = courses
     assert plan.schedule.stream
     return StreamForecast(
@@ -69,26 +72,23 @@ def drawn_in_rounds(steps: Sequence[Step], told: StreamForecast) -> tuple[Step, 
     return tuple(replace(step, seconds=told.drawing) if step.leaves else step for step in steps)
 
 
-def _drawn(pricing: Pricing, region: Region) -> Step:
-    return next(step for step in pricing.plan.steps if step.region == region.filter and step.leaves)
-
-
 def _chain(plan: Plan, seconds: dict[int, float]) -> float:
     """Return the seconds of the steps of one iteration, by itself."""
     return period(simulate(steady(plan), seconds, 1), 1)
 
 
-def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float]) -> RegionWork:
+def _work(pricing: Pricing, region: Region, drawn: Step, grade: int, seconds: dict[int, float]) -> RegionWork:
     """Return the work of a region's rounds at one grade."""
-    plan, work, drawn = pricing.plan, pricing.work, _drawn(pricing, region)
+    plan, work = pricing.plan, pricing.work
     stream = plan.schedule.stream
     assert stream
     function = plan.functions[drawn.phase][drawn.node]
-    size, rates, graphs = pricing.generation(drawn, grade)
     lengths, rows = work.limited(function), region.rows / region.expected
     chunk = float(function.attributes.get("chunk") or lengths.longest)
     rounds = max(math.ceil(lengths.longest / chunk / ROUNDS), 1)  # that are simulated as one
     serve = pricing.serve(next(iter(drawn.models)))
+    # at servers samples stay in flight from round to round
+    gap = 0.0 if serving(serve).own_servers else pricing.calibrated("round", grade, ASSUMED.round.__getitem__)
     step = ASSUMED.step[grade]
     inside = [s for s in plan.steps if s.region == region.filter and not s.facts.collects and s is not drawn]
     each = {here: [0.0, 0.0] for here in (True, False)}
@@ -96,18 +96,33 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
         here = each[drawn.pool in occupied(other)]
         here[0] += rounds * min(step, seconds[other.id])
         here[1] += max(seconds[other.id] - step, 0.0) / rows
-    decode = partial(formulas.decode_step_seconds, size, rates, graphs=graphs)
-    read = partial(formulas.prefill_seconds, size, rates)
+    tokens = lengths.spread(round(rows))
+    Random(SEED).shuffle(tokens)
+    engines = [pricing.generation(drawn, one) for one in (WORST, BEST)]
+
+    def decode(samples: float, context: float) -> float:
+        def price(one: int) -> float:
+            size, rates, graphs = engines[one]
+            return formulas.decode_step_seconds(size, rates, samples, context, graphs)
+
+        return pricing.calibrated("generate", grade, price)
+
+    def read(samples: float, length: float) -> float:
+        def price(one: int) -> float:
+            return formulas.prefill_seconds(*engines[one][:2], samples, length)
+
+        return pricing.calibrated("generate", grade, price)
+
     return RegionWork(
         rules=Admission.of(region, stream),
-        lengths=lengths.spread(round(rows)),
+        lengths=tokens,
         prompt=work.prompt,
         chunk=chunk * rounds,
         servers=min(len(drawn.devices) // serve.tensor_parallel, region.begun // region.times or 1),
         slots=pricing.slots(drawn),
         decode=decode,
         read=read,
-        measured=(each[True][0] + rounds * step, each[True][1]),
+        measured=(each[True][0] + rounds * gap, each[True][1]),
         beside=(each[False][0], each[False][1]),
         kept=region.expected,
     )
