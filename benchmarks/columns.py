@@ -34,8 +34,8 @@ from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import RayCluster
 from rlgraph.runtime.demo import make
 from rlgraph.runtime.driver.driver import Driver
-from rlgraph.runtime.driver.segments import State, stretch
 from rlgraph.runtime.messages.tasks import Place
+from rlgraph.runtime.segments import State, stretch
 
 TARGET, TARGET_BYTES, WORKERS, ROWS, WARMUP = 1.3, 2**20, 4, 512, 8
 SIZES = {"int64": 8, "float32": 4, "boolean": 1}  # bytes a token

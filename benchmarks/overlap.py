@@ -21,8 +21,8 @@ import ray
 from rlgraph.planning.simulate import slot_steps
 from rlgraph.reports.plan_file import parse
 from rlgraph.runtime.demo import make
-from rlgraph.runtime.driver.segments import lead
 from rlgraph.runtime.run import run_graph
+from rlgraph.runtime.segments import lead
 
 TARGET = 0.65
 GRAPH = Path(__file__).parent / "overlap.yaml"

@@ -17,12 +17,13 @@ import os
 import statistics
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import ray
 
 from rlgraph.planning.admission import Admission
-from rlgraph.planning.stream_simulation import RegionWork, simulate_run
+from rlgraph.planning.stream_simulation import RegionWork, stream_course
 from rlgraph.reports.measured import between_rounds, read_metrics
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.demo import make
@@ -104,7 +105,8 @@ def simulated(tail: float, count: int, staleness: int, gap: float, sync: float) 
         measured=(gap, 0.0),
         beside=(JUDGE, 0.0),
     )
-    return statistics.mean(middle(simulate_run(rounds, TRAIN, sync, count)))
+    ends = [0.0, *stream_course(rounds, TRAIN, sync, count, last=count).syncs]
+    return statistics.mean(middle([end - start for start, end in pairwise(ends)]))
 
 
 def folder(name: str, tail: float) -> Path:
@@ -113,7 +115,7 @@ def folder(name: str, tail: float) -> Path:
 
 
 def measure(tail: float, count: int, name: str, schedule: str) -> tuple[float, float]:
-    """Return the median seconds of the iterations in the middle of a run, and the mean age of rows."""
+    """Return the mean seconds of the iterations in the middle of a run, and the mean age of rows."""
     model = f"models.policy.path={Path('demo_files/model').resolve()}"
     more = f"iterations: {count}" + ", " * (schedule != "{}")
     settings = [model, f"drawn.tail={tail}", f"schedule={{{more}{schedule[1:]}"]

@@ -59,19 +59,18 @@ def draw(
     done = [*(ctx.begun[0].tolist() if ctx.begun else []), *[0] * len(total)][: len(total)]
     left = [whole - part for whole, part in zip(total, done, strict=True)]
     budget = chunk if chunk and ctx.resumes else sum(left)
-    passed, running, queue = 0, {}, [i for i, rest in enumerate(left) if rest]
-    while passed < budget and (queue or running):
+    passed, running, queue, start = 0, {}, [i for i, rest in enumerate(left) if rest], time.monotonic()
+    while passed < budget and (queue or running) and not (passed and ctx.is_due()):
         while queue and len(running) < slots:
             place = queue.pop(0)
             running[place] = left[place]
-        step = min([*running.values(), budget - passed])
-        passed += step
+        passed += 1
+        time.sleep(max(start + passed * seconds - time.monotonic(), 0))
         for place in [*running]:
-            running[place] -= step
-            left[place] -= step
+            running[place] -= 1
+            left[place] -= 1
             if not running[place]:
                 del running[place]
-    time.sleep(passed * seconds)
     groups = [left[i * n : i * n + n] for i in range(len(known))]
     whole = [i for i, group in enumerate(groups) if not any(group)]
     if ctx.resumes:

@@ -23,9 +23,9 @@ from rlgraph.passes import PASSES
 from rlgraph.passes.lower import make_plan
 from rlgraph.passes.verify import verify
 from rlgraph.planning.auto_settings import embedded, fixed
-from rlgraph.planning.axis_sizes import with_axis_sizes
 from rlgraph.planning.device_groups import aligned, on_whole_hosts
-from rlgraph.planning.model_limits import suit_models
+from rlgraph.planning.lending import lend_asked
+from rlgraph.planning.model_limits import suit_models, with_axis_sizes
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.planning.shared_weights import share_weights
@@ -180,7 +180,7 @@ class Lowered:
         """Its plan; what only a cluster can settle is still ``auto``."""
         times, made_of = evaluation_times(self.tree), digest(self.tree, self.device)
         plan = share_weights(make_plan(self.train, self.evaluation, *times, made_of, self.device))
-        return pipeline(with_axis_sizes(plan))
+        return pipeline(with_axis_sizes(lend_asked(plan)))
 
 
 def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
@@ -210,7 +210,7 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
 
 def digest(tree: Tree, device: str = "cpu") -> str:
     """Return a digest of all that decides the numbers of a run: not its length, its number of devices, or
-    how many of them share a copy of a model or the tokens of a row, or what is on their hosts."""
+    how many of them share a copy of a model or the tokens of a row, which are lent, or what is on hosts."""
     decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
     for model in decisive.get("models", {}).values():
         model.pop("vocabulary", None)
@@ -222,6 +222,8 @@ def digest(tree: Tree, device: str = "cpu") -> str:
     for key in ("staleness", "stream"):
         if schedule and (ahead := schedule.get(key)):
             decisive[key] = ahead.plain()
+            if isinstance(decisive[key], dict):
+                decisive[key].pop("lend", None)
     if device != "cpu":
         decisive["device"] = device  # it settles data types and engines
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

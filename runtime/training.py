@@ -28,13 +28,14 @@ from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.metrics import beside, metrics, performance, times
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, gathering
-from rlgraph.runtime.driver.segments import State, lead, stretch
-from rlgraph.runtime.driver.skipped_steps import SkippedSteps
+from rlgraph.runtime.driver.stages import stages
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import STATE, RunDir
+from rlgraph.runtime.rundir.skipped_steps import SkippedSteps
 from rlgraph.runtime.rundir.watchdog import Watchdog
+from rlgraph.runtime.segments import State, lead, stretch
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.variables import referred, with_values
 
@@ -135,11 +136,15 @@ class TrainingRun:
                 self.progress.note(law)
             self._end_line()
             self._watch(values, end)
+            if sampled := self._is_due(self.plan.schedule.save_every, self.state.iteration):
+                self._samples(execution)
             self.line = Line(values, end)
             if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
                 self.line.evaluation = self._begin_evaluation()
             if not self.driver.flows or self.every_iteration or self.state.iteration >= self.total:
                 self._end_line()  # else training goes on meanwhile
+            if not sampled and self._is_due(self.plan.schedule.save_every, self.state.iteration):
+                self._samples(execution)  # the evaluation ends the run
             self._finish_save()  # it was written while the iteration ran
             if self.every_iteration or self._is_due(self.plan.schedule.save_every, self.state.iteration):
                 self._begin_save()
@@ -173,7 +178,8 @@ class TrainingRun:
         if not self.early.reached:
             self.early.add(values)
             if self.early.reached:
-                self.total = min(end, self.state.iteration + lead(self.plan))
+                now = self.state.iteration  # behind ``end`` where an evaluation overlapped training
+                self.total = max(now, min(end, now + lead(self.plan)))
                 self.progress.ends(self.early.reached)
 
     def _boundary(self) -> int:
@@ -191,7 +197,7 @@ class TrainingRun:
     def _kept(self, iteration: int) -> frozenset[str]:
         """Return the columns that an iteration, counted from 0, keeps for its samples file and its record."""
         kept = frozenset[str]()
-        if self._is_due(self.plan.schedule.save_every, iteration + 1):
+        if self.plan.schedule.stop or self._is_due(self.plan.schedule.save_every, iteration + 1):
             kept |= {*kept_columns.sample_columns(self.plan, "train")}
         if kept_columns.is_recorded(self.plan.schedule.record_every, iteration + 1):
             kept |= kept_columns.recorded_columns(self.plan)
@@ -217,13 +223,11 @@ class TrainingRun:
                 self.progress.note(note)
 
     def _measured(self, execution: Execution, since: float) -> dict[str, Any]:
-        """Return the metrics line of an iteration; its timeline and samples are written on the way."""
+        """Return the metrics line of an iteration; its timeline and record are written on the way."""
         ran = execution.ran
         self._note(report for item in ran for report in item.reports.values())
         sampled = self._is_due(self.plan.schedule.save_every, self.state.iteration)
         self.folder.timeline(ran, self.state.iteration, sampled)
-        if sampled:
-            self._samples(execution)
         if kept_columns.is_recorded(self.plan.schedule.record_every, self.state.iteration):
             self._record(execution)
         timed = {"time/step": time.time() - since, **times(self.plan, ran)}
@@ -231,6 +235,7 @@ class TrainingRun:
             "step": self.state.iteration,
             **metrics(ran),
             **execution.measured(),
+            **stages(execution),
             **timed,
         }
         return {**values, **performance(self.plan, ran, values)}

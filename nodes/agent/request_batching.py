@@ -56,11 +56,11 @@ class RequestBatcher:
 
         Where a round or new weights cut it, it goes on behind the tokens that there are.
         """
-        whole, longest = Generation((), (), "abort"), request.limits(self.sampling)[1]
+        whole, longest = Generation(), request.limits(self.sampling)[1]
         while True:
-            done, left = whole.tokens, longest - len(whole.tokens)
+            rest, left = request.behind(whole.tokens, self.sampling), longest - len(whole.tokens)
             limit = min(left, self.chunk or left)
-            rest = replace(request, prompt=(*request.prompt, *done), max_new_tokens=limit, drawn=len(done))
+            rest = replace(rest, max_new_tokens=limit)
             whole = extended(whole, await self._piece(asked, rest), self.engine, self.sampling.stop)
             is_cut = whole.finish == "abort" or (whole.finish == "length" and limit < left)
             if not is_cut or len(whole.tokens) >= longest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
@@ -79,7 +79,7 @@ def partial(
     keys and values of what it cut until the next round, or new weights: a chunk then costs what its tokens
     cost. Servers have it in flight between rounds too: ``chunk`` and ``enough`` say nothing there, but a
     round ends with the first group, or after a second, and no sample is aborted until new weights come or
-    the run gives it up.
+    the run gives it up. Any round ends where weights wait for it, or another device's is over.
 
     Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which count the tokens
     of a round alone, or those since a server was last asked for the sample; grammars, which each round would
@@ -110,7 +110,7 @@ def partial(
         rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}
     """
     ids = prompt.tolist()
-    samples = [*_begun(ctx), *[Generation((), (), "abort")] * (n * len(ids))][: n * len(ids)]
+    samples = [*_begun(ctx), *[Generation()] * (n * len(ids))][: n * len(ids)]
     stays &= ctx.resumes
     if not ctx.resumes:
         most, wanted = max_new_tokens, len(ids)
@@ -125,7 +125,7 @@ def partial(
         *(most, temperature, top_p, top_k, min_p, stop, stop_token_ids),
         *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
     )
-    _go_on(model, ids, samples, seeds, max_new_tokens, sampling, wanted, stays)
+    _go_on(model, ids, samples, seeds, max_new_tokens, sampling, wanted, stays, ctx.is_due)
     generated = sum(len(sample.tokens) for sample in samples) - before
     ctx.record("tokens/generated", generated, kind="sum", over="tokens")
     groups = [samples[i * n : i * n + n] for i in range(len(ids))]
@@ -144,6 +144,7 @@ def _go_on(
     sampling: Sampling,
     wanted: int,
     stays: bool,
+    is_due: Callable[[], bool],
 ) -> None:
     """Give every sample that has not ended more tokens, until so many groups have nothing that runs.
 
@@ -162,19 +163,22 @@ def _go_on(
                 whole = [*ids[first // n], *done]
                 requests.append(Request(whole, asked, max_new_tokens=limit, drawn=len(done)))
                 owners.append(group)
-    enough = _quorum(owners, n, wanted) if wanted < len(ids) else None
+    enough = _quorum(owners, n, wanted, is_due) if stays or wanted < len(ids) else None
     for group, answers in zip(owners, model.generate(requests, sampling, enough, stays), strict=True):
         for i, answer in zip(group, answers, strict=True):
             samples[i] = extended(samples[i], answer, model, sampling.stop)
 
 
-def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int) -> Enough:
-    """Return a test whether so many groups of ``n`` ended; ``owners`` are the samples of each request."""
+def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int, is_due: Callable[[], bool]) -> Enough:
+    """Return a test whether so many groups of ``n`` ended, or the round is due to.
+
+    ``owners`` are the samples of each request.
+    """
     running = Counter(i // n for samples in owners for i in samples)
 
     def enough(ended: Sequence[int]) -> bool:
         running.subtract(owners[request][0] // n for request in ended)
-        return sum(not count for count in running.values()) >= wanted
+        return is_due() or sum(not count for count in running.values()) >= wanted
 
     return enough
 

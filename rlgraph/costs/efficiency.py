@@ -49,6 +49,9 @@ class Efficiency:
     # Bytes per second of a GPU's memory that a server maps, or unmaps: 51.6 GiB have taken 1.5 s (facts), at
     # best a quarter of that (assumed).
     mapped: Range = (3.7e10, 1.5e11)
+    # Bytes of weights per second in which one thread finds what has changed: 0.95e9 was measured
+    # (benchmarks/results/2026-11-26.md), half and twice that are assumed.
+    changes: Range = (0.5e9, 2e9)
     # Columns travel through the host: copies, and Ray's object store (assumed), bytes per second.
     objects: Range = (0.5e9, 4e9)
     # Seconds per step of driver and worker; best measured, 1 to 2 ms (benchmarks/results/2026-11-20.md).

@@ -268,3 +268,8 @@ def sync_seconds(size: Size, rates: Rates, width: int = MASTER) -> float:
 def host_seconds(moved: float, rates: Rates) -> float:
     """Return the seconds in which bytes of a device go to its host's memory or back."""
     return moved / (rates.cluster.host_link * rates.efficiency.link[rates.grade])
+
+
+def changes_seconds(whole: float, rates: Rates) -> float:
+    """Return the seconds in which weights come to a host, changes are found, and weights go to a device."""
+    return 2 * host_seconds(whole, rates) + whole / rates.efficiency.changes[rates.grade]

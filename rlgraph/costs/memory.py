@@ -4,6 +4,8 @@ What an engine can put off the device is an ``Item``: the parameters and the opt
 weights of a serve engine. The counts follow the engines of ``runtime/``: float32 masters and AdamW averages
 in shards; what a micro-batch takes at its worst moment (``moments``); a serve engine with all weights on each
 device. Columns are small: left out.
+
+One file: what engines hold, what a step needs of it, and what it takes beside are one account.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from rlgraph.costs import limits, lora_size
@@ -88,6 +91,13 @@ class Footprint:
             share *= region.begun / region.rows
         return math.ceil(self.work.rows[samples.name] / samples.times * share) * samples.times
 
+    def share(self, step: Step, pool: str) -> float:
+        """Return the samples of a device of a pool that is lent to a step, over those of one of its own."""
+        if pool == step.pool:
+            return 1.0
+        own, more = len(step.devices), self.plan.pools[pool]
+        return own / (own + more)
+
     def slots(self, step: Step, times: float = 1.0) -> int:
         """Return the samples that an engine generates at a time, of so many times the expected rows."""
         serve = self.serve(next(iter(step.models)))
@@ -126,7 +136,7 @@ class Footprint:
                 if not model.frozen and not on_host:
                     averages = averages_on_device(part, model, devices)
                     sizes[Item(name, "train", "optimizer")] = averages * MASTER
-            if size and serve and serve.pool == pool and not serve.addresses:
+            if size and serve and self.plan.serves(name, pool) and not serve.addresses:
                 sizes |= {Item(name, "serve", part): held for part, held in served_parts(size, model)}
                 if serving(serve).own_servers:  # the cache is there while the server is awake
                     sizes[Item(name, "serve", "kv")] = cache_on_device(size, serve, WIDTH[serve.dtype])
@@ -147,7 +157,7 @@ class Footprint:
     def _needs(self, pool: str, step: Step) -> set[Item]:
         items: set[Item] = set()
         for name in () if step.facts.moves or step.joins else step.models:
-            if step.pool == pool and step.engine == "serve":
+            if step.engine == "serve" and (step.pool == pool or (step.leaves and pool in self.plan.lenders)):
                 parts = ("weights", "kv") if step.generates else ("weights",)
                 items |= {Item(name, "serve", part) for part in parts}
             if (step.facts.syncs and pool == (step.source or step.pool)) or step.engine == "train":
@@ -157,7 +167,11 @@ class Footprint:
         return items & self.items(pool).keys()
 
     def transient(self, pool: str, step: Step) -> Counter[str]:
-        """Return what a step needs on a pool beside what is resident."""
+        """Return what a step needs on a pool beside what is resident; of a collect on a pool that is lent
+        until then, what the rounds there do."""
+        if step.facts.collects and pool in self.plan.lenders:
+            lent = [other for other in self.plan.steps if other.leaves and other.region == step.region]
+            step = lent[0]
         if not step.models or step.facts.moves or step.joins:
             return Counter()
         model, size = self.model_of(step)
@@ -168,7 +182,7 @@ class Footprint:
             if model.serve.addresses:
                 return Counter()  # it is the servers' memory
             cut = self.plan.functions[step.phase][step.node].value("nucleus", 1.0) != 1.0
-            rows = self.slots(step, growth(self.plan, step, self.work))
+            rows = self.slots(step, growth(self.plan, step, self.work) * self.share(step, pool))
             return generating(size, model.serve, rows, self.work.most, cut)
         if step.copied:
             width, mesh = master(self.plan.models[step.copied]), mesh_of(self.plan, step.copied)
@@ -229,7 +243,7 @@ class Footprint:
         self, pool: str, steps: Iterable[Step], asked: Callable[[Step], bool] = lambda step: True
     ) -> Iterator[tuple[Step, Counter[str]]]:
         """Yield what a device of a pool holds in each step asked for, from between two iterations on."""
-        away = set(away_items(self.plan))
+        away = set(away_items(self.plan, pool))
         for step in self.on(pool, steps):
             moved = {Item(name, step.engine, part) for name in step.models for part in step.parts}
             if step.facts.moves == "back":
@@ -245,7 +259,7 @@ class Footprint:
         for pool in self.plan.pools:
             both = (self.in_order(), self.plan.eval_steps)
             moments = [(s.node, parts) for steps in both for s, parts in self.moments(pool, steps)]
-            held = self.resident(pool, set(away_items(self.plan)))
+            held = self.resident(pool, set(away_items(self.plan, pool)))
             name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
             ordered = {part: parts[part] for part in PARTS if parts[part]}
             peaks[pool] = Peak(sum(ordered.values()), most, name, ordered, free=most - self.cluster.usable)
@@ -262,11 +276,11 @@ LABELS = {
 }
 
 
-def away_items(plan: Plan) -> Iterator[Item]:
-    """Yield what is off its device between two iterations."""
-    for engine, parts in plan.away.items():
-        model, _, kind = engine.rpartition(".")
-        yield from (Item(model, kind, part) for part in parts)
+def away_items(plan: Plan, pool: str) -> Iterator[Item]:
+    """Yield what is off a pool's devices between two iterations."""
+    for model, engine in product(plan.models, ("train", "serve")):
+        parts = plan.away.get(plan.held(model, engine, pool), ())
+        yield from (Item(model, engine, part) for part in parts)
 
 
 def master(model: ModelPlan) -> int:

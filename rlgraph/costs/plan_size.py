@@ -3,14 +3,23 @@ experts of a mixture."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
+from itertools import pairwise
 
 from rlgraph.costs import limits
+from rlgraph.costs.efficiency import WIDTH
 from rlgraph.costs.model_size import Size, padded, size_of
 from rlgraph.engines.sglang_options import FP8_BLOCK
+from rlgraph.errors import GraphError
 from rlgraph.ir.plan import ModelPlan, ServePlan
 
 SCALE = 4  # bytes of the scale of a block of 8-bit weights
+# bytes that a sync of bfloat16 weights has to send at a learning rate, of all: the demo's GRPO, two optimizer
+# steps per iteration (benchmarks/results/2026-11-26.md)
+SENT = ((1e-6, 0.042), (3e-6, 0.103), (1e-5, 0.258), (2e-4, 0.997))
 
 
 def planned_size(model: ModelPlan) -> Size:
@@ -21,6 +30,31 @@ def planned_size(model: ModelPlan) -> Size:
     """
     size = size_of(model.path, model.head, model.config)
     return with_experts_divided(size, model.train.expert_parallel) if model.train else size
+
+
+def attention_share(models: Mapping[str, ModelPlan]) -> float:
+    """Return the ``Size.attention_share`` by which rows are balanced: that of the largest model that trains
+    or scores; 0, so that tokens alone count, where the size of none is known."""
+    sizes: list[Size] = []
+    for model in models.values():
+        with suppress(GraphError):
+            sizes += [planned_size(model)] if model.train else []
+    return max(sizes, key=lambda size: size.multiplied).attention_share if sizes else 0.0
+
+
+def sent_share(model: ModelPlan) -> float:
+    """Return the share of its weights' bytes that an iteration changes, with the places of what changed.
+
+    It goes by the learning rate, as measured, beside and between the measured ones by its logarithm. Weights
+    that are served in float32 change all.
+    """
+    assert model.serve
+    if WIDTH[model.serve.dtype] > 2 or not model.optimizer:
+        return 1.0
+    for (low, few), (high, many) in pairwise(SENT):
+        if model.optimizer.lr <= high:
+            return few * math.exp(math.log(many / few) * math.log(model.optimizer.lr / low, high / low))
+    return 1.0
 
 
 @lru_cache(maxsize=256)

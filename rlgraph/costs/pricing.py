@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -16,12 +15,12 @@ from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import adapter_sizes, served_alone, trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size
-from rlgraph.costs.plan_size import part_of, planned_size
+from rlgraph.costs.plan_size import part_of, planned_size, sent_share
 from rlgraph.costs.workload import row_work
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh, devices_of, mesh_of
-from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, Step, TrainPlan
+from rlgraph.ir.plan import ColumnPlan, Plan, Step, TrainPlan
 from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import DOMAINS, LISTED
 from rlgraph.units import middle
@@ -46,16 +45,6 @@ def sizes_of(plan: Plan) -> dict[str, Size]:
     if problems:
         raise GraphError(dict.fromkeys(problems))
     return sizes
-
-
-def attention_share(models: Mapping[str, ModelPlan]) -> float:
-    """Return the ``Size.attention_share`` by which rows are balanced: that of the largest model that trains
-    or scores; 0, so that tokens alone count, where the size of none is known."""
-    sizes: list[Size] = []
-    for model in models.values():
-        with suppress(GraphError):
-            sizes += [planned_size(model)] if model.train else []
-    return max(sizes, key=lambda size: size.multiplied).attention_share if sizes else 0.0
 
 
 @dataclass(frozen=True)
@@ -208,7 +197,12 @@ class Pricing(Footprint):
         files = 2 * formulas.host_seconds(whole, rates) if step.path == "disk" else 0.0
         if step.source:
             both = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1, tensor=1)
-            seconds += files or both.traded(whole)
+            way = files or both.traded(whole)
+            if model.serve.sync == "delta":
+                share = sent_share(model)
+                way = share * way + formulas.changes_seconds(whole, rates)
+                whole = round(share * whole)
+            seconds += way
             moved = max(moved, whole)
         if model.serve.addresses:  # the plan takes them to be on other hosts
             seconds += files or whole / (self.cluster.inter_link * rates.efficiency.link[grade])

@@ -1,4 +1,7 @@
-"""The plan: what will run, step by step. Data, and JSON for tools."""
+"""The plan: what will run, step by step. Data, and JSON for tools.
+
+One file: the records of one JSON document.
+"""
 
 from __future__ import annotations
 
@@ -250,6 +253,23 @@ class Plan:
     def needs(self) -> Mapping[str, nx.DiGraph[int]]:
         """Return phase -> which of its steps needs which, by number (see ``dependencies``)."""
         return {phase: dependencies({s.id: s for s in steps}) for phase, steps in self.phases.items()}
+
+    @cached_property
+    def lenders(self) -> Mapping[str, Step]:
+        """Return pool -> the step that lends it to generation on another pool."""
+        return {step.pool: step for step in self.steps if step.facts.lends}
+
+    def serves(self, model: str, pool: str) -> bool:
+        """Return whether a pool holds an engine that generates with a model."""
+        serve = self.models[model].serve
+        return bool(serve and serve.pool == pool) or self._lends(pool, model)
+
+    def held(self, model: str, engine: str, pool: str) -> str:
+        """Return the name in ``away`` of an engine of a model on a pool."""
+        return f"{model}.{engine}" + f" on {pool}" * (engine == "serve" and self._lends(pool, model))
+
+    def _lends(self, pool: str, model: str) -> bool:
+        return pool in self.lenders and model in self.lenders[pool].models
 
     def updates(self, model: str) -> list[Step]:
         """Return the training steps that write a next version of a model, one after the other."""

@@ -34,6 +34,7 @@ class Facts:
         at_filter: whether it runs on the pool of the filter that it waits for.
         moves: whether it moves parts of an engine ``off`` the device or ``back``.
         syncs: whether it hands weights of a train engine to a serve engine.
+        lends: whether that is one that its pool holds to draw rows with while it waits for others.
         collects: whether it ends a region, once an iteration, with rows of all the region's rounds.
         merges: whether it makes a column of several, each of which has some of its rows.
         keeps_types: whether each column that it writes has the type of the one that it reads.
@@ -49,6 +50,7 @@ class Facts:
     at_filter: bool = False
     moves: Literal["", "off", "back"] = ""
     syncs: bool = False
+    lends: bool = False
     collects: bool = False
     merges: bool = False
     keeps_types: bool = False
@@ -106,6 +108,17 @@ class Kind(StrEnum):
             rate="sync",
             engines=("train", "serve"),
             syncs=True,
+        ),
+    )
+    LEND = (
+        "lend",
+        Facts(
+            "lend {where} to generation with {models}, while it waits for rows",
+            work="weights",
+            rate="sync",
+            engines=("train", "serve"),
+            syncs=True,
+            lends=True,
         ),
     )
     LOAD = "load", _move("load", "train", "back", "to")

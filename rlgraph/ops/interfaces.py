@@ -12,7 +12,7 @@ One file: whoever writes an op finds here all that one may be given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlgraph.ops.metric import Metric, add_up
@@ -70,10 +70,15 @@ class Request:
         most = min(self.max_new_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
         return max(min(sampling.min_new_tokens - self.drawn, most), 0), most
 
+    def behind(self, tokens: Sequence[int], sampling: Sampling) -> Request:
+        """Return the request that goes on behind new tokens of its sample, which are fewer than its limit."""
+        rest, drawn = self.limits(sampling)[1] - len(tokens), self.drawn + len(tokens)
+        return replace(self, prompt=(*self.prompt, *tokens), max_new_tokens=rest, drawn=drawn)
+
 
 @dataclass(frozen=True)
 class Generation:
-    """One continuation: the new token ids, the end token among them, and a log-prob for each.
+    """One continuation: the new token ids, the end token among them, and a log-prob for each; none at first.
 
     ``finish`` is ``stop`` (an end token did), ``text`` (a text of ``Sampling.stop`` did, which is whole in
     it), ``length`` (the limit did) or ``abort`` (it was ended from outside). ``versions`` are those of the
@@ -82,9 +87,9 @@ class Generation:
     engine has routed none, as for the last token.
     """
 
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    finish: str
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    finish: str = "abort"
     versions: Sequence[int] = ()
     routing: Any = None
 
@@ -99,7 +104,8 @@ class Generation:
         return Generation(tokens, logprobs, by.finish, [*self.versions, *by.versions])
 
 
-Enough = Callable[[Sequence[int]], bool]  # takes requests whose samples ended; returns whether to stop
+# takes the requests whose samples have ended since, none of them too; returns whether to stop
+Enough = Callable[[Sequence[int]], bool]
 
 
 class Tokenizer(Protocol):
@@ -133,8 +139,8 @@ class ServeEngine(Protocol):
     ) -> list[list[Generation]]:
         """Continue each request's prompt once for each of its seeds; the order is that of the requests.
 
-        ``enough`` is told whenever samples have ended: the place of each one's request. Once it says so the
-        others are aborted, and come back as far as they are.
+        ``enough`` is told whenever samples have ended, the place of each one's request, and asked every few
+        milliseconds. Once it says so the others are aborted, and come back as far as they are.
 
         With ``stays`` the engine goes on with what has not ended where the next such call does: a request for
         exactly its tokens takes the sample up. What that call does not ask for is given up. One that
@@ -257,6 +263,7 @@ class Context:
     session: dict[str, Session] = field(default_factory=dict)  # of the node, on this worker
     resumes: bool = False  # whether unfinished rows are taken up again
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
+    is_due: Callable[[], bool] = lambda: False  # whether to leave what is unfinished now: others wait
     left: Sequence[Any] = ()
     whole: Any = None
     spans: Sequence[tuple[str, str, float, float]] = ()  # lane, name, start, end of parts, since the epoch

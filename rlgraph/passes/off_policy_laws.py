@@ -190,10 +190,20 @@ def _corrected_twice(graph: Graph, node: Node, why: str) -> Problem | None:
 def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
     """Return what makes a loss with a ratio legal on rows of an older version."""
     ratio = f"set: {{{node.name}.in.old_logprobs: {_measured(rollout)}}}"
-    decoupled = f"replace: {{{node.name}.loss: {{kind: decoupled_ppo}}}}"
+    decoupled = f"replace: {{{node.name}.loss: {{kind: decoupled_ppo, cap: 2.0}}}}"
     if _measured(rollout) != "rollout_logprobs":
         decoupled += f", set: {{{node.name}.in.rollout_logprobs: {_measured(rollout)}}}"
-    return f"{ratio}, or {_weights(graph, node, rollout)}, or {decoupled}"
+    edits = [ratio, _weights(graph, node, rollout), decoupled]
+    return ", or ".join(reversed(edits) if clips_around_older(node, rollout) else edits)
+
+
+def clips_around_older(node: Node, rollout: Node, by: int = 1) -> bool:
+    """Return whether a ratio to what sampled a node's rows is clipped, and that is so many updates older.
+
+    It is then clipped for what the updates since have changed: see docs/streaming.md.
+    """
+    stale = rollout.model == node.model and _version(node) - _version(rollout) >= by
+    return stale and any(hook.op.name == "ppo_clip" for hook in node.hooks.values())
 
 
 def _weights(graph: Graph, node: Node, rollout: Node) -> str:

@@ -99,6 +99,23 @@ class Admission:
         others = arrange([place for place in range(len(begun)) if place not in here])
         return sorted([*first, *others[: self.rows - len(first)]])
 
+    def is_coming(
+        self,
+        iteration: int,
+        begun: Sequence[int],
+        prompts: Sequence[int],
+        unused: Mapping[int, int],
+        measured: Sequence[int],
+    ) -> bool:
+        """Return whether an iteration has its rows once those of the groups that are ``measured`` are there.
+
+        The other arguments are as of ``chosen``.
+        """
+        rows = [number for number in measured if number in unused for _ in range(self.group)]
+        drawn = {number: v for number, v in unused.items() if number not in {*measured}}
+        here = [*begun, *(unused[number] for number in rows)]
+        return self.chosen(iteration, here, [*prompts, *rows], drawn) is not None
+
     def _first(
         self, iteration: int, begun: Sequence[int], unused: Counter[int], arrange: Arrange
     ) -> list[int] | None:

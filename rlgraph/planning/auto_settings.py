@@ -8,11 +8,12 @@ By what a device is, when the graph is bound:
 
 By what the cluster holds, in this order:
 
+    serve.sync          delta, if a sync to another pool is then predicted to be shorter
     train.recompute     off, unless the plan fits only with it
     serve.cache_tokens  what is free while the engine generates. Where samples would have to wait, everything
                       else may leave the device meanwhile, if an iteration is then predicted to be shorter
 
-Without a cluster memory is not planned, and fixed values take the place of the latter two.
+Without a cluster memory is not planned, and fixed values take the place of these.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlgraph.costs.lora_size import served_alone
 from rlgraph.costs.memory import Footprint, Item
+from rlgraph.costs.plan_size import sent_share
 from rlgraph.costs.pricing import Pricing
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING
 from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.syntax.source import Tree
+from rlgraph.units import seconds_text
 
 PAGE = 1024  # a cache that is sized by what is free has a multiple of so many tokens
 Laid = tuple[Pricing, Plan]  # the first has the moves of engines that it needs, the plan has none
@@ -54,7 +58,33 @@ def as_planned(tree: Tree, plan: Plan) -> Tree:
 
 def fixed(plan: Plan) -> Plan:
     """Return the plan with fixed values for what is ``auto``: its memory is not planned."""
+    plan = with_settings(plan, "serve", {name: {"sync": "full"} for name in _open_syncs(plan)})
     return _recomputing(_cached(plan, {name: SERVING[engine].cached for name, engine in _autos(plan)}), False)
+
+
+def synced(pricing: Pricing) -> Plan:
+    """Return the plan with every ``serve.sync: auto`` settled by its prices, and what they are."""
+    plan, seconds = pricing.plan, dict[str, dict[str, float]]()
+    syncs = {name: s for s in plan.steps if s.facts.syncs and s.source for name in s.models}
+    for name in _open_syncs(plan):
+        step, seconds[name] = syncs.get(name), {"full": 0.0}
+        model = plan.models[name]
+        if step and model.serve and not model.serve.addresses and not served_alone(model):
+            ways = {way: with_settings(plan, "serve", {name: {"sync": way}}) for way in ("full", "delta")}
+            seconds[name] = {way: replace(pricing, plan=one).middle(step) for way, one in ways.items()}
+    chosen = {name: min(took, key=lambda way: took[way]) for name, took in seconds.items()}
+    plan = with_settings(plan, "serve", {name: {"sync": way} for name, way in chosen.items()})
+    notes = [
+        f"a sync of `{name}` sends what has changed, about {sent_share(plan.models[name]):.0%} of its bytes: "
+        f"{seconds_text(took['delta'])} are predicted in place of {seconds_text(took['full'])} (serve.sync)"
+        for name, took in seconds.items()
+        if chosen[name] == "delta"
+    ]
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _open_syncs(plan: Plan) -> list[str]:
+    return [name for name, model in plan.models.items() if model.serve and model.serve.sync == "auto"]
 
 
 def settle(

@@ -63,8 +63,8 @@ def reside(footprint: Footprint) -> Plan:
     order = footprint.in_order()
     plan, gaps = _taken(footprint, order, _over_iterations)
     away: dict[str, tuple[str, ...]] = {}
-    for gap in [gap for of_pool in gaps.values() for gap in of_pool if gap.around]:
-        engine = f"{gap.item.model}.{gap.item.engine}"
+    for pool, gap in [(pool, gap) for pool, of_pool in gaps.items() for gap in of_pool if gap.around]:
+        engine = plan.held(gap.item.model, gap.item.engine, pool)
         away[engine] = (*away.get(engine, ()), gap.item.part)
     if around := _moves(footprint, order, gaps):
         steps, slot = surrounded(plan.steps, around), surrounded(order, around)
@@ -110,7 +110,7 @@ def _evaluated(footprint: Footprint) -> Plan:
 
 
 def _in_evaluation(footprint: Footprint, pool: str, steps: Sequence[Step]) -> Gaps:
-    away, gaps, anyway = {*away_items(footprint.plan)}, list[Gap](), list[Gap]()
+    away, gaps, anyway = {*away_items(footprint.plan, pool)}, list[Gap](), list[Gap]()
     for item, size in footprint.items(pool).items():
         uses = _uses(footprint, pool, item, steps)
         for left, right in zip((-1, *uses), (*uses, len(steps)), strict=True):

@@ -15,10 +15,11 @@ from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import GraphError, fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
-from rlgraph.planning.auto_settings import in_flight, settle
+from rlgraph.planning.auto_settings import in_flight, settle, synced
 from rlgraph.planning.device_groups import inside_hosts
 from rlgraph.planning.headline import headline
 from rlgraph.planning.host_memory import fits, held_bytes, hosts_hold, kept_on_host
+from rlgraph.planning.lending import lend_where_it_pays
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.remedies import refuse
@@ -66,7 +67,8 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
         GraphError: a model of unknown size, a pool larger than the cluster, or a plan that does not fit, with
             where its memory goes and the changes that would make it fit.
     """
-    pricing, before = laid_out(plan, scenario)
+    alone = laid_out(plan, scenario)
+    pricing, before = lend_where_it_pays(plan, alone, lambda one: laid_out(one, scenario), _predicted)
     peak = {pool: replace(one, host=+kept_on_host(pricing, pool)) for pool, one in pricing.peaks().items()}
     if must_fit and not all(pool.fits for pool in peak.values()):
         raise refuse(pricing, before, lambda changed: _seconds(plan, changed, scenario))
@@ -90,8 +92,9 @@ def _seconds(plan: Plan, changed: Plan, scenario: Scenario) -> tuple[float, floa
     models = {}
     for name, model in changed.models.items():
         before, train, serve = plan.models[name], model.train, model.serve
-        if before.serve and serve and before.serve.cache_tokens == "auto":
-            serve = serve.model_copy(update={"cache_tokens": "auto"})
+        if before.serve and serve:
+            opened = {key: "auto" for key in ("cache_tokens", "sync") if getattr(before.serve, key) == "auto"}
+            serve = serve.model_copy(update=opened)
         if before.train and train and before.train.recompute == "auto" and not train.activation_offload:
             train = train.model_copy(update={"recompute": "auto"})
         models[name] = replace(model, train=train, serve=serve)
@@ -101,7 +104,7 @@ def _seconds(plan: Plan, changed: Plan, scenario: Scenario) -> tuple[float, floa
         pricing, _ = laid_out(replace(changed, models=models), replace(scenario, cluster=cluster))
     except GraphError:  # as a group of devices that would reach over two hosts
         return None
-    return prediction(pricing, [*map(pricing.priced, pricing.plan.steps)]).seconds if fits(pricing) else None
+    return _predicted(pricing).seconds if fits(pricing) else None
 
 
 def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
@@ -117,6 +120,8 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
         raise fail("pool-size", f"{', '.join(large)}; {cluster.cluster} has {cluster.total}", None)
     work = scenario.work(plan)
     pricing = Pricing(plan, cluster, work, sizes_of(plan), scenario.calibration)
+    plan = synced(pricing)
+    pricing = replace(pricing, plan=plan)
     _holds_a_sample(plan, work)
 
     def lay(settled: Plan) -> tuple[Pricing, Plan]:
@@ -126,9 +131,13 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
         return replace(laid, plan=reside(laid)), before
 
     def seconds(laid: Pricing) -> float:
-        return math.prod(prediction(laid, [*map(laid.priced, laid.plan.steps)]).seconds)
+        return math.prod(_predicted(laid).seconds)
 
     return settle(plan, work.most, lay, fits, seconds)
+
+
+def _predicted(pricing: Pricing) -> Prediction:
+    return prediction(pricing, [*map(pricing.priced, pricing.plan.steps)])
 
 
 def _holds_a_sample(plan: Plan, work: Workload) -> None:

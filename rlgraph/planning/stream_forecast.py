@@ -19,7 +19,13 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import StreamForecast
 from rlgraph.planning.admission import Admission
 from rlgraph.planning.simulate import busy, occupied, period, simulate, steady, weighed
-from rlgraph.planning.stream_simulation import RegionWork, SteadyState, simulate_stream
+from rlgraph.planning.stream_simulation import (
+    RegionWork,
+    SteadyState,
+    StreamCourse,
+    simulate_stream,
+    stream_course,
+)
 
 ROUNDS = 96  # of the longest sample, at most: finer chunks are simulated several together
 SEED = 20  # of the order in which lengths come
@@ -27,29 +33,21 @@ SEED = 20  # of the order in which lengths come
 
 def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     """Return what streaming comes to with these priced steps; None where no region streams, or several do."""
-    plan = pricing.plan
-    drawing_in = {step.region for step in plan.steps if step.leaves}
-    streams = [region for name, region in plan.regions.items() if region.streams and name in drawing_in]
-    if len(streams) != 1:
+    plan, region = pricing.plan, _streaming(pricing.plan)
+    if region is None:
         return None
-    (region,) = streams
-    drawn = next(step for step in plan.steps if step.region == region.filter and step.leaves)
-    inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
-    syncs = {step.id for step in plan.steps if step.facts.syncs}
     courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
+    drawn = _drawn(pricing, region)
+    lending = {step.id for step in plan.steps if step.pool in plan.lenders and step.engine == "serve"}
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
-        update, sync = (
-            _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
-            for part in (seconds.keys() - syncs - inside, syncs)
-        )
-        course = simulate_stream(_work(pricing, region, drawn, 1 - grade, seconds), update, sync)
-        pools = busy(plan, seconds)
-        others = pools[drawn.pool] - seconds[drawn.id]
+        course = simulate_stream(*_simulated(pricing, region, 1 - grade, seconds))
+        others = busy(plan, seconds)[drawn.pool] - seconds[drawn.id]
         courses.append(course)
         drawing.append(max(course.generating - others, 0.0))
-        together.append(_chain(plan, seconds))
-        ahead.append(max(*pools.values(), together[-1] / (region.keep + 1)))
+        alone = {n: took * (n not in lending) for n, took in seconds.items()}
+        together.append(_chain(plan, alone))
+        ahead.append(max(*busy(plan, alone).values(), together[-1] / (region.keep + 1)))
     best, worst = courses
     assert plan.schedule.stream
     return StreamForecast(
@@ -67,9 +65,29 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     )
 
 
+def predicted_course(pricing: Pricing, iterations: int) -> StreamCourse | None:
+    """Return what becomes of the groups of the first iterations at best rates; None as of ``forecast``."""
+    plan, region = pricing.plan, _streaming(pricing.plan)
+    if region is None:
+        return None
+    seconds = weighed(plan, {step.id: step.seconds[0] for step in plan.steps if step.seconds})
+    return stream_course(*_simulated(pricing, region, BEST, seconds), iterations)
+
+
+def _streaming(plan: Plan) -> Region | None:
+    """Return the region that streams; None where none does, or several do."""
+    drawing_in = {step.region for step in plan.steps if step.leaves}
+    streams = [region for name, region in plan.regions.items() if region.streams and name in drawing_in]
+    return streams[0] if len(streams) == 1 else None
+
+
 def drawn_in_rounds(steps: Sequence[Step], told: StreamForecast) -> tuple[Step, ...]:
     """Return the steps, of those that draw rows the seconds of an iteration's rounds."""
     return tuple(replace(step, seconds=told.drawing) if step.leaves else step for step in steps)
+
+
+def _drawn(pricing: Pricing, region: Region) -> Step:
+    return next(step for step in pricing.plan.steps if step.region == region.filter and step.leaves)
 
 
 def _chain(plan: Plan, seconds: dict[int, float]) -> float:
@@ -77,9 +95,23 @@ def _chain(plan: Plan, seconds: dict[int, float]) -> float:
     return period(simulate(steady(plan), seconds, 1), 1)
 
 
-def _work(pricing: Pricing, region: Region, drawn: Step, grade: int, seconds: dict[int, float]) -> RegionWork:
+def _simulated(
+    pricing: Pricing, region: Region, grade: int, seconds: dict[int, float]
+) -> tuple[RegionWork, float, float]:
+    """Return the work of a region's rounds at one grade, and the seconds of an update and of a sync."""
+    plan = pricing.plan
+    syncs = {step.id for step in plan.steps if step.facts.syncs and not step.facts.lends}
+    inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
+    update, sync = (
+        _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
+        for part in (seconds.keys() - syncs - inside, syncs)
+    )
+    return _work(pricing, region, grade, seconds), update, sync
+
+
+def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float]) -> RegionWork:
     """Return the work of a region's rounds at one grade."""
-    plan, work = pricing.plan, pricing.work
+    plan, work, drawn = pricing.plan, pricing.work, _drawn(pricing, region)
     stream = plan.schedule.stream
     assert stream
     function = plan.functions[drawn.phase][drawn.node]
@@ -125,4 +157,5 @@ def _work(pricing: Pricing, region: Region, drawn: Step, grade: int, seconds: di
         measured=(each[True][0] + rounds * gap, each[True][1]),
         beside=(each[False][0], each[False][1]),
         kept=region.expected,
+        lent=sum(plan.pools[pool] for pool in plan.lenders) // serve.tensor_parallel,
     )

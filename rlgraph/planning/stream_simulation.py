@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 
 from rlgraph.planning.admission import Admission, Stock
 from rlgraph.planning.simulate import BrokenPlanError
@@ -38,6 +38,7 @@ class RegionWork:
     measured: tuple[float, float]  # seconds on the pool: of a round, of a row that has finished
     beside: tuple[float, float]  # elsewhere: until a round's rows are there, and of each row
     kept: float = 1.0  # the share of groups that the filter keeps
+    lent: int = 0  # servers of the pool that trains, in rounds that begin while it waits for rows
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,16 @@ class SteadyState:
     fill: float  # seconds that the first iterations take beyond as many in the steady state
 
 
+@dataclass(frozen=True)
+class StreamCourse:
+    """Some iterations of a region, in seconds."""
+
+    # prompt -> the iteration of the weights that it was begun with, when it was begun, drawn and used, so far
+    groups: Mapping[int, Sequence[float]]
+    syncs: Sequence[float]  # when each was done
+    update: float  # from when an iteration has its rows to when its update is done
+
+
 class _Rounds:
     """The samples of a region that are drawn, and the seconds of its rounds."""
 
@@ -65,10 +76,13 @@ class _Rounds:
         self.live, self.held = 0, 0.0  # samples that are drawn, and the tokens that they have
         self.first: dict[int, int] = {}  # group -> its first round
         self.fresh, self.credit = True, 0.0  # whether weights have changed since; groups that may be kept
+        self.servers = work.servers
 
-    def begin(self) -> tuple[float, list[int]] | None:
-        """Begin a round; return its seconds and the groups that finish in it, or None: there is nothing."""
-        new, work = self.stock.begin(self.last), self.work
+    def begin(self, lent: bool = False) -> tuple[float, list[int]] | None:
+        """Begin a round, on the pool that is lent too or not; return its seconds and the groups that finish
+        in it, or None: there is nothing."""
+        new, work, before = self.stock.begin(self.last), self.work, self.servers
+        self.servers = work.servers + work.lent * lent
         for number in new:
             mine = self.samples[number] = [*islice(self.lengths, work.rules.group)]
             self.first[number] = self.round
@@ -79,9 +93,12 @@ class _Rounds:
         self.live += len(new) * work.rules.group
         if not self.live:
             return None
-        seconds = work.read(len(new) / work.servers, work.prompt)
+        seconds = work.read(len(new) / self.servers, work.prompt)
         if old and self.fresh:  # what samples have is read again with new weights
-            seconds += work.read(old / work.servers, work.prompt + self.held / old)
+            seconds += work.read(old / self.servers, work.prompt + self.held / old)
+        elif old and self.servers != before:  # or by the pool to which they go
+            moved = old * work.lent / (work.servers + work.lent)
+            seconds += work.read(moved / (work.lent if lent else work.servers), work.prompt + self.held / old)
         self.fresh = False
         return seconds + self._drawn(), self._ended()
 
@@ -100,7 +117,7 @@ class _Rounds:
         longest, tokens = (work.chunk if full else max(rest)), full * work.chunk + sum(rest)
         each = tokens / self.live
         context = work.prompt + self.held / self.live + each / 2
-        samples = self.live / work.servers
+        samples = self.live / self.servers
         last = min(samples, work.slots)
         waits = (samples - last) * each / last * work.decode(last, context) if samples > last else 0.0
         self.held += tokens
@@ -171,11 +188,14 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
     )
 
 
-def simulate_run(work: RegionWork, update: float, sync: float, iterations: int) -> list[float]:
-    """Return the seconds of each iteration of a run, in which pools fill at first and drain at last."""
-    run = _BothPools(work, update, sync, iterations)
+def stream_course(
+    work: RegionWork, update: float, sync: float, iterations: int, last: float = math.inf
+) -> StreamCourse:
+    """Return what becomes of each group in the first iterations, of a run of ``last``; other arguments are
+    those of ``simulate_stream``."""
+    run = _BothPools(work, update, sync, last)
     run.until(iterations)
-    return [end - start for start, end in pairwise(run.ends)]
+    return StreamCourse(run.groups, run.ends[1:], update)
 
 
 class _BothPools:
@@ -190,6 +210,7 @@ class _BothPools:
         self.arrivals: list[tuple[float, list[int]]] = []
         self.ends, self.busy = [0.0], 0.0  # of syncs; seconds of the pool that generates
         self.ages, self.most = list[int](), 0
+        self.groups: dict[int, list[float]] = {}  # as of ``StreamCourse``
 
     def until(self, syncs: int) -> None:
         """Go on until so many syncs are done."""
@@ -224,15 +245,31 @@ class _BothPools:
                 self.trained, self.is_due = self.time + self.update, True
                 self.rounds.drop_old()
                 self.ages += [self.stock.given - 1 - begun for _, begun in taken]
+                for number in {number for number, _ in taken}:
+                    self.groups[number].append(self.time)
 
     def _draw(self) -> None:
-        """Begin a round, if anything is begun; its rows are measured one after the other."""
-        if (begun := self.rounds.begin()) is None:
+        """Begin a round, if anything is begun; its rows are measured one after the other.
+
+        A pool that is lent to it is given back at its end.
+        """
+        first = self.stock.position
+        lent = bool(self.work.lent) and not self.is_due and self.trained <= self.time
+        if lent:  # unless its rows are measured already
+            measured = [number for _, groups in self.arrivals for number in groups]
+            known = self.stock.given, self.stock.begun, self.stock.prompts, self.stock.unused
+            lent = not self.work.rules.is_coming(*known, measured)
+        if (begun := self.rounds.begin(lent)) is None:
             return
+        for number in range(first, self.stock.position):
+            self.groups[number] = [self.stock.now, self.time]
         seconds, finished = begun
         rows = len(finished) * self.work.rules.group
         seconds += self.work.measured[0] + self.work.measured[1] * rows
         self.drawn, self.busy = self.time + seconds, self.busy + seconds
+        self.trained = self.drawn if lent else self.trained
+        for number in finished:
+            self.groups[number].append(self.drawn)
         if finished:
             self.measured = max(self.measured, self.drawn) + self.work.beside[1] * rows
             self.arrivals.append((self.measured + self.work.beside[0], finished))

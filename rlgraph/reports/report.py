@@ -23,6 +23,7 @@ from rlgraph.printing.alarm import alarm_text
 from rlgraph.printing.headline import LABEL, headline
 from rlgraph.reports.measured import MetricsLine, Priced, counted, objects, read_metrics, response_tokens
 from rlgraph.reports.plan_file import load
+from rlgraph.reports.stages import Stage, bottleneck, stages
 from rlgraph.reports.whatif import LEAST, Outlook, outlook
 from rlgraph.units import middle, range_text, seconds_text, size_text
 
@@ -84,6 +85,8 @@ class RunReport:
     critical_path: tuple[CriticalStep, ...]
     idle: Mapping[str, float]  # pool -> the share of an iteration in which none of its steps runs
     memory: tuple[Memory, ...]
+    stages: tuple[Stage, ...]  # of a region that streams
+    bottleneck: str  # the one that decides, in a sentence
     outlook: Outlook | None
     why_none: str  # reason if there is no outlook
 
@@ -125,6 +128,7 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
             changes = outlook(Priced.of(run_dir, cluster, prompt_tokens), timed)
         except RlgraphError as error:
             why = str(error).splitlines()[0]
+    told = stages(plan, timed) if plan else {}
     of_steps = {step.id: seconds.get(step.node, 0.0) for step in plan.steps} if plan else {}
     took = busy(plan, of_steps) if plan and whole else {}
     chain = critical_path(plan, of_steps) if plan and timed else []
@@ -151,6 +155,8 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         critical_path=tuple(chain),
         idle={pool: max(1 - work / whole.measured, 0.0) for pool, work in took.items()} if whole else {},
         memory=tuple(_memory(plan, lines)),
+        stages=tuple(told.values()),
+        bottleneck=bottleneck(plan, told) if plan else "",
         outlook=changes,
         why_none="" if changes else why,
     )
@@ -211,6 +217,8 @@ def report_text(report: RunReport, width: int = 100) -> str:
         for words in _against(report) if report.cluster else ():
             console.print(words, soft_wrap=True)
         console.print(_table(report))
+        if report.stages:
+            console.print("", _stage_table(report.stages), report.bottleneck, sep="\n", soft_wrap=True)
         for words in (*_where(report), *_helps(report)):
             console.print(words, soft_wrap=True)
     return console.export_text()
@@ -234,6 +242,14 @@ def _table(report: RunReport) -> Table:
             share = f"{100 * row.share:.1f} %" if row is not report.iteration else ""
             beside = (range_text(row.predicted), f"{row.ratio:.3g}") if row.predicted else ()
             table.add_row(row.step, f"{1e3 * row.measured:.1f}", share, *beside)
+    return table
+
+
+def _stage_table(told: Sequence[Stage]) -> Table:
+    table = Table("stage of the stream", "busy", "starved", "held back", box=None, header_style="bold")
+    for stage in told:
+        spent = (stage.busy, stage.starved, stage.held)
+        table.add_row(stage.about, *(f"{seconds_text(took)}, {stage.share(took)}" for took in spent))
     return table
 
 

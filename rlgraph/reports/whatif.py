@@ -33,9 +33,7 @@ from rlgraph.units import middle
 LEAST = 0.02  # a change that saves a smaller share of an iteration is not worth a word
 FACTORS = (0.25, 0.5, 2, 4)
 AHEAD = "rows are one version old, and the ratio is to the weights that sampled them"
-STREAM = (
-    "rows are of several versions, the oldest {k} updates old, and the ratio is to those that sampled them"
-)
+STREAM = "rows are of several versions, the oldest {k} updates old, and the loss corrects for it"
 NARROW = "computes in bfloat16"
 
 
@@ -149,7 +147,7 @@ def _pools(plan: Plan, most: int) -> Iterator[Try]:
 def streamed(plan: Plan, settings: Settings) -> Iterator[Try]:
     """Yield tries of generation that streams, with corrections for rows of older weights."""
     for staleness in (1, 2, 4):
-        said = {"schedule.stream": {"staleness": staleness}, **_corrected(plan)}
+        said = {"schedule.stream": {"staleness": staleness}, **_corrected(plan, staleness)}
         also = {"schedule.staleness": staleness} if plan.schedule.staleness else {}
         yield Try("stream", {**settings, **also, **said}, STREAM.format(k=staleness))
 
@@ -158,11 +156,19 @@ def _sized(pools: Mapping[str, int]) -> dict[str, Any]:
     return {"pools": {name: {"devices": count} for name, count in pools.items()}}
 
 
-def _corrected(plan: Plan) -> dict[str, Any]:
-    """Return edits that make up for rows of older weights: the ratio is to those that sampled."""
+def _corrected(plan: Plan, staleness: int = 1) -> dict[str, Any]:
+    """Return edits that make up for rows of older weights: the ratio is to those that sampled.
+
+    Where they are older, clipping around them would hold learning up.
+    """
     updates = {step.node: plan.functions["train"][step.node] for step in plan.steps if step.trains}
-    old = [node for node, update in updates.items() if "old_logprobs" in update.ins]
-    return {f"nodes.{node}.in.old_logprobs": "rollout_logprobs" for node in old}
+    edits: dict[str, Any] = {}
+    for node, update in updates.items():
+        if staleness > 1 and any(hook.target.endswith(":ppo_clip") for hook in update.hooks.values()):
+            edits |= {f"nodes.{node}.loss.kind": "decoupled_ppo", f"nodes.{node}.loss.cap": 2.0}
+        elif "old_logprobs" in update.ins:
+            edits[f"nodes.{node}.in.old_logprobs"] = "rollout_logprobs"
+    return edits
 
 
 def _serving(name: str, model: ModelPlan, gpus: bool) -> Iterator[Try]:

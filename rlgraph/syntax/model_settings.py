@@ -61,9 +61,10 @@ class Serve(Section):
     sync_folder: str | None = None
     """a folder that both sides see, through which weights reach an engine on another pool, or servers at
     addresses; null: they are broadcast."""
-    sync: Literal["full", "delta"] = "full"
-    """what a sync to another pool sends. delta: what has changed since the last, which both ends keep in
-    host memory; it pays where the link is slow, and weights are in bfloat16."""
+    sync: Literal["auto", "full", "delta"] = "auto"
+    """what a sync to another pool sends: all, or (delta) what has changed since the last, which both ends
+    keep in host memory; that pays where the link is slow, and bfloat16 weights learn slowly. auto: what the
+    plan predicts to take less time, and without a cluster all."""
     tensor_parallel: Count = option(1, "devices that one engine spans, of `hosts` hosts; transformers: 1.")
     hosts: Count = option(1, "of sglang: hosts that one engine spans, whole ones.")
     expert_parallel: Count = option(1, "of sglang: devices of an engine that experts are dealt out to.")

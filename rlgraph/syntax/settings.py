@@ -86,6 +86,9 @@ class Stream(Section):
     correct: it is used, and the loss corrects for any age."""
     in_flight: Count | None = option(None, "groups begun at a time, at most; null: as staleness allows.")
     chunk: Count = option(64, "tokens of each sample between two looks at what has finished.")
+    lend: bool | Literal["auto"] = "auto"
+    """whether the pool that trains generates too while it waits for rows, a `chunk` at a time. auto: where a
+    plan for a cluster finds that its devices hold the engine and that an iteration is shorter."""
 
 
 class Schedule(Section):

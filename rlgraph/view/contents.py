@@ -27,6 +27,7 @@ from rlgraph.syntax.yaml_text import flow, place
 from rlgraph.version import VERSION
 from rlgraph.view.drawings.boxes import links, title, weights
 from rlgraph.view.recorded import recorded
+from rlgraph.view.stream import predicted_stream
 from rlgraph.view.subject import Subject
 from rlgraph.view.timeline import ahead, arrows, expected, footprint, lanes, memory
 
@@ -60,6 +61,7 @@ def contents(new: Subject, old: Subject | None = None) -> Contents:
         "iterations": plan.iterations,
         "timeline": _timeline(plan),
         "memory": _memory(plan),
+        "stream": predicted_stream(plan),
         "engines": _engines(plan),
         "diff": _diff(new.plan, old.plan) if old else None,
         "run": recorded(new.run_dir) if new.run_dir else None,
@@ -163,8 +165,8 @@ def _engines(plan: Plan) -> Contents:
             on_host = plan.device == "cuda" and model.train.optimizer_offload
             parts = ("parameters",) if model.frozen or on_host else ("parameters", "optimizer")
             engines[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
-        if model.serve:
-            engines[f"{name}.serve"] = {"pool": model.serve.pool, "parts": ("weights",)}
+        for pool in (pool for pool in plan.pools if plan.serves(name, pool)):
+            engines[plan.held(name, "serve", pool)] = {"pool": pool, "parts": ("weights",)}
     return {name: {**engine, "away": [*plan.away.get(name, ())]} for name, engine in engines.items()}
 
 

@@ -19,8 +19,8 @@ from typing import Any
 ASSETS = Path(__file__).parent / "assets"
 VENDORED = ("dagre.min.js", "uPlot.iife.min.js")
 SCRIPTS = (
-    "elements.js", "layout.js", "fold.js", "graph.js", "detail.js", "graphpanel.js", "lanes.js", "plan.js",
-    "diff.js", "samples.js", "environment.js", "run.js", "page.js",
+    "elements.js", "layout.js", "fold.js", "graph.js", "detail.js", "graphpanel.js", "lanes.js", "stream.js",
+    "plan.js", "diff.js", "samples.js", "environment.js", "run.js", "page.js",
 )  # fmt: skip
 STYLES = ("vendor/uPlot.min.css", "page.css")
 LICENCES = ("dagre.LICENSE", "uPlot.LICENSE")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlgraph.ir.plan import Plan
 from rlgraph.reports.measured import counted, mean_of, objects, read_metrics, whole_lines
 from rlgraph.reports.plan_file import load
+from rlgraph.reports.stages import bottleneck, stages
 from rlgraph.units import middle
+from rlgraph.view.stream import recorded_stream
 
 POINTS = 1500  # lines of metrics that a page draws
 ITERATIONS = 8  # iterations whose steps a page draws: the first and the last
@@ -35,8 +37,12 @@ class Measured:
 
 def read_timeline(run_dir: Path) -> list[Measured]:
     """Read the steps of a run as they were measured, by start; none where it has no timeline yet."""
-    events = [event for event in objects(run_dir / "timeline.json") if "part" not in event["args"]]
-    first = min((event["ts"] for event in events), default=0)
+    return _bars(objects(run_dir / "timeline.json"))
+
+
+def _bars(events: Sequence[Mapping[str, Any]]) -> list[Measured]:
+    steps = [event for event in events if "part" not in event["args"]]
+    first = _first(events)
     bars = [
         Measured(
             **{name: event["args"][name] for name in ("step", "phase", "iteration")},
@@ -45,9 +51,13 @@ def read_timeline(run_dir: Path) -> list[Measured]:
             start=(event["ts"] - first) / 1e6,
             end=(event["ts"] + event["dur"] - first) / 1e6,
         )
-        for event in events
+        for event in steps
     ]
     return sorted(bars, key=lambda bar: bar.start)
+
+
+def _first(events: Sequence[Mapping[str, Any]]) -> float:
+    return min((event["ts"] for event in events if "part" not in event["args"]), default=0)
 
 
 def recorded(run_dir: Path) -> dict[str, Any]:
@@ -58,7 +68,8 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         GraphError: its plan can't be read.
     """
     plan, lines = load(run_dir / "plan.json"), metrics_so_far(run_dir)
-    bars, environment = read_timeline(run_dir), run_dir / "environment.json"
+    events, environment = objects(run_dir / "timeline.json"), run_dir / "environment.json"
+    bars, told = _bars(events), stages(plan, counted(lines))
     versions = environment.read_text(encoding="utf-8") if environment.is_file() else ""
     iterations = sorted({bar.iteration for bar in bars})
     shown = [*dict.fromkeys((*iterations[: ITERATIONS // 2], *iterations[-ITERATIONS // 2 :]))]
@@ -67,6 +78,9 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         "metrics": _series(_thinned(lines)),
         "bars": [vars(bar) for bar in bars if bar.iteration in shown],
         "iterations": shown,
+        "stream": recorded_stream(plan, events, shown, _first(events)),
+        "stages": [asdict(stage) for stage in told.values()],
+        "bottleneck": bottleneck(plan, told),
         "beside": [*_beside(plan, lines)],
         "samples": _samples(run_dir),
         "facts": _facts(run_dir, plan, lines),

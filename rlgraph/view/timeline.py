@@ -8,7 +8,7 @@ from itertools import groupby, product
 
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import PARTS, Footprint, away_items
-from rlgraph.costs.pricing import sizes_of
+from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step
@@ -74,10 +74,12 @@ def _streamed(plan: Plan, seconds: Mapping[int, float], took: float, lead: int) 
     trained = simulate(steady(plan), rest, 1)
     last = max(event.end for event in trained)
     for iteration in range(lead + 3):
-        drawn, used = iteration * took, (iteration + lead) * took
+        drawn = iteration * took
+        used = synced = (iteration + lead) * took
         for step in (step for step in plan.steps if step.facts.syncs):
-            yield Event(step, iteration, used, used + seconds[step.id])
-            drawn += seconds[step.id]
+            yield Event(step, iteration, synced, synced + seconds[step.id])
+            synced += seconds[step.id]
+            drawn += seconds[step.id] * (not step.facts.lends)
         for step in (step for step in plan.steps if inside[step.id]):
             yield Event(step, iteration, drawn, drawn + seconds[step.id])
             drawn += seconds[step.id] * (not step.beside)
@@ -146,8 +148,8 @@ def _synced(plan: Plan, step: Step, iteration: int) -> Iterator[Arrow]:
             yield Arrow((updates[-1], source), (step.id, iteration), f"{model}@{version}")
 
 
-def footprint(plan: Plan) -> Footprint | None:
-    """Return the memory that the steps take on the plan's cluster; None where none is known here."""
+def footprint(plan: Plan) -> Pricing | None:
+    """Return the memory and prices of the steps on the plan's cluster; None where none is known here."""
     target = plan.origin.target if plan.origin else None
     # another version may count otherwise than the plan says
     if plan.origin is None or target is None or plan.predicted is None or plan.origin.rlgraph != VERSION:
@@ -158,11 +160,11 @@ def footprint(plan: Plan) -> Footprint | None:
         return None
     if cluster.cluster != plan.predicted.cluster:
         return None
-    return Footprint(plan, cluster, workload(plan, **target.assumptions), sizes)
+    return Pricing(plan, cluster, workload(plan, **target.assumptions), sizes)
 
 
 def memory(held: Footprint, pool: str) -> dict[int, Parts]:
     """Return what a device of a pool holds in each training step, part by part; 0: between iterations."""
     moments = {step.id: parts for step, parts in held.moments(pool, held.in_order())}
-    moments[0] = held.resident(pool, set(away_items(held.plan)))
+    moments[0] = held.resident(pool, set(away_items(held.plan, pool)))
     return {n: {part: parts[part] for part in PARTS if parts[part]} for n, parts in moments.items()}

@@ -21,6 +21,8 @@ from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.ir.trace import read_from, refusal, sampler
 from rlgraph.passes.lower import optimizer_steps
+from rlgraph.passes.off_policy_laws import clips_around_older
+from rlgraph.passes.refill import aged
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
 from rlgraph.warnings.dead_settings import dead_settings, unread_attributes, unread_settings
@@ -51,7 +53,7 @@ def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:
     """Return the warnings of a graph, also given as written, with its ``${...}`` still in place."""
     tree, train, evaluation, plan = lowered.tree, lowered.train, lowered.evaluation, lowered.plan
     problems = [*_dropped(train, evaluation, plan, tree), *_untrained(train, plan, tree), *_blind(train)]
-    problems += [*_changed(train, tree), *_rising(train, plan, tree)]
+    problems += [*_changed(train, tree), *_clipped(aged(train)), *_rising(train, plan, tree)]
     for graph in (train, evaluation) if evaluation else (train,):
         problems += [*_greedy(graph, tree), *_endless(graph, tree), *_too_long(graph, plan, tree)]
     lost = {("nodes", node.name) for node in train.dropped}
@@ -187,6 +189,21 @@ def _changed(graph: Graph, tree: Tree) -> Iterator[Problem]:
             remedy += "was; or keep it to evaluations, in eval.nodes"
             found = refusal("changed-sampling", law, graph, node, [rollout.name], remedy)
             yield replace(found, mark=_place(tree, graph, rollout, changed[0]))
+
+
+def _clipped(graph: Graph) -> Iterator[Problem]:
+    """Yield updates whose ratio is clipped around weights that are two or more updates older."""
+    for node in (node for node in graph.nodes if node.trains):
+        rollout, old = sampler(graph, node.domain), read_from(graph, node, "old_logprobs")
+        if rollout is None or old is not rollout or not clips_around_older(node, rollout, by=2):
+            continue
+        law = f"the loss ppo_clip of node `{node.name}` clips around `{rollout.weights}`: tokens whose ratio "
+        law += "the updates since have taken out of the clip are not learned from"
+        remedy = f"set: {{{node.name}.in.old_logprobs: old_logprobs}}, "
+        if not any("old_logprobs" in other.writes for other in (*graph.nodes, *graph.dropped)):
+            remedy += f"add: {{old_logprobs: {{op: logprobs, model: {node.model}}}}}, "
+        remedy += f"replace: {{{node.name}.loss: {{kind: decoupled_ppo, cap: 2.0}}}}"
+        yield refusal("stale-clip", law, graph, node, [rollout.name], remedy)
 
 
 def _endless(graph: Graph, tree: Tree) -> Iterator[Problem]:

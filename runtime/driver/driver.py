@@ -42,6 +42,7 @@ from rlgraph.runtime.messages.tasks import (
 )
 
 Watch = Callable[[Mapping[str, Step]], None]  # told which step each pool is at
+LOOK_S = 0.2  # between two looks at that, which read a file per worker
 
 
 @dataclass
@@ -124,16 +125,17 @@ class Driver:
                 self._until(lambda flow=flow: flow.is_settled, flow.whole)
 
     def _until(self, there: Callable[[], bool], execution: Execution) -> None:
-        last, before = time.monotonic(), dict[str, Step]()
+        last, looks, before = time.monotonic(), 0.0, dict[str, Step]()
         while not there():
             self._stream(execution)
             if there():
                 return
             assert self.pending, f"steps {sorted(execution.unsubmitted)} wait for what no step makes"
-            running = self._running()
-            self.watch(running)
-            if running != before:  # a step that begins is a sign of life, as reports are
-                last, before = time.monotonic(), running
+            if (now := time.monotonic()) >= looks:
+                running, looks = self._running(), now + LOOK_S
+                self.watch(running)
+                if running != before:  # a step that begins is a sign of life, as reports are
+                    last, before = now, running
             ready, _ = self.cluster.wait([*self.pending], timeout=1.0)
             for reference in ready:
                 self._collect(reference)
@@ -150,7 +152,9 @@ class Driver:
                 begun = flow.advance()
             except RunError as error:
                 raise self._failed(execution, flow.collect, (flow.collect.pool, 0), error) from error
-            self.waiting += [Queued(*one, needs_of(*one)) for one in begun]
+            queued = [Queued(*one, needs_of(*one)) for one in begun]
+            lent = [one for one in queued if one.step.pool == flow.lender]  # which waits for rows behind them
+            self.waiting = [*lent, *self.waiting, *(one for one in queued if one.step.pool != flow.lender)]
         if self.flows:
             self._hand_over()
 
@@ -259,7 +263,7 @@ class Driver:
 
     def _needed(self, execution: Execution, step: Step, calls: list[WorkerCall]) -> list[WorkerCall]:
         """Return a step's calls; a sync between pools that brings what is there is none, on both alike."""
-        if step.facts.moves == "off" and step.engine == "serve":
+        if step.facts.moves == "off" and step.engine == "serve" and step.pool not in self.plan.lenders:
             self.sent = {name: version for name, version in self.sent.items() if name not in step.models}
         if not step.source:
             return calls

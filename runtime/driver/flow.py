@@ -5,55 +5,50 @@
     train    update 1: 512 rows of the buffer    | update 2 ...
 
 What is begun and not used is bounded, and no row waits for ever: see ``rlgraph/planning/admission.py``.
+While an iteration waits for rows, rounds run on a pool that the plan lends, too, over some of what is begun:
+
+    train    update 1 | lent 8 | lent 10 |   update 2     it waits for a round that is under way
+    gen      round 7    round 9    round 11 ...           and goes on with what the lent ones have left
 
 A checkpoint has what waits, and what was begun as it was before the oldest round that is still under way.
+
+One file: rounds, what they leave and the buffer are one state.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from rlgraph.errors import RunError
+from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.steps import ONE
 from rlgraph.planning.admission import Admission
 from rlgraph.runtime.driver.adaptive import controls
 from rlgraph.runtime.driver.iteration import Entry, Execution, filled
-from rlgraph.runtime.driver.refill import Outcome, by_policy
-from rlgraph.runtime.driver.refill_round import Round
+from rlgraph.runtime.driver.refill import by_policy
+from rlgraph.runtime.driver.refill_round import DRAWN, FlowRound
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
+from rlgraph.runtime.driver.stages import GroupSpan, StreamClock, Window
+from rlgraph.runtime.driver.worker_shares import WorkerShares
 
 # rounds that are under way at a time: at first, while processes beside workers start, and later
 FEW, MOST = 2, 16
-GroupSpan = tuple[str, str, float, float]  # lane, name, start and end in seconds since the epoch
 
 
-class FlowRound(Round):
-    """One round of a region that streams: its weights are those that generation has when it begins."""
+@dataclass(frozen=True)
+class Portion:
+    """What a round has of a region: its steps on the pool that draws, and what it goes on with."""
 
-    serving: Callable[[], Mapping[str, int]]
-    finished: Any = None  # int64: the numbers of the prompts whose samples have all ended, once that is known
-
-    def versions(self, step: Step) -> dict[str, int]:
-        """Return the versions that a step reads, as they were sent last."""
-        sent = self.serving()
-        return super().versions(step) | {name: sent[name] for name in step.models if name in sent}
-
-    @property
-    def is_drawn(self) -> bool:
-        """Return whether it is known which groups have finished."""
-        return {self.source.id, self.drawing.id} <= self.happened
-
-    def outcome(self) -> Outcome:
-        """Return the outcome of the round, once it is done; of one in which no group finished, nothing."""
-        if len(self.finished):
-            return super().outcome()
-        return Outcome(BufferedRows(), 0, 0, self.unfinished())
+    region: Region
+    steps: Sequence[Step]
+    collect: Step
+    begun: Waiting
 
 
 @dataclass
@@ -65,6 +60,7 @@ class Intake:
     used: BufferedRows | None = None  # set once they are here
     values: dict[str, float] = field(default_factory=dict)
     spans: tuple[GroupSpan, ...] = ()  # of its groups: from when they were begun, and from when they waited
+    window: Window | None = None  # set with ``used``
 
     def __post_init__(self) -> None:
         self.region, self.asked, self.steps = self.flow.region, 0, self.flow.steps
@@ -81,7 +77,9 @@ class Intake:
 
     def measured(self) -> dict[str, float]:
         """Return metrics: see docs/metrics.md."""
-        return {f"{self.region.filter}/{name}": value for name, value in self.values.items()}
+        speeds, pool = self.flow.shares.speeds(), self.flow.home
+        values = {f"{self.region.filter}/{name}": value for name, value in self.values.items()}
+        return values | {f"perf/speed/{pool}-{device}": speed for device, speed in enumerate(speeds)}
 
 
 class Flow:
@@ -99,20 +97,31 @@ class Flow:
         self.collect = next(step for step in every if step.facts.collects)
         self.drawing = 1 + next(at for at, step in enumerate(self.steps) if step.leaves)
         self.models = {model for step in self.steps if step.generates for model in step.models}
+        moving = any(step.facts.moves for step in self.steps)
+        self.in_turn = {step.id for step in self.steps[: None if moving else self.drawing]}
+        drawing = self.steps[self.drawing - 1]
+        self.home, self.sizes = drawing.pool, plan.pools
+        self.lender = next((pool for pool, step in plan.lenders.items() if self.models & {*step.models}), "")
+        moves = plan.functions["train"][drawing.node].attributes.get("stays", False)
+        deals = self.settings.order != "in_order"
+        self.shares = WorkerShares(plan.pools[self.home], deals, moves)
+        self.shares.deal(waiting.prompts.prompts.tolist(), ())
         self.buffer, self.position = waiting.rows, position
         self.begun = Waiting(prompts=waiting.prompts, samples=waiting.samples)
         # number of a prompt -> the iteration whose weights it was begun with; until its rows wait
         pairs = zip(waiting.prompts.prompts.tolist(), waiting.prompts.made.tolist(), strict=True)
         self.ahead: dict[int, int] = dict(pairs)
-        self.times: dict[int, list[float]] = {}  # likewise, when it was begun, and when it finished
-        self.open: deque[FlowRound] = deque()  # the last may be drawing; rows of the others are measured
+        self.clock = StreamClock()
+        self.open: deque[FlowRound] = deque()  # those that do not draw any more are measured
+        self.at: dict[str, FlowRound] = {}  # pool -> the round that it draws
         self.wanted: deque[tuple[Execution, Intake]] = deque()
-        self.past: list[Execution] = []  # rounds that have ended since an iteration took rows
+        self.past: list[FlowRound] = []  # rounds that have ended since an iteration took rows
         self.whole: Execution | None = None  # the latest iteration that asked for rows
         self.last = plan.iterations
         self.now, self.given = 0, 0  # iterations: of the weights; that have rows
         self.seen, self.stayed, self.dropped = 0, 0, 0  # rows since an iteration took some
         self.ended = 0  # rounds
+        self.had: Any = np.zeros(0, np.int64)  # the groups of the latest round on a pool that is lent
 
     def intake(self, iteration: int) -> Intake:
         """Return what an iteration's rows come to."""
@@ -123,6 +132,7 @@ class Flow:
         if self.whole is None:
             self.given = execution.entry.iteration
         self.whole = execution
+        self.clock.ask()
         self.wanted.append((execution, intake))
 
     def synced(self, iteration: int) -> None:
@@ -131,8 +141,15 @@ class Flow:
 
     def waiting(self) -> Waiting:
         """Return what a checkpoint has to have: all that was begun and not used."""
-        begun = self.open[0].begun if self.open else self.begun
-        return Waiting(self.buffer, begun.prompts, begun.samples)
+        every = [*(one.begun for one in self.open), self.begun]
+        if not self.lender:  # a round goes on with what the one before has left
+            return replace(every[0], rows=self.buffer)
+        first, seen, parts = self.taken(), np.zeros(0, np.int64), list[Waiting]()
+        for begun in every:
+            numbers = begun.prompts.prompts
+            parts.append(self._some(begun, (numbers < first) & ~np.isin(numbers, seen)))
+            seen = np.concatenate([seen, numbers])
+        return replace(_together(parts), rows=self.buffer)
 
     def taken(self) -> int:
         """Return the rows of the source that ``waiting`` and iterations have."""
@@ -149,51 +166,107 @@ class Flow:
         Raises:
             RunError: the region's filter keeps too little.
         """
+        steps = [
+            one for pool in [*self.at] if self.at[pool].is_drawn for one in self._drawn(self.at.pop(pool))
+        ]
         while self.open and self.open[0].done:
             self._absorb(self.open.popleft())
         self._give()
-        if self.whole is None or (self.open and not self.open[-1].is_drawn):
+        if self.whole is None:
             return []
-        measured = self._drawn(self.open[-1]) if self.open else []
-        asks = self._room()
-        if len(self.open) >= min(FEW + self.ended, MOST) or (not asks and not len(self.begun.prompts)):
-            return measured
-        now = controls(self.whole, self.steps)
-        latest = FlowRound(self.whole, self, self.position, asks, now)
+        if len(self.open) < min(FEW + self.ended, MOST):
+            lent = self._lent()
+            if self.home not in self.at:
+                steps += self._begin(self.home, self.begun, self._room())
+            steps += self._begin(self.lender, lent, 0)
+        if self.home not in self.at:
+            self.clock.stand()
+        return steps
+
+    def _begin(self, pool: str, begun: Waiting, asks: int) -> list[tuple[Execution, Step]]:
+        """Return the steps that draw a round on a pool, if there is something to draw."""
+        if not asks and not len(begun.prompts):
+            return []
+        assert self.whole
+        portion = Portion(self.region, [self._on(step, pool) for step in self.steps], self.collect, begun)
+        latest = FlowRound(self.whole, portion, self.position, asks, controls(self.whole, self.steps))
         latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
+        latest.pool, latest.in_turn, latest.yields = pool, self.in_turn, self.shares.deals
         numbers = range(self.position, self.position + asks)
+        if pool == self.home:
+            self.shares.deal(numbers, begun.prompts.prompts.tolist())
+            latest.places = {**self.shares.homes}
         self.ahead |= dict.fromkeys(numbers, self.now)
-        self.times |= {number: [time.time()] for number in numbers}
+        self.clock.begin(numbers)
         self.position += asks
         self.open.append(latest)
-        return [*measured, *((latest, step) for step in self.steps[: self.drawing])]
+        self.at[pool] = latest
+        if pool == self.home:
+            self.begun = Waiting()
+        return [(latest, step) for step in latest.steps[: self.drawing]]
+
+    def _on(self, step: Step, pool: str) -> Step:
+        """Return a step with a pool in place of the one that generates."""
+        if step.pool != self.home or pool == self.home:
+            return step
+        devices = step.devices if step.layout == ONE else tuple(range(self.sizes[pool]))
+        return replace(step, pool=pool, devices=devices)
+
+    def _lent(self) -> Waiting:
+        """Take out of what is begun, and not drawn now, the groups of the next round on a pool that is lent.
+
+        It has as many as its share of the devices, those that it had before first, then the latest. There are
+        none where no iteration waits, or its rows are measured already.
+        """
+        if not self.lender or self.lender in self.at or not self.wanted:
+            return Waiting()
+        measured = [n for one in self.open if one.finished is not None for n in one.finished.tolist()]
+        here = self.buffer.made.tolist(), self.buffer.prompts.tolist()
+        if self.rules.is_coming(self.wanted[0][1].iteration, *here, self.ahead, measured):
+            return Waiting()
+        numbers = self.begun.prompts.prompts
+        count = len(numbers)
+        if self.home not in self.at:
+            count = count * self.sizes[self.lender] // (self.sizes[self.lender] + self.sizes[self.home])
+        order = np.lexsort((numbers, np.isin(numbers, self.had)))
+        mine = np.isin(np.arange(len(numbers)), order[len(numbers) - count :])
+        self.had, lent = numbers[mine], self._some(self.begun, mine)
+        self.begun = self._some(self.begun, ~mine)
+        return lent
 
     def _drawn(self, latest: FlowRound) -> list[tuple[Execution, Step]]:
         """Return the steps behind the samples of a round, which are taken if some group has finished."""
-        if latest.finished is not None:
-            return []
-        left, behind = latest.unfinished(), self.steps[self.drawing :]
+        left, behind = latest.unfinished(), latest.steps[self.drawing :]
         latest.finished = np.setdiff1d(latest.groups(), left.prompts.prompts)
-        self.begun = self._young(left)
+        self.begun = _together([self.begun, self._young(left)])
+        self.clock.note(latest.finished.tolist())
+        if latest.pool == self.home:
+            latest.measure(self.shares)
+            done = set(latest.finished.tolist())
+            self.shares.go_on([n for n in self.shares.homes if n in self.ahead and n not in done])
         if len(latest.finished):
             return [(latest, step) for step in behind]
-        latest.steps = self.steps[: self.drawing]
+        latest.steps = latest.steps[: self.drawing]
         latest.unsubmitted -= {step.id for step in behind}
         return []
 
     def _room(self) -> int:
         """Return how many groups more may be begun."""
         iterations = min(self.now + 1 + self.region.keep, self.last) - self.given
-        return self.rules.room(iterations, len(self.buffer), len(self.ahead), len(self.begun.prompts))
+        return self.rules.room(iterations, len(self.buffer), len(self.ahead), self._unfinished())
+
+    def _unfinished(self) -> int:
+        """Return how many groups are not drawn to the end."""
+        drawn = sum(len(one.begun.prompts) + (one.asks or 0) for one in self.at.values())
+        return len(self.begun.prompts) + drawn
 
     def _absorb(self, ended: FlowRound) -> None:
         """Put the rows of a round into the buffer."""
         outcome = ended.outcome()
         for number in ended.finished.tolist():
             self.ahead.pop(number, None)
-            self.times.setdefault(number, [time.time()]).append(time.time())
-        for number in np.setdiff1d(ended.finished, outcome.buffered.prompts).tolist():
-            del self.times[number]
+        self.clock.note(ended.finished.tolist())
+        self.clock.drop(np.setdiff1d(ended.finished, outcome.buffered.prompts).tolist())
         self.buffer = joined([self.buffer, outcome.buffered])
         self.seen += outcome.seen
         self.stayed += len(outcome.buffered)
@@ -206,14 +279,17 @@ class Flow:
     def _young(self, begun: Waiting) -> Waiting:
         """Return what was begun without the groups that are given up, as they are too old."""
         young = self._are_young(begun.prompts, self.given)
-        if young.all():
-            return begun
         for number in begun.prompts.prompts[~young].tolist():
             self.ahead.pop(number, None)
-            self.times.pop(number, None)
+        self.clock.drop(begun.prompts.prompts[~young].tolist())
         self.dropped += int((~young).sum()) * self.region.times
-        rows = np.flatnonzero(young)
-        each = np.flatnonzero(young.repeat(self.region.times))
+        return self._some(begun, young)
+
+    def _some(self, begun: Waiting, mine: Any) -> Waiting:
+        """Return some of what was begun, by bool of each group."""
+        if mine.all():
+            return begun
+        rows, each = np.flatnonzero(mine), np.flatnonzero(mine.repeat(self.region.times))
         return Waiting(prompts=begun.prompts.left(rows), samples=begun.samples.left(each))
 
     def _give(self) -> None:
@@ -227,11 +303,13 @@ class Flow:
             if now is None:
                 return
             self.wanted.popleft()
+            intake.window = self.clock.use(self.buffer.prompts.tolist(), self.region.rows)
             intake.used = self.buffer.take(now)
             rest = np.setdiff1d(np.arange(len(self.buffer)), now)
             self.buffer = self.buffer.left(rest)
             intake.values = self._measured(intake.used, intake.iteration)
-            intake.spans = tuple(self._spans(intake.used))
+            made = zip(intake.used.prompts.tolist(), intake.used.made.tolist(), strict=True)
+            intake.spans = tuple(self.clock.spans(dict(made)))
             execution.rounds[self.region.filter], self.past = self.past, []
             self.given, self.seen, self.stayed, self.dropped = intake.iteration + 1, 0, 0, 0
             execution.happened.add(filled(self.region.filter))
@@ -259,23 +337,23 @@ class Flow:
         return places[np.concatenate(by_policy(waits, self.settings.order, iteration, self.region.rows))]
 
     def _measured(self, used: BufferedRows, iteration: int) -> dict[str, float]:
-        age, begun = iteration - used.made, len(self.begun.prompts)
+        age, begun = iteration - used.made, self._unfinished()
         values = {"age": age.mean(), "age_max": age.max(), "waiting": len(self.buffer), "unfinished": begun}
         values |= {"stayed": self.stayed / self.seen} if self.seen else {}
         values |= {"dropped": self.dropped, "rounds": len(self.past)}
+        if self.lender:
+            lent = [one for one in self.past if one.pool == self.lender]
+            reports = [report for one in lent for report in one.rows.reports[one.drawing.id].values()]
+            tokens = [report.metrics[DRAWN].value for report in reports if DRAWN in report.metrics]
+            values |= {"lent_rounds": len(lent), "lent_tokens": sum(tokens)}
         return {name: float(value) for name, value in values.items()}
-
-    def _spans(self, used: BufferedRows) -> Iterator[GroupSpan]:
-        """Yield when the groups of an iteration's rows were generated, and when they waited, in few lanes."""
-        free: list[float] = []  # the end of each lane
-        made = dict(zip(used.prompts.tolist(), used.made.tolist(), strict=True))
-        known = [(*self.times.pop(number), number) for number in made if len(self.times.get(number, ())) == 2]
-        for begun, finished, number in sorted(known):
-            lane = next((at for at, end in enumerate(free) if end <= begun), len(free))
-            free[lane : lane + 1] = [now := time.time()]
-            yield f"group {lane}", f"prompt {number}, weights {made[number]}", begun, finished
-            yield f"group {lane}", f"prompt {number} waits", finished, now
 
     def _too_few(self) -> str:
         law = f"`{self.region.filter}` kept none of {self.seen} rows that were sampled for an iteration"
         return f"{law}\n  give data that it keeps more of, or another filter"
+
+
+def _together(parts: Sequence[Waiting]) -> Waiting:
+    """Return what several parts of what was begun are together."""
+    prompts, samples = (joined([getattr(one, name) for one in parts]) for name in ("prompts", "samples"))
+    return Waiting(prompts=prompts, samples=samples)

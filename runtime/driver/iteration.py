@@ -8,7 +8,7 @@ only the worker that made it reads stays there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -21,7 +21,7 @@ from rlgraph.ir.steps import Version
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.driver.refill import repeated, streams
 from rlgraph.runtime.driver.row_buffer import Arguments, Selection, Waiting
-from rlgraph.runtime.driver.rows import Awaited, Rows
+from rlgraph.runtime.driver.rows import Awaited, Rows, staying
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import STORE, WORKER, ColumnRef, Place
 
@@ -53,6 +53,7 @@ class Execution:
     """The bookkeeping of one iteration, or of an evaluation."""
 
     asks: int | None = None  # rows that a round asks of its source
+    yields = False  # whether a round ends before its time where others wait for that
 
     def __init__(
         self,
@@ -99,7 +100,9 @@ class Execution:
 
     def _begin(self, steps: Sequence[Step], keep: frozenset[str]) -> None:
         self.steps, self.keep = steps, keep
-        self.rows = Rows(self.plan.pools, self.steps, self.columns, self.domains, self.plan.models)
+        self.rows = Rows(
+            self.plan.pools, self.steps, self.columns, self.domains, self.plan.models, self.given()
+        )
         self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
         self.unheard = self.unread.copy()  # column -> its steps that have not reported
         self.freed = {column for step in self.steps for column in step.frees} - keep
@@ -115,8 +118,12 @@ class Execution:
 
     def _is_awaited(self, step: Step, away: Collection[str]) -> bool:
         """Return whether the driver needs a step's rows, or another pool its columns."""
-        rows_known = bool(step.filters) or step in self.rows.makers.values()
-        return rows_known or any(column in away for column in step.writes)
+        made = step in self.rows.makers.values() and (step.reads or self.rows.given is None)
+        return bool(step.filters or made) or any(column in away for column in step.writes)
+
+    def given(self) -> int | None:
+        """Return the rows that sources give, where that is known before they report."""
+        return None
 
     @property
     def done(self) -> bool:
@@ -232,6 +239,10 @@ class Execution:
         entered = self.entry.versions.get(model, 0)
         return entered + self.plan.since_entry(model, version, self.entry.iteration + 1)
 
+    def comes_first(self, step: Step) -> Iterable[Awaited]:
+        """Return what a step waits for although Ray would: what comes late is not to block its pool."""
+        return ()
+
     def numbers(self, domain: str) -> Any:
         """Return int64 ``[rows]``: the number of each row."""
         return np.arange(self.rows.count(domain))
@@ -279,21 +290,3 @@ class Execution:
 def filled(region: str) -> Awaited:
     """Return the event that the rounds of a region have kept enough rows."""
     return "region", region
-
-
-def staying(steps: Sequence[Step], beside: Collection[int] = ()) -> frozenset[str]:
-    """Return the columns whose every reader runs where they were made, on rows that lie as they do.
-
-    Steps whose numbers are in ``beside`` are run by no worker.
-    """
-    writers = {column: step for step in steps for column in step.writes}
-    away = {column for step in steps for column in step.reads if _lies_apart(step, writers.get(column))}
-    away |= {column for step in steps if step.id in beside for column in (*step.reads, *step.writes)}
-    return frozenset(writers.keys() - away)
-
-
-def _lies_apart(reader: Step, writer: Step | None) -> bool:
-    """Return whether some part of a column is read by another worker than the one that made it."""
-    if writer is None or not reader.facts.in_place:
-        return True
-    return (reader.pool, reader.devices) != (writer.pool, writer.devices)

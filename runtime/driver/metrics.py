@@ -169,7 +169,7 @@ def _used(plan: Plan, ran: Sequence[FinishedStep], item: FinishedStep) -> Iterat
     nodes = {one.node for one in plan.passes(item.step)}
     parts = [other.reports for other in ran if other.step.node in nodes]
     for place, report in item.reports.items():
-        works = [reports[place].used for reports in parts]
+        works = [reports[place].used for reports in parts if place in reports]
         tokens, squares = sum(work.tokens for work in works), sum(work.squares for work in works)
         yield replace(report.used, tokens=tokens, squares=squares)
 

@@ -29,7 +29,8 @@ def needs_of(execution: Execution, step: Step) -> set[Need]:
         measured = {need for inner in stream.steps for need in _measured(execution, inner)}
         measured |= {need for inner in stream.steps for need in _stated(execution, inner)}
         return measured | {*_positioned(execution, stream.region.source)}
-    own = {(execution, event) for event in (*step.reads, *_rows(execution, step))}
+    known = (*step.reads, *_rows(execution, step), *execution.comes_first(step))
+    own = {(execution, event) for event in known}
     if step.inserted:
         return own
     before = {*_positioned(execution, step.node), *_stated(execution, step)}

@@ -35,7 +35,7 @@ class Outcome:
 class Rounds:
     """The rounds of one region in one iteration, from 0."""
 
-    spans = ()
+    spans, window = (), None
 
     def __init__(self, region: Region, steps: Sequence[Step], collect: Step, iteration: int) -> None:
         self.region, self.steps, self.collect, self.iteration = region, steps, collect, iteration

@@ -7,7 +7,8 @@ not finish are the first rows of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,11 @@ from rlgraph.runtime.driver.adaptive import controls
 from rlgraph.runtime.driver.iteration import Execution, filled
 from rlgraph.runtime.driver.refill import Outcome, Rounds
 from rlgraph.runtime.driver.row_buffer import Arguments, BufferedRows, Selection, Waiting
+from rlgraph.runtime.driver.rows import Awaited
 from rlgraph.runtime.driver.states import state
+from rlgraph.runtime.driver.worker_shares import WorkerShares
+
+DRAWN = "tokens/generated"  # the metric of rollouts
 
 
 def more(execution: Execution, step: Step) -> list[tuple[Execution, Step]]:
@@ -56,7 +61,8 @@ class Round(Execution):
         self.controls = controls
         functions = self.plan.functions[self.phase].values()
         self.states = {f.state: state(whole, f.state) for f in functions if f.state}
-        self.pools, self.columns, self.domains = whole.pools, whole.columns, whole.domains
+        self.pools = whole.pools | {column: step.pool for step in stream.steps for column in step.writes}
+        self.columns, self.domains = whole.columns, whole.domains
         self.region, self.first, self.asks, self.begun = stream.region, position, asks, stream.begun
         self.collect = stream.collect
         self.source = next(step for step in stream.steps if step.node == stream.region.source)
@@ -65,7 +71,7 @@ class Round(Execution):
         kept = self.source.writes if self.partial else ()
         self._begin(stream.steps, frozenset((*stream.collect.reads, *kept)))
         if self.partial:  # a worker goes on with what it has begun, and may have more of it than its columns
-            self.rows.numbered = self.numbers
+            self.rows.numbered = self.homes
 
     def outcome(self) -> Outcome:
         """Return the outcome of the round, once it is done."""
@@ -116,6 +122,10 @@ class Round(Execution):
         above, whole = self.numbers(parent), self.rows.whole(domain)
         return layouts.children([above if whole is None else above[whole]], times)[0]
 
+    def homes(self, domain: str) -> Any:
+        """Return int64 ``[rows]``: numbers by which the rows of a source are dealt to devices."""
+        return self.numbers(domain)
+
     def _times(self, step: Step) -> int:
         """Return the rows that a step makes of each row that it reads."""
         return self.domains[self.columns[step.writes[0]].domain].times
@@ -144,3 +154,63 @@ class Round(Execution):
         """Return the iteration in which each of some prompts was begun."""
         begun = dict(zip(self.begun.prompts.prompts.tolist(), self.begun.prompts.made.tolist(), strict=True))
         return np.array([begun.get(n, self.entry.iteration) for n in numbers.tolist()], np.int64)
+
+
+class FlowRound(Round):
+    """One round of a region that streams: its weights are those that generation has when it begins."""
+
+    serving: Callable[[], Mapping[str, int]]
+    pool: str  # that draws
+    in_turn: Collection[int]  # steps that pools take in order: those up to the samples
+    places: Mapping[int, int] = MappingProxyType({})  # prompt -> the device that draws its samples
+    finished: Any = None  # int64: the numbers of the prompts whose samples have all ended, once that is known
+
+    def given(self) -> int:
+        """Return the rows of the source: as many as it is asked for, and those that come again."""
+        return int(self.asks) + len(self.begun.prompts)
+
+    def comes_first(self, step: Step) -> list[Awaited]:
+        """Return the steps elsewhere whose columns a step reads: generation goes on until they are done."""
+        if step.id in self.in_turn:
+            return []
+        makers = {column: one for one in self.steps for column in one.writes}
+        read = [makers[column] for column in step.reads if column in makers]
+        return [one.id for one in read if one.beside or one.pool != step.pool]
+
+    def holds(self, step: Step) -> set[str]:
+        """Return what gets nothing else while a step waits: of one behind the samples, its round alone."""
+        pools = super().holds(step)
+        return pools if step.id in self.in_turn else {f"{pool} in round {self.number}" for pool in pools}
+
+    def versions(self, step: Step) -> dict[str, int]:
+        """Return the versions that a step reads, as they were sent last."""
+        sent = self.serving()
+        return super().versions(step) | {name: sent[name] for name in step.models if name in sent}
+
+    def homes(self, domain: str) -> Any:
+        """Return the devices that the rows of a source are on."""
+        numbers = self.numbers(domain).tolist()
+        return np.array([self.places.get(number, number) for number in numbers], np.int64)
+
+    def measure(self, shares: WorkerShares) -> None:
+        """Note how fast each device has drawn, where the op tells that of each round."""
+        step = self.partial
+        if step is None or not shares.moves:
+            return
+        held = self.rows.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
+        for at in step.devices:
+            report = self.rows.report(step, at)
+            tokens = report.metrics[DRAWN].value
+            shares.measure(at, tokens, len(held[at]), report.end - report.start)
+        shares.adapt()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Return whether it is known which groups have finished."""
+        return {self.source.id, self.drawing.id} <= self.happened
+
+    def outcome(self) -> Outcome:
+        """Return the outcome of the round, once it is done; of one in which no group finished, nothing."""
+        if len(self.finished):
+            return super().outcome()
+        return Outcome(BufferedRows(), 0, 0, self.unfinished())

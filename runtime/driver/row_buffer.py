@@ -107,6 +107,8 @@ class BufferedRows:
 def joined(buffers: Sequence[BufferedRows]) -> BufferedRows:
     """Return the rows of several, one after the other; those without rows have no columns to go by."""
     buffers = [buffered for buffered in buffers if len(buffered)] or buffers[:1]
+    if len(buffers) == 1:
+        return buffers[0]
     names = buffers[0].columns
     columns = {name: end_to_end([buffered.columns[name] for buffered in buffers]) for name in names}
     arrays = (

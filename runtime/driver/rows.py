@@ -5,12 +5,12 @@ What that depends on are reports: how many rows a source gave, how many tokens e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlgraph.costs.pricing import attention_share
+from rlgraph.costs.plan_size import attention_share
 from rlgraph.costs.workload import row_work
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Step
@@ -35,7 +35,10 @@ class Rows:
         columns: Mapping[str, ColumnPlan],
         domains: Mapping[str, GraphDomain],
         models: Mapping[str, ModelPlan],
+        given: int | None = None,
     ) -> None:
+        """Start without reports; ``given`` are the rows of sources, where they are known before."""
+        self.given = given
         self.pools, self.columns, self.domains, self.models = pools, columns, domains, models
         by_node = {step.node: step for step in steps}
         pairs = [(domain, by_node[domain.maker]) for domain in domains.values() if domain.maker in by_node]
@@ -64,7 +67,8 @@ class Rows:
         parent, step = self.domains[domain].parent, self.makers.get(domain)
         reported = self.is_reported(domain)
         events = self.known_by(parent, step.layout if step and reported else NONE) if parent else set()
-        if step and (parent is None or reported or layout.way == "balanced"):  # which goes by lengths
+        counted = reported or (parent is None and self.given is None)
+        if step and (counted or layout.way == "balanced"):  # which goes by lengths
             events.add(step.id)
         return events
 
@@ -90,6 +94,8 @@ class Rows:
         own = self.domains[domain]
         if own.parts:
             return sum(map(self.count, own.parts))
+        if own.parent is None and self.given is not None:
+            return self.given
         if own.parent is None:
             return len(self.report(self.makers[domain], 0).lengths)
         if own.most:
@@ -216,3 +222,21 @@ class Rows:
             stayed = [held[device][self.report(step, device).kept] for device in step.devices]
             self._origins[domain] = np.sort(np.concatenate(stayed))
         return self._origins[domain]
+
+
+def staying(steps: Sequence[Step], beside: Collection[int] = ()) -> frozenset[str]:
+    """Return the columns whose every reader runs where they were made, on rows that lie as they do.
+
+    Steps whose numbers are in ``beside`` are run by no worker.
+    """
+    writers = {column: step for step in steps for column in step.writes}
+    away = {column for step in steps for column in step.reads if _lies_apart(step, writers.get(column))}
+    away |= {column for step in steps if step.id in beside for column in (*step.reads, *step.writes)}
+    return frozenset(writers.keys() - away)
+
+
+def _lies_apart(reader: Step, writer: Step | None) -> bool:
+    """Return whether some part of a column is read by another worker than the one that made it."""
+    if writer is None or not reader.facts.in_place:
+        return True
+    return (reader.pool, reader.devices) != (writer.pool, writer.devices)

@@ -54,6 +54,7 @@ def _run(execution: Execution, step: Step) -> list[WorkerCall]:
         state=state(execution, execution.plan.functions[execution.phase][step.node].state),
         asks=None if domain else execution.asks,
         resumes=execution.asks is not None,
+        yields=execution.yields and bool(step.leaves),
     )
     kind = execution.domains[domain].kind if domain else ""
     samples, total = execution.rows.samples(domain) if is_made_of(kind, "samples") else (None, 0)
@@ -150,6 +151,7 @@ HANDLERS: Mapping[Kind, Callable[[Execution, Step], list[WorkerCall]]] = complet
     {
         Kind.RUN: _run,
         Kind.SYNC: _sync,
+        Kind.LEND: _sync,
         Kind.REPEAT: _repeat,
         Kind.SELECT: _select,
         Kind.COLLECT: _collect,

@@ -34,6 +34,7 @@ class Scope:
     adapted: Mapping[str, float] = field(default_factory=dict)  # the op's attributes that follow a metric
     asks: int | None = None  # rows that are asked of a source; None: its own ``batch``
     resumes: bool = False  # whether an op's unfinished rows are taken up again
+    yields: bool = False  # whether its round ends where others wait for that: see ``RoundEnd``
     state: str = ""  # JSON, of the node whose state the op has; "": none yet
     samples: Any = ()  # of segments, int64: the number of each row's sample; ``total_samples``: 0 of others
     total_samples: int = 0

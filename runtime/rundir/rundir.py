@@ -42,13 +42,13 @@ from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json, finite
-from rlgraph.runtime.driver.segments import State
 from rlgraph.runtime.rundir.changes import ChangedSetting
 from rlgraph.runtime.rundir.checks import DESCRIBES, FOLDERS, check_free, check_links
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.history import ALARMS, HISTORY, truncate
 from rlgraph.runtime.rundir.lock import Lock
 from rlgraph.runtime.rundir.trackers import Trackers
+from rlgraph.runtime.segments import State
 from rlgraph.units import size_text
 
 STATE = "state.json"  # a checkpoint's file: where the run was
@@ -172,7 +172,8 @@ class RunDir:
     def timeline(self, ran: Sequence[FinishedStep], iteration: int, spans: bool) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads.
 
-        What ran beside a device has a thread of its own, and so have, with ``spans``, parts that ops tell of.
+        What ran beside a device has a thread of its own, and so have groups of a stream and, with ``spans``,
+        parts that ops tell of.
         """
         path = self.path / "timeline.json"
         with path.open("a", encoding="utf-8") as file:
@@ -182,7 +183,7 @@ class RunDir:
                 args = {"step": item.step.id, "iteration": iteration, "phase": item.step.phase}
                 for (pool, device), report in item.reports.items():
                     thread = f"{device} beside" if report.beside else device
-                    told = report.spans if spans else ()
+                    told = report.spans if spans or item.step.facts.collects else ()
                     parts = [
                         (f"{thread} {lane}", name, *times, {**args, "part": lane})
                         for lane, name, *times in told

@@ -85,8 +85,9 @@ class Watchdog:
 
 def _nodes(rule: Rule, values: Mapping[str, float]) -> list[str]:
     """Return the nodes that have recorded the metric of a rule's first bound; "" where that is of no node."""
-    _, star, end = rule.when.split()[0].partition("*")
-    return [name.removesuffix(end) for name in values if name.endswith(end)] if star else [""]
+    start, star, end = rule.when.split()[0].partition("*")
+    names = [name.removeprefix(start) for name in values if name.startswith(start) and name.endswith(end)]
+    return [name.removesuffix(end) for name in names] if star else [""]
 
 
 def _names(plan: Plan, node: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rlgraph.runtime.engines.weights.delta import Delta
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
 from rlgraph.runtime.engines.weights.transports import HANDED, RemoteTransport
 from rlgraph.runtime.worker.process_groups import Groups
+from rlgraph.runtime.worker.round_end import RoundEnd
 
 METHODS = complete(  # each kind of step that moves an engine's parts has a method of it
     {Kind.OFFLOAD: "offload", Kind.LOAD: "reload", Kind.SLEEP: "sleep", Kind.WAKE: "wake"}, MOVES
@@ -40,6 +41,7 @@ class EngineHost:
         self.train: dict[str, Any] = {}
         self.serve: dict[str, Any] = {}
         self.versions: dict[str, int] = {}  # those of train engines
+        self.round_end = RoundEnd(groups.store, pool)
         self.sessions: dict[tuple[str, str], dict[str, Session]] = {}  # of (phase, node): ``Context.session``
         self._load_trainers()
         room = self._make_room()
@@ -61,8 +63,8 @@ class EngineHost:
 
     def _make_room(self) -> dict[str, tuple[str, ...]]:
         """Put away what the plan ever puts away, where servers are to start; return what is to come back."""
-        serves = [model.serve for model in self.plan.models.values() if model.serve]
-        if not any(serving(serve).own_servers and serve.pool == self.pool for serve in serves):
+        serves = [m.serve for name, m in self.plan.models.items() if self.plan.serves(name, self.pool)]
+        if not any(serving(serve).own_servers for serve in serves):
             return {}
         steps = [step for step in (*self.plan.steps, *self.plan.eval_steps) if step.kind is Kind.OFFLOAD]
         room = {}
@@ -75,7 +77,7 @@ class EngineHost:
         return room
 
     def _load_server(self, name: str, model: ModelPlan) -> None:
-        if model.serve and model.serve.pool == self.pool:
+        if self.plan.serves(name, self.pool):
             self.serve[name] = self._served(name, model, model.serve)
             self._put_away(Kind.SLEEP, name)
 
@@ -124,7 +126,7 @@ class EngineHost:
 
     def _put_away(self, kind: Kind, model: str) -> None:
         """Move off the device what the plan says is off it between iterations."""
-        if parts := self.plan.away.get(f"{model}.{kind.facts.engines[0]}"):
+        if parts := self.plan.away.get(self.plan.held(model, kind.facts.engines[0], self.pool)):
             self.move(kind, model, parts)
 
     def move(self, kind: Kind, model: str, parts: Sequence[str]) -> None:
@@ -137,14 +139,17 @@ class EngineHost:
         """Return a train or serve engine, which must be at the version that the plan promised a reader."""
         held = self.versions[model] if engine == "train" else self.serve[model].version
         assert held == promised, f"{reader} would read {model}@{held}; the plan promised {model}@{promised}"
+        if engine == "train" and self.pool in self.plan.lenders:
+            for served in self.serve.values():
+                served.settle("training")  # the pool is given back
         return self.train[model] if engine == "train" else self.serve[model]
 
     def sync(self, model: str, version: int) -> None:
         """Bring a serve engine to the weights of the train engine beside it, unless it holds them."""
         self.at(model, "train", version, "the sync")
         while self.serve[model].version != version:  # again where a server was lost meanwhile
-            self.send(model, version)
-            self._take(model, version)
+            self._settle()
+            self.serve[model].load_weights(self._outgoing(model, version), version)
         self.release()
 
     def release(self) -> None:
@@ -154,26 +159,30 @@ class EngineHost:
 
     def send(self, model: str, version: int) -> Mapping[str, Metric]:
         """Gather a train engine's weights and send them to the pool that serves the model; return metrics."""
-        source = self.at(model, "train", version, "the sync")
-        precision = self.plan.models[model].serve.dtype
-        weights: Iterable[Named] = (source.adapter if self._adapter(model) else source.weights)(precision)
-        if self.groups.paths[model] not in HANDED:  # else who takes them casts them
-            weights = cast(weights, getattr(torch, precision))
+        weights = self._outgoing(model, version)
         if link := self.groups.links.get(model):
+            self.round_end.sends(self.plan.models[model].serve.pool)
             link.send(Weights(version, weights))
         else:
             deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
         return link.metrics() if isinstance(link, Delta) else {}
 
+    def _outgoing(self, model: str, version: int) -> Iterable[Named]:
+        """Return a train engine's weights, gathered one after the other, as its serve engine takes them."""
+        source = self.at(model, "train", version, "the sync")
+        precision = self.plan.models[model].serve.dtype
+        weights: Iterable[Named] = (source.adapter if self._adapter(model) else source.weights)(precision)
+        if self.groups.paths[model] in HANDED:  # who takes them casts them
+            return weights
+        return cast(weights, getattr(torch, precision))
+
     def receive(self, model: str, version: int) -> None:
         """Load the weights that are sent, which must be of this version."""
-        self._take(model, version)
-        self.release()
-
-    def _take(self, model: str, version: int) -> None:
         self._settle()
+        self.round_end.receives()
         weights = self.groups.links[model].receive(version)
         self.serve[model].load_weights(weights.tensors, weights.version)
+        self.release()
 
     def checkpoint_bytes(self) -> int:
         """Return how many bytes this rank writes of a checkpoint."""

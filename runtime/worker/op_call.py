@@ -65,10 +65,19 @@ class OpCall:
             arguments[port.name] = None if part is None else self._read(part, op.engine)
         if columns:
             context.given = {name: self._read(columns[function.ins[name]], None) for name in function.holds}
-        result = op.body(**arguments)
+        result = self._round(op.body, arguments, context) if self.scope.yields else op.body(**arguments)
         if op.declared.updates and function.model and not function.joins:
             assert self.engines
             self.engines.versions[function.model] += 1
+        return result
+
+    def _round(self, body: Callable[..., Any], arguments: Mapping[str, Any], context: Context) -> Any:
+        """Return what an op returns that may leave samples unfinished, and does so where others wait."""
+        assert self.engines
+        context.is_due = self.engines.round_end.begin(self.node)
+        result = body(**arguments)
+        if context.whole is not None and len(context.whole) < len(context.rows):
+            self.engines.round_end.end(self.node)
         return result
 
     def _hook(self, kind: Any, hook: Function, columns: Mapping[str, Part], engine: str | None) -> Any:

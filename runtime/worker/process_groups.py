@@ -57,6 +57,7 @@ class Groups:
     experts: Mapping[str, ExpertGroup]  # models -> the ranks that each have some of their experts
     links: Mapping[str, Transport]  # the keys are models
     paths: Mapping[str, str]  # model -> the path that the plan names for its weights
+    store: dist.Store | None = None  # the one at which processes have met, with a connection of its own
 
 
 def ranks(pools: Mapping[str, int]) -> dict[str, list[int]]:
@@ -82,11 +83,13 @@ def meet(
     """
     members = ranks(plan.pools) if mailbox is None else {pool: [0] for pool in plan.pools}
     timeout = timedelta(seconds=plan.schedule.timeout)
-    rank = members[place[0]][place[1]]
+    rank, store = members[place[0]][place[1]], None
     if not dist.is_initialized():
         world, backend = 1 + max(max(own) for own in members.values()), BACKENDS.get(device, "gloo")
         try:
-            dist.init_process_group(backend, meeting, timeout, world_size=world, rank=rank)
+            met, _, _ = next(dist.rendezvous(meeting, rank, world, timeout=timeout))
+            store = dist.PrefixStore("rounds", met.clone())
+            dist.init_process_group(backend, timeout=timeout, world_size=world, rank=rank, store=met)
         except dist.DistStoreError as error:
             waited = f"{world} workers did not all meet at {meeting} in {timeout.total_seconds():.0f} s"
             raise RunError(f"{waited} (schedule.timeout)\n  {error}") from error
@@ -109,16 +112,13 @@ def meet(
     for model, step in chosen.items():
         if mailbox is not None:
             links[model] = mailbox.setdefault(model, Handover())
-        elif not step.source:
-            links[model] = Handover()
-        else:
+        elif step.source:
             linked = [members[step.source][0], *members[step.pool]]
             peers = Ranks(dist.new_group(linked, timeout=FOREVER), linked[0], device)
             if rank in linked:
                 links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
-    return Groups(
-        mesh, meshes, sequences, tensors, experts, links, {model: step.path for model, step in chosen.items()}
-    )
+    paths = {model: step.path for model, step in chosen.items()}
+    return Groups(mesh, meshes, sequences, tensors, experts, links, paths, store)
 
 
 def _meshes(plan: Plan, pool: str, whole: DeviceMesh) -> dict[str, DeviceMesh]:

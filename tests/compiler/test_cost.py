@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rlgraph.cli.main import main
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import compile_graph, plan_tree
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
 from rlgraph.costs.formulas import (
@@ -34,6 +34,7 @@ from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.train_memory import Pass
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
+from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.lengths import Lengths
 from rlgraph.planning.predict import Scenario, predict
@@ -262,6 +263,40 @@ def test_servers_at_addresses_take_no_memory_and_get_weights_from_afar(folder: l
         "kv cache",
         "server",
     }
+
+
+SPLIT = (
+    "pools={train: {devices: 4}, gen: {devices: 4}}",
+    "models.policy.serve.pool=gen",
+    "schedule.staleness=1",
+)
+CORRECTED = "update_policy.in.old_logprobs=rollout_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("link", "rate", "dtype", "way"),
+    [
+        (1e9, 1e-6, "bfloat16", "delta"),
+        (1e9, 1e-6, "float32", "full"),  # float32 weights change all
+        (1e9, 2e-4, "bfloat16", "full"),
+        (450e9, 1e-6, "bfloat16", "full"),  # to find what has changed takes longer
+    ],
+)
+def test_a_sync_sends_what_has_changed_where_that_is_predicted_to_pay(
+    link: float, rate: float, dtype: str, way: str
+) -> None:
+    given = (*SPLIT, CORRECTED, f"models.policy.optimizer.lr={rate}", f"models.policy.serve.dtype={dtype}")
+    scenario = Scenario(H100.model_copy(update={"intra_link": link}))
+    plan = predict(plan_tree(compose("grpo", given), 8, "cuda"), scenario)
+    assert plan.models["policy"].serve.sync == way
+    told = [note for note in plan.notes if "sends what has changed, about 4% of its bytes" in note]
+    assert len(told) == (way == "delta")
+    (step,) = [step for step in plan.steps if step.node == "sync:policy"]
+    for other in {"full", "delta"} - {way}:
+        asked = (*given, f"models.policy.serve.sync={other}")
+        whole = predict(plan_tree(compose("grpo", asked), 8, "cuda"), scenario)
+        (longer,) = [step for step in whole.steps if step.node == "sync:policy"]
+        assert math.prod(step.seconds) < math.prod(longer.seconds)
 
 
 def test_a_faster_device_is_not_slower() -> None:

@@ -20,6 +20,7 @@ from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.simulate import critical_path
 from rlgraph.reports.measured import Priced, counted, read_metrics
 from rlgraph.reports.report import make_report, report_text
+from rlgraph.reports.stages import bottleneck, stages
 from rlgraph.reports.whatif import LEAST, outlook
 from rlgraph.units import middle
 
@@ -134,7 +135,7 @@ def test_streaming_is_told_with_what_corrects_for_it() -> None:
     (change,) = [
         change for change in found.changes if any("schedule.stream=" in edit for edit in change.edits)
     ]
-    assert "nodes.update_policy.in.old_logprobs=rollout_logprobs" in change.edits
+    assert "nodes.update_policy.loss.kind=decoupled_ppo" in change.edits
     assert "updates old" in change.alters
     plan = compile_graph("grpo", (SPLIT[0], *change.edits), None, Target("h100-8", PROMPT, 575))
     assert plan.schedule.stream and plan.predicted and plan.predicted.stream
@@ -169,6 +170,42 @@ def test_a_graph_that_has_changed_is_not_guessed_at() -> None:
     report = make_report(folder)
     assert report.outlook is None and report.why_none == "mine.yaml has changed since the run"
     assert "what would help is not known: mine.yaml has changed" in report_text(make_report(folder))
+
+
+# -- the stages of a stream
+
+STREAMED = (SPLIT[0], "schedule.stream={staleness: 1}", AHEAD[-1])
+BUFFER, UPDATE = (5.0, 0.0, 5.0), (2.0, 8.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "spent"),
+    [
+        ("the update decides: it waits for rows 5%", [(4, 0, 6), (1, 9, 0), BUFFER, (9.5, 0.5, 0)]),
+        ("generation decides: it is busy 95%", [(9.5, 0.5, 0), (1, 9, 0), (9, 1, 0), UPDATE]),
+        ("rewards, advantages on gen decides: it has rows 90%", [(4, 0, 6), (6, 1, 3), BUFFER, UPDATE]),
+        ("groups that take long decide: 30% of the time", [(9.5, 0, 0.5), (1, 9, 0), BUFFER, UPDATE]),
+        ("generation may begin nothing 50%", [(5, 0, 5), (1, 9, 0), (9, 1, 0), (4, 6, 0)]),
+        ("generation decides: it waits 60%", [(4, 6, 0), (1, 9, 0), (9, 1, 0), UPDATE]),
+    ],
+)
+def test_the_stage_that_decides(said: str, spent: list[tuple[float, float, float]]) -> None:
+    """Of iterations of ten seconds: seconds in which each stage worked, starved, was held back."""
+    plan = compile_graph("grpo", STREAMED, 8)
+    line = {
+        f"perf/stage/{name}/{what}": took
+        for name, seconds in zip(("generation", "behind/gen", "buffer", "update"), spent, strict=True)
+        for what, took in zip(("busy", "starved", "held"), seconds, strict=True)
+    }
+    assert bottleneck(plan, stages(plan, [line, line])).startswith(said)
+
+
+def test_where_nothing_streams_there_are_no_stages() -> None:
+    folder, plan = a_run()
+    look_no_further(folder, plan)
+    report = make_report(folder)
+    assert (report.stages, report.bottleneck) == ((), "")
+    assert "stage" not in report_text(report)
 
 
 # -- the rest, and the forms

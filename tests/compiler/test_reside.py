@@ -42,7 +42,7 @@ def assert_sound(plan: Plan, cluster: Cluster) -> None:
     """Replay the states of every engine, through an iteration, an evaluation, and an iteration again."""
     print_ = footprint(plan, cluster)
     order = [plan.steps[number - 1] for number in plan.slot]
-    away = set(away_items(plan))
+    away = {item for pool in plan.pools for item in away_items(plan, pool)}
     for steps in (order, plan.eval_steps, order):
         for step in steps:
             if step.facts.moves == "back":
@@ -57,7 +57,9 @@ def assert_sound(plan: Plan, cluster: Cluster) -> None:
                 assert used <= cluster.memory, f"{step.node} takes {used} of {cluster.memory}"
             if step.facts.moves == "off":
                 away |= moved(step)
-        assert away == set(away_items(plan)), "an iteration ends in another state than it began in"
+        assert away == {item for pool in plan.pools for item in away_items(plan, pool)}, (
+            "an iteration ends in another state than it began in"
+        )
 
 
 def moves(plan: Plan) -> list[Step]:

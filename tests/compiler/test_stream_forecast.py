@@ -22,7 +22,7 @@ from rlgraph.planning.admission import Admission
 from rlgraph.planning.host_memory import held_bytes
 from rlgraph.planning.predict import Scenario
 from rlgraph.planning.simulate import occupied
-from rlgraph.planning.stream_simulation import RegionWork, simulate_stream
+from rlgraph.planning.stream_simulation import RegionWork, simulate_stream, stream_course
 from rlgraph.printing.headline import headline
 from rlgraph.reports.layout import PoolLayout
 from rlgraph.reports.layout_search import autoplace, overrides
@@ -30,6 +30,7 @@ from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.stream_offer import offer
 from rlgraph.units import middle
 from rlgraph.view.contents import contents
+from rlgraph.view.stream import LANES
 from rlgraph.view.subject import Subject
 from rlgraph.view.terminal import terminal_text
 from rlgraph.view.timeline import expected
@@ -57,6 +58,37 @@ def work(lengths: list[float], staleness: int = 1, chunk: float = 100, **changed
         "beside": (0.0, 0.0),
     }
     return RegionWork(**told | changed)
+
+
+def test_what_becomes_of_each_group() -> None:
+    """Two iterations of four groups may be begun; ten tokens are a round, and a sync stops both pools."""
+    course = stream_course(work([10.0]), update=7, sync=1, iterations=3)
+    assert [*course.syncs] == [18.0, 29.0, 40.0]
+    assert [course.groups[n] for n in (0, 4, 8, 12)] == [
+        [0, 0.0, 10.0, 10.0],  # with the weights of iteration 0; drawn after ten seconds, and used
+        [0, 0.0, 10.0, 18.0],
+        [1, 18.0, 28.0, 29.0],
+        [2, 29.0, 39.0],
+    ]
+
+
+def test_the_page_has_some_iterations_of_the_steady_state() -> None:
+    plan = compile_graph("grpo", STREAMED, 8, Target("h100-8"))
+    told = contents(Subject(plan, compiled=True))["stream"]
+    begin, end = told["window"]
+    assert sum(begin + 1e-3 < at < end + 1e-3 for at, _ in told["syncs"]) == 3
+    lanes: dict[int, float] = {}
+    for lane, _, weights, begun, drawn, used in sorted(told["groups"], key=lambda group: group[3]):
+        assert lanes.get(lane, 0.0) <= begun <= drawn and begun < end
+        assert sum(at <= begun for at, _ in told["syncs"]) == weights
+        lanes[lane] = used or drawn
+        if used:
+            (iteration,) = [n for start, _, n in told["updates"] if start == used]
+            assert 0 <= iteration - weights <= 1, "no older than the bound"
+    assert 16 <= len(lanes) <= LANES < told["every"] * LANES, "of 256 groups some are drawn"
+    together = compile_graph("grpo", STREAMED[:1], 8, Target("h100-8"))
+    assert contents(Subject(together, compiled=True))["stream"] is None
+    assert contents(Subject(compile_graph("grpo", STREAMED, 8), compiled=True))["stream"] is None
 
 
 def test_without_staleness_the_two_take_turns() -> None:
@@ -263,7 +295,7 @@ def test_a_search_offers_what_streams_and_does_not_take_it() -> None:
     assert offered.seconds < 0.8 * found[0].seconds
     told = contest_text(found, offer=offered)
     assert "where generation streams an iteration takes 0." in told
-    assert all(setting in told for setting in ("schedule.stream=", "old_logprobs=rollout_logprobs"))
+    assert all(setting in told for setting in ("schedule.stream=", "loss.kind=decoupled_ppo"))
     again = compile_graph("grpo", [*settings, *overrides(offered.settings)], target=target)
     assert again.predicted and again.predicted.seconds == offered.plan.predicted.seconds
 

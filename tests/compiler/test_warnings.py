@@ -43,6 +43,12 @@ MENDED = {
     "greedy_evaluation": ["set: {eval.nodes.rollout.temperature: 1.0}"],
     "greedy_group": ["set: {rollout.temperature: 1.0}"],
     "rising": ["set: {models.policy.optimizer.warmup_steps: 0.1}", "set: {schedule.iterations: 1251}"],
+    "stale_clip": [
+        "set: {update_policy.in.old_logprobs: old_logprobs}, "
+        "add: {old_logprobs: {op: logprobs, model: policy}}, "
+        "replace: {update_policy.loss: {kind: decoupled_ppo, cap: 2.0}}",
+        "set: {schedule.stream.staleness: 1}",
+    ],
     "too_long": ["set: {rollout.max_new_tokens: 32256}"],
     "too_long_prompts": ["set: {prompts.max_prompt_tokens: 31744}"],
     "unread_settings": [

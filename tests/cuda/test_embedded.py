@@ -75,7 +75,7 @@ def test_rounds_that_keep_slots_draw_what_one_call_does(device: torch.device, mo
     whole = flat(engine.generate(REQUESTS, Sampling(12)))
     prompts = [request.prompt for request in REQUESTS for _ in request.seeds]
     seeds = [seed for request in REQUESTS for seed in request.seeds]
-    drawn = [Generation((), (), "abort") for _ in seeds]
+    drawn = [Generation() for _ in seeds]
     while here := [i for i, one in enumerate(drawn) if not one.is_whole and len(one.tokens) < 12]:
         requests = [Request([*prompts[i], *drawn[i].tokens], [seeds[i]], max_new_tokens=3) for i in here]
         for i, one in zip(here, flat(engine.generate(requests, Sampling(12), stays=True)), strict=True):

@@ -10,7 +10,9 @@ there LEFT_S after the end of its driver is a leak. The table says all that by m
 ends with 1 where anything differs.
 
 A run that streams is no twin of another: of it each prompt must have been used once, in one iteration, and no
-row may be older than it promises.
+row may be older than it promises. It learns to write ones, and what its last evaluation says is held against
+runs that nobody disturbed, each with a seed of its own: the means of both may differ by no more than chance
+lets them (three standard errors).
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ import random
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,14 +69,13 @@ class Counts:
     leaked: Counter[tuple[str, str]] = field(default_factory=Counter)
     chains: int = 0
     equal: int = 0
+    learned: list[float] = field(default_factory=list)  # of each chain, what its last evaluation says
+    undisturbed: list[float] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
 
 
-STREAMED = (
-    "schedule={iterations: 12, save_every: 2, stream: {staleness: 2, chunk: 6}}",
-    "drawn.seconds=0.02",
-    "judged.seconds=0.1",
-)
+STREAMED = ("schedule={iterations: 12, save_every: 2, stream: {staleness: 2}}", "rewards.seconds=0.1")
+UNDISTURBED, ERRORS = 4, 3.0  # runs; standard errors by which means may differ
 
 
 def is_streamed(run_dir: Path) -> bool:
@@ -84,7 +86,8 @@ def command(run_dir: Path) -> list[str]:
     go_on = ["--resume"] if (run_dir / "plan.json").exists() else []
     graph, settings = ("ones.yaml", SETTINGS)
     if is_streamed(run_dir):
-        graph, settings = "streamed.yaml", (*STREAMED, f"update.note={run_dir}.jsonl")
+        own = f"rollout_weights.note={run_dir}.jsonl", f"seed={run_dir.name.rpartition('-')[2]}"
+        graph, settings = "learned.yaml", (*STREAMED, *own)
     run = [sys.executable, "-u", "-m", "rlgraph", "run", str(HERE / graph), *settings, "--devices", "2"]
     return [*run, "--run-dir", str(run_dir), *go_on]
 
@@ -96,6 +99,24 @@ def as_promised(run_dir: Path) -> bool:
     except AssertionError:
         return False
     return len(used(str(run_dir))) == 12
+
+
+def learned(run_dir: Path) -> float:
+    """Return what the last evaluation of a run says."""
+    return float(metrics(str(run_dir))[-1]["eval/accuracy"])
+
+
+def undisturbed(run_dir: Path, counts: Counts) -> None:
+    """Let a run that streams be, and note what it learned."""
+    subprocess.run(command(run_dir), check=True, stdout=subprocess.DEVNULL)
+    assert as_promised(run_dir)
+    counts.undisturbed.append(learned(run_dir))
+
+
+def errors_apart(some: Sequence[float], others: Sequence[float]) -> float:
+    """Return by how many standard errors two means differ (Welch)."""
+    error = sum(statistics.variance(each) / len(each) for each in (some, others))
+    return abs(statistics.mean(some) - statistics.mean(others)) / max(error, sys.float_info.min) ** 0.5
 
 
 def as_twin(run_dir: Path, twin: Path) -> bool:
@@ -197,6 +218,8 @@ def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.
         counts.trouble.append(f"{struck}: {left} is left behind the last resume")
     equal = as_promised(run_dir) if is_streamed(run_dir) else as_twin(run_dir, twin)
     counts.equal += equal
+    if is_streamed(run_dir):
+        counts.learned.append(learned(run_dir))
     if not equal:
         counts.trouble.append(f"{struck}: {run_dir} is not as {twin}")
     else:
@@ -216,12 +239,18 @@ def chaos(folder: Path, kills: int, seed: int, chains: int = 1, streamed: bool =
         shutil.rmtree(twin, ignore_errors=True)
         subprocess.run(command(twin), check=True, stdout=subprocess.DEVNULL)
     with ThreadPoolExecutor(chains) as pool:
+        for number in range(UNDISTURBED if streamed else 0):
+            done.append(pool.submit(undisturbed, folder / f"undisturbed-{number}", counts))
         for number in range(-(-kills // CHAIN)):
             run_dir, some = folder / f"chain-{number}", min(CHAIN, kills - number * CHAIN)
             chance = random.Random(f"{seed} {number}")
             done.append(pool.submit(chain, run_dir, twin, some, counts, chance))
         for one in done:
             one.result()
+    if min(len(counts.learned), len(counts.undisturbed)) > 1:
+        apart = errors_apart(counts.learned, counts.undisturbed)
+        if apart > ERRORS:
+            counts.trouble.append(f"what chains learned is {apart:.1f} standard errors from undisturbed runs")
     print(table(counts))
     return counts
 
@@ -235,6 +264,11 @@ def table(counts: Counts) -> str:
     left = f"in brackets: after how many a process or shared memory was left after {LEFT_S} s"
     lines.append(f"{counts.kills.total()} kills; {left}")
     lines.append(f"{counts.chains} chains, {counts.equal} as promised: nothing lost, nothing doubled")
+    for name, values in (("undisturbed", counts.undisturbed), ("killed", counts.learned)):
+        if values:
+            mean = statistics.mean(values)
+            said = f"{mean:.3f}, from {min(values):.3f} to {max(values):.3f}"
+            lines.append(f"eval/accuracy of {len(values)} runs, {name}: {said}")
     return "\n".join([*lines, *counts.trouble])
 
 

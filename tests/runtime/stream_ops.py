@@ -5,11 +5,23 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlgraph.ops import Context, ServeEngine, TrainEngine, boolean, float32, int64, op, prompts, samples
+from rlgraph.ops import (
+    Context,
+    ServeEngine,
+    TrainEngine,
+    boolean,
+    float32,
+    int64,
+    op,
+    prompts,
+    samples,
+    text,
+    tokens,
+)
 
 
 class Drawn(NamedTuple):
@@ -97,6 +109,35 @@ def train(
 ) -> None:
     """Note the rows, and make a version that is as good as the last."""
     time.sleep(seconds)
+    write(note, ctx, group, versions.tolist())
+
+
+@op(beside=True)
+def ones(responses: text[samples], *, seconds: float = 0.0) -> float32[samples]:
+    """A quarter of the number of ones in a response, after a while."""
+    import torch
+
+    time.sleep(seconds)
+    return torch.tensor([response.count("1") / 4 for response in responses], dtype=torch.float32)
+
+
+@op()
+def noted(
+    ctx: Context,
+    group: int64[samples],
+    token_versions: int64[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    *,
+    note: str = "used.jsonl",
+) -> float32[samples, tokens]:
+    """Note the rows of an update, which have the log-probs of now; their weights are one."""
+    versions = [[version for version in row if version >= 0] for row in token_versions.tolist()]
+    write(note, ctx, group, [min(row) for row in versions])
+    return old_logprobs.like((token_versions.values >= 0).float())
+
+
+def write(note: str, ctx: Context, group: Any, versions: list[int]) -> None:
+    """Add a line to what ``test_stream.used`` reads: whose rows an update has, and of which weights."""
+    used = {"iteration": ctx.iteration, "groups": group.tolist(), "versions": versions}
     with Path(note).open("a") as file:
-        used = {"iteration": ctx.iteration, "groups": group.tolist(), "versions": versions.tolist()}
         file.write(json.dumps(used) + "\n")

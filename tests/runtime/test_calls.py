@@ -24,6 +24,7 @@ def test_a_sample_that_is_given_up_may_be_late(monkeypatch: pytest.MonkeyPatch) 
         own_weights=lambda answer: None,
         lacks_weights=lambda text: False,
         tokens=lambda piece: [],
+        is_left=lambda ask: False,
     )
     ended = asyncio.Event()
 

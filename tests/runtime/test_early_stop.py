@@ -73,6 +73,18 @@ def test_an_evaluation_ends_it_after_so_many_in_a_row() -> None:
     assert os.listdir("a/checkpoints") == ["step-000002"]
 
 
+@pytest.mark.parametrize("graph", [ONE, TWO])
+def test_the_last_iteration_has_a_samples_file_whatever_ends_the_run(graph: str) -> None:
+    """An evaluation that ends it is done when the next iteration is, where it streams."""
+    stream = "schedule.stream={staleness: 1, chunk: 4}"
+    ahead = (stream, AHEAD[1]) if graph == TWO else ()
+    for run, ends in (("a", stop("eval/accuracy", 0, times=2)), ("b", stop("reward/mean", -9))):
+        last = train(run, *ahead, "eval.every=1", ends, graph=graph)[-1]["step"]
+        assert last < 5
+        names = {path.name for path in Path(run, "samples").iterdir()}
+        assert f"step-{last:06d}.jsonl" in names and f"step-{last - 1:06d}.jsonl" not in names
+
+
 def test_a_model_that_is_good_enough_is_not_trained() -> None:
     assert [line["step"] for line in train("a", stop("eval/accuracy", 0))] == [0]
     assert os.listdir("a/models") == ["policy"]

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from chaos import chaos
+from chaos import ERRORS, chaos, errors_apart
 from kills import CUT, go_on, in_folder, train
 from ran import metrics, same_weights
 from ranks import LIMIT, imported
@@ -160,6 +160,12 @@ def test_an_export_killed_at_any_write_leaves_a_whole_model_or_none(count: Count
         assert same_weights("out", "whole")
         assert not HALF.search(str(os.listdir("out")))
         count("driver killed at a write of its export: made anew, equal to the bit")
+
+
+def test_what_killed_runs_learn_may_differ_by_chance_and_no_more() -> None:
+    undisturbed = [2.4, 2.5, 2.6, 2.5]
+    assert errors_apart(undisturbed, [2.6, 2.4, 2.5]) < errors_apart(undisturbed, [2.6, 2.7, 2.5]) < ERRORS
+    assert errors_apart(undisturbed, [2.1, 2.0, 2.2]) > ERRORS
 
 
 @pytest.mark.nightly

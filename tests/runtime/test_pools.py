@@ -23,10 +23,10 @@ from rlgraph.planning.simulate import slot_steps
 from rlgraph.reports.plan_file import parse
 from rlgraph.runtime.cluster.cluster import InlineCluster
 from rlgraph.runtime.driver.driver import Driver
-from rlgraph.runtime.driver.segments import State, lead, stretch
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.segments import State, lead, stretch
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
 from rlgraph.variables import with_values

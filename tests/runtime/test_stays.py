@@ -61,7 +61,7 @@ def round_of(
 
 
 def begun() -> list[list[Generation]]:
-    return [[Generation((), (), "abort") for _ in request.seeds] for request in REQUESTS]
+    return [[Generation() for _ in request.seeds] for request in REQUESTS]
 
 
 def are_open(so_far: list[list[Generation]]) -> int:

@@ -95,7 +95,7 @@ def test_partial_rollouts_find_a_text_that_lies_across_two_rounds(engine: Record
     text = decode(list(plain.tokens[6:9]))
     expected = cut(engine, plain.tokens, [text])
     assert 6 < expected <= 9
-    samples, rounds = [Generation((), (), "abort")], 0
+    samples, rounds = [Generation()], 0
     while not _ended(samples[0], 24):
         _go_on(engine, [PROMPTS[0]], samples, [9], 24, Sampling(chunk, stop=[text]), 1, False)
         rounds += 1
@@ -254,7 +254,7 @@ def test_no_end_token_comes_before_so_many(engine: Recorded, op: Callable[..., A
 def test_rounds_count_the_tokens_that_earlier_ones_drew(engine: Recorded, chunk: int) -> None:
     requests = [Request(prompt, [9]) for prompt in PROMPTS]
     whole = [many[0] for many in engine.generate(requests, Sampling(24, min_new_tokens=9))]
-    samples = [Generation((), (), "abort") for _ in PROMPTS]
+    samples = [Generation() for _ in PROMPTS]
     while not all(_ended(sample, 24) for sample in samples):
         sampling = Sampling(chunk, min_new_tokens=9)
         _go_on(engine, PROMPTS, samples, [9] * len(PROMPTS), 24, sampling, len(PROMPTS), False)

@@ -78,7 +78,7 @@ class Watched(Flow):
 def test_the_simulator_keeps_the_same_account_as_the_runtime(
     order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlgraph.runtime.driver.segments.Flow", Watched)
+    monkeypatch.setattr("rlgraph.runtime.segments.Flow", Watched)
     monkeypatch.setattr(Watched, "takes", [])
     stream = f"schedule.stream={{staleness: 1, chunk: 3, order: {order}}}"
     settings = [stream, "schedule.iterations=5", "update_policy.in.old_logprobs=rollout_logprobs"]

@@ -13,8 +13,8 @@ from rlgraph.runtime.cluster.cluster import InlineCluster
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.driver.driver import Driver, PendingCall
 from rlgraph.runtime.driver.iteration import Entry, Execution, staying
-from rlgraph.runtime.driver.segments import State, stretch
 from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task, TaskCounter
+from rlgraph.runtime.segments import State, stretch
 from rlgraph.runtime.worker.worker import Worker
 from rlgraph.variables import with_values
 

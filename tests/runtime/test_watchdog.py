@@ -42,6 +42,8 @@ BEGAN = {
     "update_policy/skipped": 0,
     "update_critic/clip_fraction": 0.5,
     "update_critic/explained_variance": 0.3,
+    "perf/speed/gen-0": 1.05,
+    "perf/speed/gen-1": 0.95,
 }
 WELL = BEGAN | {"reward/mean": 0.58, "update_policy/entropy": 0.27, "update_policy/kl_ref": 0.25}
 # What goes wrong in a run, by the rule that says so: metrics from some iteration on.
@@ -60,6 +62,7 @@ WRONG: Mapping[str, Mapping[str, float]] = {
     "steps-skipped": {"update_policy/skipped": 2},
     "critic-lost": {"update_critic/explained_variance": -0.2},
     "tools-fail": {"rollout/tool_errors": 0.9},
+    "worker-slow": {"perf/speed/gen-1": 0.4},
 }
 # What looks like it and is not.
 NEARLY: Mapping[str, Mapping[str, float]] = {
@@ -173,7 +176,8 @@ def test_settings_follow_from_what_the_graph_has(plan: Plan) -> None:
 def test_the_documents_have_each_rule() -> None:
     text = DOCS.read_text(encoding="utf-8")
     for rule in RULES:
-        assert f"| `{rule.name}` | `{rule.when.replace('*', 'NODE')}` | {rule.times} |" in text
+        when = rule.when.replace("speed/*", "speed/POOL-DEVICE").replace("*", "NODE")
+        assert f"| `{rule.name}` | `{when}` | {rule.times} |" in text
 
 
 def test_a_run_that_can_learn_nothing_is_told_so_once(

@@ -15,7 +15,7 @@ from ranks import LIMIT, forked, launch
 from rlgraph.costs import limits
 from rlgraph.costs.limits import buckets
 from rlgraph.errors import RunError
-from rlgraph.runtime.engines.weights.delta import Delta
+from rlgraph.runtime.engines.weights.delta import REST, Delta
 from rlgraph.runtime.engines.weights.transfer import Named, Ranks, Transport, Weights, cast
 from rlgraph.runtime.engines.weights.transports import TRANSPORTS, Disk, Handover
 from rlgraph.runtime.worker.process_groups import ranks
@@ -48,12 +48,34 @@ def main(rank: int, folder: Path) -> None:
                 rounded = expected.is_floating_point() and name != WIDE
                 wanted = expected.bfloat16() if rounded else expected
                 assert received[name].dtype == wanted.dtype and received[name].equal(wanted), name
+    for path in ("broadcast", "disk"):  # what changed: a number of each weight, then none, then nearly all
+        link, sent = (
+            Delta(TRANSPORTS[path](peers, str(folder / "weights"))),
+            [*cast(tensors(), torch.bfloat16)],
+        )
+        shares = []
+        for version, changed in enumerate((0, 1, 0, 99)):
+            sent = [(name, stepped(tensor, changed)) for name, tensor in sent]
+            if rank == SENDER:
+                link.send(Weights(version, sent))
+                shares.append(link.sent / link.whole)
+            else:
+                came = {name: tensor.clone() for name, tensor in link.receive(version).tensors}
+                assert all(came[name].equal(tensor) for name, tensor in sent)
+        assert rank != SENDER or shares[0] == shares[3] == 1 > shares[1] > shares[2]
     for link in links:  # of another version than was promised
         if rank == SENDER:
             link.send(Weights(7, []))
         else:
             refused(link, 8)
         dist.barrier(group)
+
+
+def stepped(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """A tensor whose first numbers are others."""
+    flat = tensor.flatten().clone()
+    flat[:count] += 1
+    return flat.view(tensor.shape)
 
 
 def refused(link: Transport, version: int) -> None:
@@ -125,6 +147,20 @@ def test_few_changes_are_few_bytes_and_other_weights_than_thought_are_an_error()
     ends[0].send(Weights(2, [("a", weight)]))
     with pytest.raises(RunError, match="the changes of weight a do not make"):
         list(ends[1].receive(2).tensors)
+
+
+def test_where_most_has_changed_the_next_versions_go_whole_without_a_look() -> None:
+    way, weight = Handover(), torch.zeros(10_000, dtype=torch.bfloat16)
+    ends, shares, kept = (Delta(way), Delta(way)), [], []
+    for version in range(REST + 5):
+        weight[: 9_000 if version == 2 else 100] += 1
+        ends[0].send(Weights(version, [("a", weight)]))
+        ((_, came),) = ends[1].receive(version).tensors
+        assert came.equal(weight)
+        shares.append(ends[0].metrics()["sync/sent"].value < 1)
+        kept.append([bool(end.kept) for end in ends])
+    assert shares == [False, True, *[False] * (REST + 2), True]
+    assert kept == [[True] * 2] * 3 + [[False] * 2] * REST + [[True] * 2] * 2
 
 
 def test_ranks_count_through_the_pools() -> None:

@@ -99,9 +99,7 @@ def engine(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[obje
 def awake(engine: object, model: object, request: pytest.FixtureRequest) -> object:
     """The engine awake with the model's weights as version 0, whatever a test before did."""
     assert request.path.stem.removeprefix("test_") in SHARE, "name its file in SHARE"
-    if engine.paused:
-        engine.abort()
-        engine.resume()
+    engine.abort()
     if engine.away:
         engine.wake(sorted(engine.away))
     engine.load_weights(model.named_parameters(), 0)

@@ -293,9 +293,7 @@ def mixed(engine: SglangEngine, model: torch.nn.Module, seconds: float) -> int:
             parameter.add_(0.02 * torch.randn_like(parameter))
     with generating(engine, ENDLESS, Sampling(400)) as made:
         threading.Event().wait(seconds)
-        engine.pause()
         engine.load_weights(model.named_parameters(), version + 1)
-        engine.resume()
     found = 0
     for request, (one,) in zip(ENDLESS, made.result(), strict=True):
         assert len(one.tokens) == len(one.versions) and list(one.versions) == sorted(one.versions)

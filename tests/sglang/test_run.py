@@ -195,3 +195,15 @@ def test_what_streams_is_in_flight_while_weights_change(files: Path, tmp_path: P
     assert [line["rows/used"] for line in found] == [14] * 6
     assert all(line["update_policy/grad_norm"] > 0 and line["versions/age"] <= 2 for line in found)
     assert len([*(tmp_path / "run" / "logs").glob("sglang-*.log")]) == 2
+
+
+@pytest.mark.nightly
+def test_a_pool_that_waits_has_servers_that_draw_until_it_trains(files: Path, tmp_path: Path) -> None:
+    graph, settings = ONES.with_name("partial.yaml"), ["mixed.refill={}", "rollout.max_new_tokens=48"]
+    settings += ["pools={train: {devices: 1}, gen: {devices: 1}}", "models.policy.serve.pool=gen"]
+    settings += ["schedule={iterations: 6, stream: {staleness: 1, lend: true}}"]
+    found = run(files, tmp_path / "run", graph, *settings)
+    assert [line["rows/used"] for line in found] == [14] * 6
+    assert all(line["update_policy/grad_norm"] > 0 and line["versions/age"] <= 1 for line in found)
+    assert sum(line["mixed/lent_tokens"] for line in found) > 0
+    assert len([*(tmp_path / "run" / "logs").glob("sglang-*.log")]) == 2

@@ -88,20 +88,6 @@ def test_the_key_is_asked_for(client: Client) -> None:
         Client(client.url).version()
 
 
-def test_the_cache_is_flushed_when_idle_or_paused(any_engine: SglangEngine, client: Client) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(any_engine.generate, REQUESTS, Sampling(LONG, 0.0))
-        try:
-            has_arrived(client)
-            any_engine.pause()
-            client.flush(paused=True)
-            any_engine.resume()
-        finally:
-            any_engine.abort()
-        assert {one.finish for (one,) in made.result()} == {"abort"}
-    client.flush()
-
-
 def test_what_is_held_comes_back_and_what_comes_waits(any_engine: SglangEngine, client: Client) -> None:
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(any_engine.generate, REQUESTS[:1], Sampling(LONG, 0.0))
@@ -112,7 +98,7 @@ def test_what_is_held_comes_back_and_what_comes_waits(any_engine: SglangEngine, 
                 made.result()
             later = pool.submit(any_engine.generate, REQUESTS, Sampling(2, 0.0))
             in_flight(any_engine)
-            client.flush(paused=True)  # nothing runs
+            client.flush()  # nothing runs
             assert not later.done()
         finally:
             client.resume()
@@ -138,7 +124,7 @@ def test_what_a_paused_server_never_saw_is_given_up(
             made = pool.submit(any_engine.generate, REQUESTS[:1], Sampling(LONG, 0.0))
             in_flight(any_engine)
             any_engine.abort()
-            assert [(one.tokens, one.finish) for (one,) in made.result()] == [([], "abort")]
+            assert [(one.tokens, one.finish) for (one,) in made.result()] == [((), "abort")]
         finally:
             client.resume()
     any_engine.abort()
@@ -150,19 +136,15 @@ def test_states_are_kept_whatever_comes(
     engine, pool = any_engine, ThreadPoolExecutor(1)
 
     class States(RuleBasedStateMachine):
-        """Random interleavings; the model of it all: what sleeps, the version, paused or not, what runs."""
+        """Random interleavings; the model of it all: what sleeps, the version, what runs."""
 
         @initialize()
         def begin(self) -> None:
-            self.asleep, self.version, self.paused = set[str](), 0, False
+            self.asleep, self.version = set[str](), 0
             self.made, self.promised = None, set[int]()
             engine.load_weights(model.named_parameters(), 0)
 
         def teardown(self) -> None:
-            if self.paused and self.version < 0:
-                engine.load_weights(model.named_parameters(), 0)
-            if self.paused:
-                engine.resume()
             if self.made:
                 engine.abort()
                 self.finish()
@@ -171,8 +153,7 @@ def test_states_are_kept_whatever_comes(
 
         @invariant()
         def is_as_it_should_be(self) -> None:
-            assert (engine.away, engine.paused) == (self.asleep, self.paused)
-            assert engine.version == self.version
+            assert (engine.away, engine.version) == (self.asleep, self.version)
 
         def busy(self) -> bool:
             return self.made is not None and not self.made.done()
@@ -183,7 +164,7 @@ def test_states_are_kept_whatever_comes(
 
         @rule(parts=SOME)
         def sleep(self, parts: list[str]) -> None:
-            if self.asleep & {*parts} or self.paused or self.busy():
+            if self.asleep & {*parts} or self.busy():
                 self.refused(engine.sleep, parts)
             else:
                 engine.sleep(parts)
@@ -200,7 +181,7 @@ def test_states_are_kept_whatever_comes(
 
         @rule(version=st.integers(0, 50))
         def sync(self, version: int) -> None:
-            if "weights" in self.asleep or (self.busy() and not self.paused):
+            if "weights" in self.asleep:
                 self.refused(engine.load_weights, model.named_parameters(), version)
             else:
                 engine.load_weights(model.named_parameters(), version)
@@ -209,7 +190,7 @@ def test_states_are_kept_whatever_comes(
 
         @rule()
         def generate(self) -> None:
-            if self.asleep or self.paused or self.version < 0:
+            if self.asleep or self.version < 0:
                 self.refused(engine.generate, REQUESTS, Sampling(2))
             else:
                 for (one,) in engine.generate(REQUESTS, Sampling(2, 0.0)):
@@ -217,26 +198,10 @@ def test_states_are_kept_whatever_comes(
 
         @rule()
         def start(self) -> None:
-            if self.made is None and not (self.asleep or self.paused or self.version < 0):
+            if self.made is None and not (self.asleep or self.version < 0):
                 self.promised = {self.version}
                 self.made = pool.submit(engine.generate, REQUESTS, Sampling(LONG, 0.0))
                 has_arrived(client)
-
-        @rule()
-        def pause(self) -> None:
-            if self.paused or self.asleep:
-                self.refused(engine.pause)
-            else:
-                engine.pause()
-                self.paused = True
-
-        @rule()
-        def resume(self) -> None:
-            if not self.paused or self.version < 0:
-                self.refused(engine.resume)
-            else:
-                engine.resume()
-                self.paused = False
 
         @rule()
         def abort(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ Samples = list[list[Generation]]
 
 def begun() -> Samples:
     """Two samples of each prompt, without a token."""
-    return [[Generation((), (), "abort") for _ in range(2)] for _ in PROMPTS]
+    return [[Generation() for _ in range(2)] for _ in PROMPTS]
 
 
 def round_of(engine: SglangEngine, so_far: Samples, longest: int = LONG, ends: int = 1) -> int:
@@ -54,6 +54,11 @@ def round_of(engine: SglangEngine, so_far: Samples, longest: int = LONG, ends: i
 
 def over(one: Generation, longest: int) -> bool:
     return one.is_whole or len(one.tokens) >= longest
+
+
+def wholes(so_far: Samples) -> list[list[int]]:
+    """The tokens of every sample behind those of its prompt."""
+    return [[*prompt, *one.tokens] for prompt, many in zip(PROMPTS, so_far, strict=True) for one in many]
 
 
 def known(so_far: Samples) -> list[int]:
@@ -98,6 +103,20 @@ def goes_on(engine: SglangEngine, so_far: Samples, more: int) -> None:
         assert all(a <= b for a, b in zip(before, known(so_far), strict=True))
 
 
+def arriving(engine: SglangEngine, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights, the last of which come once more tokens are drawn by those before."""
+
+    def drawn() -> int:
+        return sum(len(piece["output_ids"]) for ask in [*engine.calls.asks] for piece in ask.pieces)
+
+    *first, last = model.named_parameters()
+    yield from first
+    wanted = drawn() + 4 * STREAMED
+    while drawn() < wanted:
+        threading.Event().wait(0.01)
+    yield last
+
+
 def assert_of(weights: Sequence[torch.nn.Module], so_far: Samples) -> None:
     """Every token has the log-prob that the weights of its version give it."""
     for prompt, many in zip(PROMPTS, so_far, strict=True):
@@ -128,17 +147,16 @@ def test_a_stream_across_new_weights(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
-        endless.load_weights(model.named_parameters(), version)
-        weights.append(deepcopy(model))
         told, before = known(so_far), len(sent)
-        assert not endless.calls.asks
+        endless.load_weights(arriving(endless, model), version)
+        weights.append(deepcopy(model))
+        assert len(endless.calls.asks) == 4  # no call asks for them again
         goes_on(endless, so_far, 2 * STREAMED)
         again = sent[before:]
         assert len(again) == 4  # each from all that it had, known or not
-        for body, has, (i, k) in zip(again, told, [(i, k) for i in range(2) for k in range(2)], strict=True):
-            ids = [*PROMPTS[i], *so_far[i][k].tokens]
-            assert len(body["input_ids"]) >= len(PROMPTS[i]) + has
-            assert body["input_ids"] == ids[: len(body["input_ids"])]
+        for ids, has in zip(wholes(so_far), told, strict=True):
+            (body,) = [one for one in again if one["input_ids"] == ids[: len(one["input_ids"])]]
+            assert len(body["input_ids"]) >= 3 + has
             assert body["sampling_params"]["max_new_tokens"] == LONG + 3 - len(body["input_ids"])
     assert_of(weights, so_far)
     give_up(endless)
@@ -151,7 +169,7 @@ def test_a_call_ends_with_its_first_sample_and_the_others_go_on(
     requests = [
         Request(prompt, [0], max_new_tokens=most) for prompt, most in zip(PROMPTS, (3, LONG), strict=True)
     ]
-    (short,), (long,) = endless.generate(requests, Sampling(LONG), lambda ended: True, stays=True)
+    (short,), (long,) = endless.generate(requests, Sampling(LONG), lambda ended: bool(ended), stays=True)
     assert (len(short.tokens), short.finish, long.finish) == (3, "length", "abort")
     assert len(endless.calls.asks) == 1
     while len(long.tokens) < STREAMED:
@@ -180,7 +198,7 @@ def test_what_a_lost_server_had_goes_on_from_what_was_known(
     goes_on(endless, so_far, 2 * STREAMED)
     kill(endless)
     goes_on(endless, so_far, 2 * STREAMED)
-    has = [[*prompt, *one.tokens] for prompt, many in zip(PROMPTS, so_far, strict=True) for one in many]
+    has = wholes(so_far)
     assert len(sent) >= 8
     for body in sent[4:]:
         ids = body["input_ids"]
@@ -224,7 +242,7 @@ def test_of_servers_that_stream_nothing_samples_go_on_too(
     while len(engine.calls.asks) > 1:
         threading.Event().wait(0.01)
     assert sum(len(one.running) for one in fakes) == 1 and sum(one.served for one in fakes) == 4
-    has = Generation((), (), "abort")
+    has = Generation()
     for version in (1, 2):
         while not any(made["versions"] for one in fakes for made in one.running.values()):
             threading.Event().wait(0.01)

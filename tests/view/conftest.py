@@ -24,6 +24,14 @@ edits:
 """
 
 
+STREAMED = (
+    "pools={train: {devices: 4}, gen: {devices: 4}}",
+    "schedule.stream={staleness: 2}",
+    "update_policy.in.old_logprobs=rollout_logprobs",
+    "prompts.batch=16",
+)
+
+
 class Browser:
     """A page in a window of a given size; what it logs and asks for is kept."""
 
@@ -127,6 +135,39 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         rlgraph.load("demo", *settings).run("auto", inline=True, run_dir="demo")
     return folder / "demo"
+
+
+@pytest.fixture(scope="session")
+def stream_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run in which generation streams."""
+    import rlgraph
+    from demo_files import make_demo_files
+
+    folder = tmp_path_factory.mktemp("stream")
+    make_demo_files(folder / "demo_files")
+    graph = ROOT / "tests" / "runtime" / "streamed.yaml"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("RLGRAPH_TEST_FILES", str(folder / "demo_files"))
+        rlgraph.load(str(graph), "schedule.iterations=4", "update.seconds=0.05").run(
+            inline=True, run_dir="run"
+        )
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def streamed(tmp_path_factory: pytest.TempPathFactory, stream_run: Path) -> dict[str, Path]:
+    """The pages of a plan and of a run that stream."""
+    from rlgraph.ir.plan import Target
+    from rlgraph.view.contents import contents
+    from rlgraph.view.page import page
+    from rlgraph.view.subject import subject
+
+    folder = tmp_path_factory.mktemp("streamed")
+    shown = {"plan": subject("grpo", STREAMED, target=Target("h100-8")), "run": subject(str(stream_run))}
+    for name, one in shown.items():
+        (folder / f"{name}.html").write_text(page(contents(one)))
+    return {name: folder / f"{name}.html" for name in shown}
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ AXE = Path(__file__).parents[2] / ".venv" / "axe.min.js"
 SIZES = ((1400, 1000), (768, 1000), (420, 860))
 TEXTS = (".bar text", ".node text", ".label", ".small", ".edge text", ".group > text", ".lane text")
 PANELS = (("grpo", "graph"), ("grpo", "diff"), ("ahead", "graph"), ("ahead", "plan"), ("run", "run"))
+PANELS += (("stream-plan", "plan"), ("stream-run", "run"))
 RULES = "axe.run(document, {resultTypes: ['violations']}).then((found) => arguments[0](found.violations))"
 
 # the least contrast of the texts that a selector finds against what is filled behind them
@@ -64,8 +65,10 @@ return panel.scrollWidth - panel.clientWidth;
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory, run_dir: Path, ahead: Path) -> dict[str, Path]:
-    """A graph beside another, a plan of two pools, and a run."""
+def pages(
+    tmp_path_factory: pytest.TempPathFactory, run_dir: Path, ahead: Path, streamed: dict[str, Path]
+) -> dict[str, Path]:
+    """A graph beside another, a plan of two pools, a run, and of each one that streams."""
     folder = tmp_path_factory.mktemp("pages")
     shown = {
         "grpo": contents(subject("grpo", target=TARGET), subject("ppo", target=TARGET)),
@@ -74,7 +77,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory, run_dir: Path, ahead: Path) 
     }
     for name, told in shown.items():
         (folder / f"{name}.html").write_text(page(told))
-    return {"ahead": ahead, **{name: folder / f"{name}.html" for name in shown}}
+    streams = {f"stream-{name}": path for name, path in streamed.items()}
+    return {"ahead": ahead, **streams, **{name: folder / f"{name}.html" for name in shown}}
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -96,6 +100,8 @@ def test_axe_finds_nothing_and_nothing_is_cut(
                 assert least["ratio"] >= 4.5, (selector, least, dark)
         picture = "svg.time" if panel in ("plan", "run") else ".frame"
         assert browser.do(CUT, f"#panel-{panel} {picture}") == []
+        if "stream" in name:
+            assert browser.do(CUT, f"#panel-{panel} [data-chart=stream] svg") == []
         assert browser.do(WIDER, panel) <= 0
     browser.look(1400, 900)
 

@@ -104,6 +104,33 @@ def test_what_leads_to_a_step_alone_folds_into_it(quiet: Any, grpo: Path) -> Non
     assert quiet.do(TITLES) == before
 
 
+@pytest.mark.parametrize(("which", "panel"), [("plan", "predicted-groups"), ("run", "groups")])
+def test_groups_of_a_stream_have_the_colour_of_their_weights(
+    quiet: Any, streamed: dict[str, Path], which: str, panel: str
+) -> None:
+    quiet.open(streamed[which], panel)
+    quiet.settle()
+    assert quiet.do("return document.querySelector('.panel:not([hidden])').id") == f"panel-{which}"
+    chart = f"#panel-{which} [data-chart=stream]"
+    fills = """return [...document.querySelectorAll(`${arguments[0]} .bar:not(.faint)`)]
+      .map((bar) => [bar, getComputedStyle(bar.querySelector('rect')).fill])
+      .map(([bar, fill]) => [bar.querySelector('title').textContent, fill])"""
+    coloured: dict[str, set[str]] = {}
+    for title, fill in quiet.do(fills, chart):
+        if title.startswith("prompt "):
+            coloured.setdefault(title.partition("weights ")[2].partition(":")[0], set()).add(fill)
+    assert len(coloured) > 1 and all(len(fill) == 1 for fill in coloured.values())
+    assert len(set.union(*coloured.values())) == len(coloured), "no two versions that follow look alike"
+    assert quiet.count(f"{chart} .mark.sync") > 0 and quiet.count(f"{chart} .mark.used") > 0
+    assert quiet.count(f"{chart} .bar.faint") > 0, "what waits is pale"
+    legend = quiet.text(f"#panel-{which} h2[id={panel}] ~ .legend")
+    assert all(f"begun with weights {version}" in legend for version in coloured)
+    if which == "run":
+        table = quiet.text("#panel-run h2#stages ~ .scroll")
+        assert "held back" in table and "judged on gen" in table
+    quiet.shot(f"stream-{which}")
+
+
 def test_what_can_t_be_folded_says_so(quiet: Any, grpo: Path) -> None:
     quiet.open(grpo, "graph")
     quiet.do("document.activeElement.blur()")

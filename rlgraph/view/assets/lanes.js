@@ -43,9 +43,10 @@ class TimeChart {
   }
 
   // bars: [{start, end, text, about, kind, data, faint, onclick}]
-  lane(text, bars) {
-    this.label(text, ROW);
-    this.add(svg("rect", { class: "track", x: this.left, y: this.y + 2, width: this.width - 8 - this.left, height: ROW - 4 }));
+  lane(text, bars, high = ROW) {
+    const gap = high / 13; // above and below the lane
+    if (text) this.label(text, high);
+    this.add(svg("rect", { class: "track", x: this.left, y: this.y + gap, width: this.width - 8 - this.left, height: high - 2 * gap }));
     for (const bar of bars) {
       const [x, end] = [Math.max(this.x(bar.start), this.left), Math.min(this.x(bar.end), this.width - 8)];
       if (end < this.left || x > this.width - 8 || end < x) continue;
@@ -57,13 +58,24 @@ class TimeChart {
         svg(
           "g",
           { class: `bar work-${bar.kind}${bar.faint ? " faint" : ""}`, ...bar.data, ...events },
-          svg("rect", { x, y: this.y + 3, width, height: ROW - 6, rx: Math.min(3, width / 3) }),
-          svg("text", { x: x + 4, y: this.y + ROW / 2 + 4 }, fitted(bar.text, width - 7, 10.5)),
+          svg("rect", { x, y: this.y + 1.5 * gap, width, height: high - 3 * gap, rx: Math.min(3, width / 3, high / 6) }),
+          high > 12 && svg("text", { x: x + 4, y: this.y + high / 2 + 4 }, fitted(bar.text, width - 7, 10.5)),
           svg("title", null, bar.about),
         ),
       );
     }
-    this.y += ROW;
+    this.y += high;
+  }
+
+  // marks: [seconds, name, about], drawn over all that stands below so many pixels
+  marks(top, marks, kind) {
+    const shown = marks.filter(([at]) => at > this.from && at < this.to).sort(([a], [b]) => a - b);
+    const ends = [...shown.slice(1).map(([at]) => this.x(at)), this.width];
+    shown.forEach(([at, name, about], n) => {
+      const x = this.x(at);
+      this.add(svg("line", { class: `mark ${kind}`, x1: x, x2: x, y1: top, y2: this.y }, svg("title", null, about)));
+      if (x + 6 + textWidth(name) < ends[n]) this.add(svg("text", { class: "small", x: x + 3, y: top + 10 }, name));
+    });
   }
 
   // moments: [{start, end, parts: {part: bytes}, about}]

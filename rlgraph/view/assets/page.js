@@ -22,13 +22,14 @@ class Page {
     this.goTo(location.hash.slice(1));
   }
 
-  // Where an address leads: a panel, or a part of the panel of a run, as #samples.
+  // Where an address leads: a panel, or a part of one, as #samples.
   goTo(asked) {
     const { run, diff } = this.contents;
-    const part = run && this.panels.run.element.querySelector(`h2[id="${CSS.escape(asked)}"]`);
-    this.open(asked in this.panels ? asked : run ? "run" : diff ? "diff" : "graph");
-    if (part) this.panels.run.draw();
-    if (part) part.scrollIntoView();
+    const part = document.querySelector(`h2[id="${CSS.escape(asked)}"]`);
+    const [name, panel] = Object.entries(this.panels).find(([, one]) => part && one.element.contains(part)) || [];
+    this.open(asked in this.panels ? asked : name || (run ? "run" : diff ? "diff" : "graph"));
+    if (panel) panel.draw();
+    if (panel) part.scrollIntoView();
   }
 
   header() {

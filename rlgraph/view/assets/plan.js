@@ -5,7 +5,8 @@ class PlanPanel {
     Object.assign(this, { contents, pick, view: "steady", picked: null, every: false });
     this.steps = new Map(contents.phases.train.steps.map((step) => [step.id, step]));
     this.chart = el("div", { class: "chart", "data-chart": "plan" });
-    this.element = el("section", { class: "panel", id: "panel-plan" }, ...this.head(), this.chart, ...this.tables());
+    this.stream = contents.stream && new StreamChart("predicted-groups", "Groups of the stream, as predicted", "At the best rates.");
+    this.element = el("section", { class: "panel", id: "panel-plan" }, ...this.head(), this.chart, ...(this.stream ? this.stream.parts : []), ...this.tables());
     new ResizeObserver(() => this.draw()).observe(this.chart);
   }
 
@@ -41,6 +42,7 @@ class PlanPanel {
     this.engines(chart, from, to);
     this.arrows(chart, rows, from, to);
     this.chart.replaceChildren(chart.draw("steps over time"));
+    if (this.stream) this.stream.draw(this.contents.stream, ...this.contents.stream.window);
   }
 
   // What stands before the lanes.
@@ -141,8 +143,11 @@ class PlanPanel {
     const { engines, timeline } = this.contents;
     chart.heading("engines");
     for (const [name, engine] of Object.entries(engines)) {
-      const [model, kind] = [name.slice(0, name.lastIndexOf(".")), name.slice(name.lastIndexOf(".") + 1)];
-      const mine = timeline.events.filter(([id]) => model in this.steps.get(id).models && this.steps.get(id).engines.includes(kind)).sort((a, b) => a[2] - b[2]);
+      const [held] = name.split(" on ");
+      const [model, kind] = [held.slice(0, held.lastIndexOf(".")), held.slice(held.lastIndexOf(".") + 1)];
+      const here = (step) => step.pool === engine.pool || (kind === "train" && step.source === engine.pool);
+      const works = (step) => model in step.models && step.engines.includes(kind) && here(step);
+      const mine = timeline.events.filter(([id]) => works(this.steps.get(id))).sort((a, b) => a[2] - b[2]);
       for (const part of engine.parts) {
         chart.lane(`${name} ${part}`, this.bands(mine, part, kind, engine.away.includes(part), from, to));
       }

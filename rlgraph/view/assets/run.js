@@ -12,11 +12,13 @@ class RunPanel {
     this.steps = new Map(Object.entries(contents.phases).flatMap(([phase, found]) => found.steps.map((step) => [`${phase} ${step.id}`, step])));
     this.charts = el("div", { class: "charts", "data-chart": "metrics" });
     this.lanes = el("div", { class: "chart", "data-chart": "measured" });
+    this.stream = this.run.stream && new StreamChart("groups", "Groups of the stream, as recorded", "Those of the iteration chosen above and the one before, and what was under way beside them.");
     this.samples = new Samples(this.run.samples, kept.samples);
     this.element = el(
       "section", { class: "panel", id: "panel-run" }, el("h2", null, this.run.name), facts(this.run.facts),
       this.run.environment && el("details", { id: "environment" }, el("summary", null, "what it ran on"), ...environment(this.run.environment)),
       this.alarms(), this.restarts(), ...this.metricsHead(), this.charts, el("h2", { id: "steps" }, contents.timeline.guessed ? "Steps, as measured" : "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
+      ...(this.stream ? this.stream.parts : []), ...this.stages(),
       el("h2", { id: "samples" }, "What the model wrote"), this.samples.element,
     );
     let width = 0;
@@ -118,6 +120,26 @@ class RunPanel {
     this.predictedLanes(below, predicted, apart);
     const charts = apart ? [chart.draw("measured steps"), below.draw("predicted steps")] : [chart.draw("steps of an iteration")];
     this.lanes.replaceChildren(...charts);
+    this.drawStream();
+  }
+
+  // From when the first group of the iteration and the one before was begun until its update was done.
+  drawStream() {
+    const { stream } = this.run;
+    const updates = stream ? stream.updates.filter(([, , n]) => n === this.shownIteration() - 1 || n === this.shownIteration() - 2) : [];
+    if (!updates.length) return;
+    const [first, last] = [updates[0][0], updates[updates.length - 1]];
+    const begun = stream.groups.filter(([, , , , , used]) => used > first - 1e-5 && used < last[0] + 1e-5).map((group) => group[3]);
+    this.stream.draw(stream, Math.min(first, ...begun), last[1]);
+  }
+
+  // What each stage of a stream did in an iteration, and which of them decides.
+  stages() {
+    const { stages, bottleneck } = this.run;
+    if (!stages.length) return [];
+    const spent = (stage) => [stage.busy, stage.starved, stage.held].map((seconds) => `${secondsText(seconds)}, ${three((100 * seconds) / stage.whole)}\u00a0%`);
+    const rows = stages.map((stage) => [stage.about, ...spent(stage)]);
+    return [el("h2", { id: "stages" }, "Where the stream is held up"), table(["stage", ">busy", ">starved", ">held back"], rows, { class: "beside stages" }), el("p", { class: "note" }, bottleneck)];
   }
 
   measuredLanes(chart, mine, from) {

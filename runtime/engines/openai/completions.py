@@ -96,7 +96,7 @@ def generation(ask: Ask, pieces: Sequence[dict[str, Any]]) -> Generation:
         RunError: the answer has no token ids, or not a log-prob for each, or goes on behind an end token.
     """
     if not pieces:
-        return Generation([], [], "abort")
+        return Generation()
     (reply,) = pieces
     choice = (reply.get("choices") or [{}])[0]
     told = choice.get("logprobs") or {}

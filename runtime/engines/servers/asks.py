@@ -21,11 +21,13 @@ class Ask:
     conversation: Hashable
     versions: set[int] = field(default_factory=set)  # its tokens may be of these weights
     aborted: bool = False  # what there is of it is wanted back
+    held: bool = False  # its server is to get new weights: what comes back of it goes on behind them
     late: int | None = None  # the server that has not answered in time
     stays: bool = False  # it goes on between calls
     # its reply; before that what servers streamed that were lost, and what is streamed now, which is replaced
     pieces: list[dict[str, Any]] = field(default_factory=list)
-    behind: Callable[[Sequence[int]], dict[str, Any]] | None = None  # its body once it has some tokens
+    behind: Callable[[Sequence[int]], dict[str, Any]] | None = None  # its body once it has these tokens
+    is_cut: bool = True  # whether it can go on behind tokens: not, where a grammar would begin anew
 
 
 class InFlight(NamedTuple):

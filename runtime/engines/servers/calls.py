@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from rlgraph.runtime.engines.servers.supervisor import Supervisor
 
 SWEEP = 0.1  # seconds between rounds of aborts
 MOMENT = 1.0  # seconds after which a call comes back whose samples go on
+LOOK = 0.02  # seconds after which ``enough`` is asked again
 SWEEPS = 300  # rounds of aborts after which a request is given up: a paused server never saw it
 LATE = 408  # HTTP's status of a request that took too long
 T = TypeVar("T")
@@ -85,18 +86,19 @@ class Calls:
         """
         return self._wait((self._some if stay else self._all)(asks, enough, requests))
 
-    def settle(self) -> None:
-        """End what stays in flight between calls, and wait until it has come back."""
-        self._wait(self._abort([ask for ask in self.asks if ask.stays]))
+    def abort(self, staying: bool = False) -> None:
+        """End early what is in flight, or what of it stays between calls; wait until it has come back."""
+        self._wait(self._abort([ask for ask in {*self.asks} if ask.stays or not staying]))
 
-    def abort(self) -> None:
-        """End all that is in flight early, and wait until it has come back."""
-        self._wait(self._abort())
+    def hold(self, servers: Collection[int], version: int) -> None:
+        """Have nothing in flight at these servers alone, which are to get weights, until the next call.
 
-    def promise(self, version: int) -> None:
-        """Allow these weights for requests in flight too. A server is left out until it has them."""
-        for ask in list(self.asks):
-            ask.versions.add(version)
+        What is there comes back as far as it is, and waits to go on.
+        """
+        self._wait(self._hold({*servers}, version))
+
+    def leave_out(self) -> None:
+        """Leave servers out that do not have the weights that are wanted, until they do."""
         self._wait(self.lost.leave_out())
 
     def close(self) -> None:
@@ -170,7 +172,7 @@ class Calls:
         """Wait until there are enough replies; return False where all are here before, or one failed."""
         rest = {*replies}
         while rest:
-            done, rest = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
+            done, rest = await asyncio.wait(rest, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
             if any(task.exception() for task in done):
                 return False
             if enough([replies[task] for task in done]):
@@ -181,6 +183,7 @@ class Calls:
         """Return the reply to a request, behind what was known of it from servers that were lost."""
         tries = 0
         while (server := await self._place(ask)) is not None:
+            ask.held = False
             if (reply := await self._reply(ask, server)) is None:
                 continue
             (status, text), client = reply, self.clients[server]
@@ -190,19 +193,22 @@ class Calls:
                 continue
             if status != 200 and not client.lacks_weights(text):
                 raise RunError(f"the {client.title} at {client.url} answered {status}: {text[:500]}")
-            if not text:  # it was streamed
+            if text:  # it was not streamed
+                answer: dict[str, Any] = json.loads(text)
+                if own := client.own_weights(answer):
+                    self.lost.add(server, own)  # started anew; it has yet to be brought to these weights
+                    continue
+                ask.pieces.append(answer)
+            if ask.aborted or not ask.held or not client.is_left(ask):
                 return ask.pieces
-            answer: dict[str, Any] = json.loads(text)
-            if (own := client.own_weights(answer)) is None:
-                return [*ask.pieces, answer]
-            self.lost.add(server, own)  # started anew; it has yet to be brought to the promised weights
+            ask.pieces = ask.pieces if ask.is_cut else []
         return ask.pieces
 
     async def _reply(self, ask: Ask, server: int) -> tuple[int, str] | None:
         """Return status and text of a server's reply; None where it is lost, or the request was aborted."""
         request, client = uuid4().hex, self.clients[server]
         known = [token for piece in ask.pieces for token in client.tokens(piece)]
-        body = ask.behind(known) if ask.behind and known else ask.body
+        body = ask.behind(known) if ask.behind else ask.body
         reply = asyncio.ensure_future(self._post(server, client.generates, client.asked(request, body), ask))
         self.flying[request] = InFlight(ask, server, reply)
         try:
@@ -229,7 +235,7 @@ class Calls:
         async with self.session.post(f"{client.url}/{call}", json=body, headers=client.headers) as reply:
             if ask is None or reply.content_type != "text/event-stream":
                 return reply.status, await reply.text()
-            return await _heard(client, ask, events(reply.content))
+            return await client.heard(ask, events(reply.content))
 
     async def _place(self, ask: Ask) -> int | None:
         """Return the server that takes a request, once there is one; None if it was aborted before."""
@@ -246,7 +252,7 @@ class Calls:
     async def _give_back(self, server: int) -> None:
         self.router.give_back(server)
         async with self.freed:
-            self.freed.notify()
+            self.freed.notify(len(self.asks) if self.router.held else 1)  # some may have to wait on
 
     async def _all_may_look(self) -> None:
         async with self.freed:
@@ -257,19 +263,33 @@ class Calls:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _abort(self, asks: Iterable[Ask] | None = None) -> None:
-        wanted = {*(self.asks if asks is None else asks)}
+    async def _abort(self, asks: Iterable[Ask]) -> None:
+        wanted = {*asks}
         for ask in wanted:
             ask.aborted = True
         await self._all_may_look()
+        await self._land(lambda flight: flight.ask in wanted)
+
+    async def _hold(self, servers: set[int], version: int) -> None:
+        self.router.held = servers
+        for ask in self.asks:
+            ask.versions.add(version)
+        for flight in self.flying.values():
+            flight.ask.held |= flight.server in servers
+        await self._all_may_look()
+        await self._land(lambda flight: flight.server in servers)
+
+    async def _land(self, wanted: Callable[[InFlight], bool]) -> None:
+        """End requests that are sent, and wait until they have come back."""
         rounds = count()
-        while sent := [(request, flight) for request, flight in self.flying.items() if flight.ask in wanted]:
+        while sent := [(request, flight) for request, flight in self.flying.items() if wanted(flight)]:
             # repeated: a request on its way is not known to its server yet
             await asyncio.gather(*(self._stop(request, flight) for request, flight in sent))
             if next(rounds) > SWEEPS:
                 for _, flight in sent:
                     flight.reply.cancel()
-            await asyncio.sleep(SWEEP)
+            await asyncio.wait([flight.reply for _, flight in sent], timeout=SWEEP)
+            await asyncio.sleep(0)
 
     async def _stop(self, request: str, flight: InFlight) -> None:
         if (call := self.clients[flight.server].abortion(request)) is None:
@@ -279,15 +299,3 @@ class Calls:
             await self._post(flight.server, *call)
         except self.losses:
             self.lost.add(flight.server)
-
-
-async def _heard(client: Endpoint, ask: Ask, streamed: AsyncIterator[dict[str, Any]]) -> tuple[int, str]:
-    """Take what a server streams into a piece; return its status, and a text where it is no sample."""
-    begun = len(ask.pieces)
-    async for event in streamed:
-        if "error" in event:
-            return int(event["error"].get("code") or 500), json.dumps(event)
-        if client.own_weights(event) is not None:
-            return 200, json.dumps(event)
-        ask.pieces[begun:] = [client.joined(ask.pieces[begun:], event)]
-    return 200, ""

@@ -8,11 +8,12 @@ import os
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.messages.errors import ServerLostError
 
 REPLY, GLANCE = 3600.0, 5.0  # seconds in which a call has to be answered, and a look at the server
@@ -67,6 +68,21 @@ class Endpoint(ABC):
     def joined(self, before: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
         """Return what is known of a sample after an event of its stream, behind one piece or none."""
         return event
+
+    async def heard(self, ask: Ask, streamed: AsyncIterator[dict[str, Any]]) -> tuple[int, str]:
+        """Take what is streamed into a piece; return its status, and a text where it is no sample."""
+        begun = len(ask.pieces)
+        async for event in streamed:
+            if "error" in event:
+                return int(event["error"].get("code") or 500), json.dumps(event)
+            if self.own_weights(event) is not None:
+                return 200, json.dumps(event)
+            ask.pieces[begun:] = [self.joined(ask.pieces[begun:], event)]
+        return 200, ""
+
+    def is_left(self, ask: Ask) -> bool:
+        """Return whether a sample whose reply was ended from outside has more to come."""
+        return False
 
     def abortion(self, request: str) -> tuple[str, dict[str, Any]] | None:
         """Return the call that ends a request; None where it ends with its connection."""

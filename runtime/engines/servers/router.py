@@ -30,18 +30,19 @@ class Router:
         """Start with all of some servers up and idle; ``limit`` requests may be in flight on one."""
         self.limit = limit
         self.loads = [0] * servers
-        self.up = {*range(servers)}
+        self.up, self.held = {*range(servers)}, set[int]()
         self.homes: OrderedDict[Hashable, int] = OrderedDict()  # home of each conversation; the latest last
 
     def take(self, conversation: Hashable = None, late: int | None = None) -> int | None:
         """Return a server for a request, which counts there until ``give_back``; None: all are full.
 
-        A conversation whose server is full, lost or ``late`` moves to another, and stays there.
+        A conversation whose server is full, lost or ``late`` moves to another, and stays there; while its
+        server is ``held`` it waits: it would move back at the next sync, and leave others idle.
         """
-        free = [server for server in sorted(self.up) if self.loads[server] < self.limit]
-        if not free:
-            return None
+        free = [server for server in sorted(self.up - self.held) if self.loads[server] < self.limit]
         server = self.homes.get(conversation) if conversation is not None else None
+        if not free or server in self.held:
+            return None
         if server not in free or server == late:
             server = min(free, key=lambda one: (one == late, self.loads[one]))
         self.loads[server] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlgraph.nodes.rollout.stop_text import cut_at_text
@@ -11,7 +11,6 @@ from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling, Tokeni
 from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.servers.calls import Calls
 
-NOTHING = Generation((), (), "abort")
 Read = Callable[[Ask, Sequence[dict[str, Any]]], Generation]
 
 
@@ -35,7 +34,8 @@ class InHand:
     """A sample that a call asks for: its request, and what of it was drawn before that and told already."""
 
     ask: Ask
-    before: Generation = NOTHING  # what requests that were aborted have drawn, and nobody was told
+    # what requests that were aborted have drawn, and nobody was told
+    before: Generation = field(default_factory=Generation)
     told: int = 0  # tokens that earlier calls have returned
 
     def made(self, read: Read, pieces: Sequence[dict[str, Any]]) -> Generation:
@@ -82,9 +82,11 @@ def generate(
 
     def new(request: Request, seed: int, conversation: Hashable, before: Generation) -> InHand:
         def behind(tokens: Sequence[int]) -> dict[str, Any]:
-            return body(_behind(request, tokens, sampling), seed)
+            return body(request.behind(tokens, sampling), seed)
 
-        return InHand(Ask(body(request, seed), conversation, {version}, behind=behind), before)
+        ask = Ask(body(request, seed), conversation, {version}, behind=behind)
+        ask.is_cut = sampling.regex is sampling.json_schema is None
+        return InHand(ask, before)
 
     def sample(number: int, place: int, seed: int) -> InHand:
         request = requests[number]
@@ -94,11 +96,11 @@ def generate(
             task = calls.staying[same.ask]
             if not same.ask.aborted:
                 return same
-            before = same.made(read, task.result()) if task.done() else NOTHING
+            before = same.made(read, task.result()) if task.done() else Generation()
             if before.finish != "abort":
                 return same
-            return new(_behind(request, before.tokens, sampling), seed, conversation, before)
-        return new(request, seed, conversation, NOTHING)
+            return new(request.behind(before.tokens, sampling), seed, conversation, before)
+        return new(request, seed, conversation, Generation())
 
     samples = [
         sample(n, place, seed) for n, one in enumerate(requests) for place, seed in enumerate(one.seeds)
@@ -113,12 +115,6 @@ def generate(
                 calls.left.setdefault((*requests[number].prompt, *part.tokens), []).append(one)
     parts = iter(made)
     return [[next(parts) for _ in request.seeds] for request in requests]
-
-
-def _behind(request: Request, tokens: Sequence[int], sampling: Sampling) -> Request:
-    """Return the request that goes on behind new tokens of its sample, which are fewer than its limit."""
-    rest, drawn = request.limits(sampling)[1] - len(tokens), request.drawn + len(tokens)
-    return replace(request, prompt=[*request.prompt, *tokens], max_new_tokens=rest, drawn=drawn)
 
 
 def cut(tokenizer: Tokenizer, made: list[list[Generation]], sampling: Sampling) -> list[list[Generation]]:

@@ -79,6 +79,14 @@ class Client(Endpoint):
         ids = [*known["output_ids"], *event["output_ids"]]
         return {"output_ids": ids, "meta_info": meta | {"output_token_logprobs": logprobs}}
 
+    def is_left(self, ask: Ask) -> bool:
+        """Return whether a sample has more to come; its last reply is then as of a server that is lost."""
+        meta = ask.pieces[-1]["meta_info"]
+        if meta["finish_reason"]["type"] != "abort":
+            return False
+        meta["finish_reason"] = None
+        return generation(ask, ask.pieces).finish == "abort"
+
     def abortion(self, request: str) -> tuple[str, dict[str, Any]]:
         """Return the call that ends a request, which then comes back as far as it is."""
         return "abort_request", {"rid": request}
@@ -94,17 +102,9 @@ class Client(Endpoint):
         for part in sorted(parts, reverse=True):
             self.post("resume_memory_occupation", {"tags": PARTS[part]})
 
-    def flush(self, paused: bool = False) -> None:
-        """Forget cached keys and values; where it is not paused, once nothing runs.
-
-        What has been answered is still in the scheduler for a moment, so it is waited for. What is paused
-        stays there, and SGLang would wait for it too.
-        """
-        self.post("flush_cache" if paused else "flush_cache?timeout=60", {})
-
-    def pause(self) -> None:
-        """Stop generating; what runs gives up its keys and values, and waits."""
-        self.post("pause_generation", {"mode": "retract"})
+    def flush(self) -> None:
+        """Forget cached keys and values, once nothing runs: what was answered is there for a moment more."""
+        self.post("flush_cache?timeout=60", {})
 
     def hold(self) -> None:
         """Stop generating; what runs comes back as far as it is, what comes waits."""
@@ -217,7 +217,7 @@ def generation(ask: Ask, pieces: Sequence[dict[str, Any]], mixture: Mixture | No
         RunError: its tokens are of other weights than they may be, or the server aborted it by itself, or
             does not tell experts.
     """
-    made = Generation([], [], "abort")
+    made = Generation()
     for reply in pieces:
         made = made.followed(_drawn(ask, reply))
     if made.finish == "abort" and made.tokens:  # it may be with its last token

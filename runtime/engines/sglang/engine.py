@@ -7,13 +7,13 @@ refused here first.
 
 Not covered: seeds. SGLang follows them only where its inference is deterministic, which needs a GPU.
 
-One file: what sleeps, pauses or takes weights changes the state by which all other calls are refused.
+One file: what sleeps or takes weights changes the state by which all other calls are refused.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ PATIENCE = 60.0  # seconds in which one of several servers has to be back that t
 class SglangEngine:
     """Generates with SGLang servers whose weights arrive by ``load_weights``.
 
-    ``generate`` may run in several threads at a time; meanwhile ``pause``, ``load_weights`` and ``resume``
-    bring new weights to what is in flight, and ``abort`` ends it.
+    ``generate`` may run in several threads at a time; meanwhile ``load_weights`` brings new weights to what
+    is in flight, and ``abort`` ends it.
 
     Example:
         engine = SglangEngine("Qwen/Qwen2.5-0.5B-Instruct", logs=Path("logs"))
@@ -134,7 +134,7 @@ class SglangEngine:
         self.context = context_of(text)
         self.tied = bool(getattr(text, "tie_word_embeddings", False))
         self.stops = files.stop_ids(text, self.tokenizer)
-        self.version, self.away, self.paused = -1, frozenset[str](), False
+        self.version, self.away = -1, frozenset[str]()
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None
         self.ranks, self.content = ranks, AllWeights() if adapter is None else adapter_of(path, adapter)
@@ -145,8 +145,8 @@ class SglangEngine:
         settings = {**(options or {}), **options_of(files)}
         settings = overridden(settings) if quantization else settings
         self.follower: Follower | None = None
-        keeps = keeps and restarts > 0
-        self.patience = 2 * start_timeout if keeps and not servers else PATIENCE
+        self.group, self.keeps = group, keeps and restarts > 0 and not servers
+        self.patience = 2 * start_timeout if self.keeps else PATIENCE
         if leads and servers:
             self.supervisor = Remotes(servers, self.device, transport, sync_folder)
         elif leads or starts:
@@ -157,7 +157,7 @@ class SglangEngine:
                 self.follower = Follower(launch, logs, devices, host, starts)
             else:
                 self.supervisor = SglangSupervisor(
-                    launch, logs, devices, host, restarts, keeps, start_timeout, ranks, starts
+                    launch, logs, devices, host, restarts, self.keeps, start_timeout, ranks, starts
                 )
                 servers, self.notes = [self.supervisor.client], self.supervisor.notes
         self.calls: Calls | None = None
@@ -189,11 +189,11 @@ class SglangEngine:
         What ``enough`` aborts depends on what the servers end first. What was aborted comes back as far as it
         is, with the finish ``abort``.
 
-        What ``stays`` is in flight between calls too, until new weights, sleep or a pause: then it comes back
-        as far as it is, and the next call asks for the rest. Its replies are streamed.
+        What ``stays`` is in flight between calls too, until sleep: then it comes back as far as it is, and
+        the next call asks for the rest. Its replies are streamed.
 
         Raises:
-            RuntimeError: no weights were given yet, or the engine is paused, or parts of it are asleep.
+            RuntimeError: no weights were given yet, or parts of it are asleep.
             ValueError: an empty prompt, or one that with ``max_new_tokens`` exceeds the model's context.
             RunError: a server refused, or answered with other weights than this engine was given.
             ServerLostError: no server is left.
@@ -201,7 +201,10 @@ class SglangEngine:
         self._check_awake()
         check_lengths(requests, sampling, self.context)
         assert self.calls
-        asked = partial(body, sampling=sampling, stops=self.stops, adapter=self.named, streamed=stays)
+
+        def asked(request: Request, seed: int) -> dict[str, Any]:
+            return body(request, seed, sampling, self.stops, self.named, stays)  # by the adapter of then
+
         read = partial(generation, mixture=self.mixture if sampling.routing else None)
         made = generate(self.calls, requests, sampling, self.version, asked, read, enough, stays)
         return cut(self.tokenizer, made, sampling)
@@ -209,8 +212,6 @@ class SglangEngine:
     def _check_awake(self) -> None:
         if self.away:
             self._refuse(f"{', '.join(sorted(self.away))} asleep; wake them before generate")
-        if self.paused:
-            self._refuse("paused; resume before generate")
         if self.version < 0:
             self._refuse("no weights yet; call load_weights or load_pretrained before generate")
 
@@ -219,71 +220,79 @@ class SglangEngine:
         if self.calls:
             self.calls.abort()
 
-    def pause(self) -> None:
-        """Stop generating: what is in flight waits for ``resume``, and may get new weights until then.
-
-        Raises:
-            RuntimeError: it is paused already, or parts are asleep.
-        """
-        if self.paused or self.away:
-            state = "paused already" if self.paused else f"{', '.join(sorted(self.away))} asleep"
-            self._refuse(f"{state}; it can't be paused")
-        self._settle()
-        if self.supervisor:
-            self.supervisor.pause()
-        meet(self.pool)
-        self.paused = True
-
-    def resume(self) -> None:
-        """Generate again.
-
-        Raises:
-            RuntimeError: it is not paused, or has no weights.
-        """
-        if not self.paused or self.version < 0:
-            self._refuse("no weights yet" if self.paused else "not paused; it can't go on")
-        meet(self.pool)
-        if self.supervisor:
-            self.supervisor.resume()
-        self.paused = False
-
     def load_weights(self, named: Iterable[Named], version: int) -> None:
         """Take every weight by its name in the checkpoint, in buckets. After an error ``version`` is -1.
 
         So it is, on all of the pool, where a server was lost on the way and no copy is kept: call it again.
 
+        What is in flight goes on with them, each from the token that it has come to. Where a copy is kept,
+        that happens once all have arrived, at half of the pool's servers, and then at the others; with an
+        adapter at all of them, as each request names one.
+
         Raises:
-            RuntimeError: the weights are asleep, or something is in flight and not paused; where an adapter
-                is loaded, also if it is paused: what is in flight keeps the adapter that it began with.
+            RuntimeError: the weights are asleep.
             RunError: a server refused them, or would leave some out for their names.
             ServerLostError: a server is lost, and may not be started anew.
         """
         if "weights" in self.away:
             self._refuse("its weights are asleep; wake them before load_weights")
-        self._settle()
-        self._check_idle("load_weights", paused=not isinstance(self.content, Adapter))
-        meet(self.pool)
+        assert self.calls
+        collects = self._anywhere(bool(self.calls.asks)) and self.keeps
         self.version = -1
         sent = list[str]()
         kept = ((name, t) for name, t in noted(named, sent) if not (self.tied and name == "lm_head.weight"))
         parameters, arrived = cast(kept, self.dtype), True
         if self.quantization:
             parameters = quantized(parameters)
+        is_adapter = isinstance(self.content, Adapter)
+        check = partial(check_names, self.path, frozenset() if is_adapter else self.stored, sent)
+        if collects:
+            if isinstance(self.supervisor, SglangSupervisor):
+                self.supervisor.collect(parameters, version)
+            else:
+                deque(parameters, maxlen=0)
+            check()
+        for held in self._turns(collects and not is_adapter):
+            try:
+                self.calls.hold(held, version)
+                meet(self.pool)
+                self.named = adapter_name(version) if is_adapter else ""
+                if not collects:
+                    arrived = self._load(parameters, version)
+                elif 0 in held and isinstance(self.supervisor, SglangSupervisor):
+                    self.supervisor.take()
+                lost = self._anywhere(not arrived)
+                if not collects:
+                    check()
+                if lost:
+                    return
+            finally:
+                self.calls.hold((), version)
+        self.version = version
+        self.calls.leave_out()
+
+    def _load(self, parameters: Iterable[Named], version: int) -> bool:
+        """Take weights as they come; return whether the server has them."""
         if self.supervisor:
-            arrived = self.supervisor.load(parameters, version)
-        elif self.ranks:
+            return self.supervisor.load(parameters, version)
+        if self.ranks:
             self.ranks.hand_over(self.content.buckets(parameters))
         else:
             deque(parameters, maxlen=0)  # another one sends; here they are only gathered
-        arrived = all(of_ranks(arrived, self.pool)) if self.pool else arrived
-        is_adapter = isinstance(self.content, Adapter)
-        self.named = adapter_name(version) if is_adapter else ""
-        check_names(self.path, frozenset() if is_adapter else self.stored, sent)
-        if not arrived:
-            return
-        self.version = version
-        if self.calls:
-            self.calls.promise(version)
+        return True
+
+    def _turns(self, halves: bool) -> Iterator[Collection[int]]:
+        """Yield the servers that take weights at a time, by their places in ``calls``, where the own is
+        first: all of the pool, or one half after the other."""
+        assert self.calls
+        count, turns = len(self.calls.clients), 2 if halves else 1
+        own = self.pool.rank() // self.group if self.pool else 0
+        for turn in range(min(count, turns)):
+            yield [at for at in range(count) if (own + at) % count % turns == turn]
+
+    def _anywhere(self, here: bool) -> bool:
+        """Return whether something is so for any engine of the pool, once all have come here."""
+        return any(of_ranks(here, self.pool)) if self.pool else here
 
     @cached_property
     def stored(self) -> frozenset[str]:
@@ -301,8 +310,7 @@ class SglangEngine:
         """Take the weights that lie at ``path``, as version 0; of a server that this engine started."""
         assert isinstance(self.supervisor, SglangSupervisor)
         assert not self.quantization, "weights in 8 bits come by a sync"
-        self._settle()
-        self._check_idle("load_pretrained")
+        self.settle("load_pretrained")
         self.supervisor.load_pretrained()
         self.version, self.named = 0, ""
 
@@ -315,15 +323,12 @@ class SglangEngine:
         """Release the memory of ``weights``, ``kv`` or both. Asleep weights come back by a sync alone.
 
         Raises:
-            RuntimeError: a part is asleep already, or something is in flight, or the engine is paused.
+            RuntimeError: a part is asleep already, or something is in flight that does not stay.
         """
         moved = self._moved(parts, asleep=False)
         if "weights" in moved and isinstance(self.content, Adapter):
             self._refuse("a sync brings an adapter alone, so weights can't sleep (serve.lora)")
-        self._settle()
-        self._check_idle("sleep")
-        if self.paused:
-            self._refuse("paused; resume before sleep")
+        self.settle("sleep")
         self._fence()
         if self.supervisor:
             self.supervisor.sleep(moved)
@@ -354,16 +359,12 @@ class SglangEngine:
             self._refuse(f"{', '.join(sorted(unknown or wrong))}: {state}")
         return moved
 
-    def _settle(self) -> None:
+    def settle(self, call: str) -> None:
         """End what stays in flight between calls; the next one goes on from what there is of it."""
         if self.calls:
-            self.calls.settle()
-
-    def _check_idle(self, call: str, paused: bool = True) -> None:
-        """Check that nothing is in flight, or that all is ``paused`` where this suffices."""
-        if self.calls and self.calls.asks and not (paused and self.paused):
-            ways = "pause or abort" if paused else "abort"
-            self._refuse(f"{len(self.calls.asks)} samples are in flight; {ways} them before {call}")
+            self.calls.abort(staying=True)
+            if self.calls.asks:
+                self._refuse(f"{len(self.calls.asks)} samples are in flight; abort them before {call}")
 
     def _refuse(self, law: str) -> None:
         raise RuntimeError(f"{self.path}: {law}")

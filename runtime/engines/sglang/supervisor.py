@@ -1,7 +1,7 @@
 """Supervision of SGLang servers: of the one that this process started, or of several that run already.
 
-Both bring servers to what an engine wants of them: weights, parts asleep or awake, paused or not. A server
-that this process started and that is lost is started anew and brought there again, whatever it was doing.
+Both bring servers to what an engine wants of them: weights, parts asleep or awake. A server that this process
+started and that is lost is started anew and brought there again, whatever it was doing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ HOST = torch.device("cpu")
 
 
 class Moves(ABC):
-    """The moves that an engine asks of its servers, and what it wants of them: asleep parts, and a pause."""
+    """The moves that an engine asks of its servers, and what it wants of them: parts that sleep."""
 
-    away, paused = frozenset[str](), False
+    away = frozenset[str]()
     lock: AbstractContextManager[Any] = nullcontext()
 
     @abstractmethod
@@ -42,23 +42,15 @@ class Moves(ABC):
 
     def sleep(self, parts: frozenset[str]) -> None:
         """Release the memory of parts."""
-        self._want(lambda client: client.release(parts), away=self.away | parts)
+        self._want(lambda client: client.release(parts), self.away | parts)
 
     def wake(self, parts: frozenset[str]) -> None:
         """Take the memory of parts again."""
-        self._want(lambda client: client.retake(parts), away=self.away - parts)
+        self._want(lambda client: client.retake(parts), self.away - parts)
 
-    def pause(self) -> None:
-        """Stop generating."""
-        self._want(Client.pause, paused=True)
-
-    def resume(self) -> None:
-        """Generate again."""
-        self._want(Client.resume, paused=False)
-
-    def _want(self, action: Callable[[Client], None], **state: Any) -> None:
+    def _want(self, action: Callable[[Client], None], away: frozenset[str]) -> None:
         with self.lock:
-            vars(self).update(state)
+            self.away = away
             self.do(action)
 
 
@@ -99,6 +91,21 @@ class SglangSupervisor(Moves, Supervisor):
         why = "others held memory as it started" if held < counted else "see its log"
         return f"{law}; the plan counts {counted:,} ({why}): set serve.cache_tokens={held}"
 
+    def collect(self, parameters: Iterable[Named], version: int) -> None:
+        """Keep a copy of weights on the host, while the server generates with those before; see ``take``."""
+        with self.lock:
+            before, self.kept = self.kept, []
+            for index, bucket in enumerate(self.content.buckets(parameters)):
+                self.kept.append(flat_of(bucket, HOST, before[index : index + 1]))
+            self._has_copy(version)
+
+    def take(self) -> None:
+        """Bring the server to the weights of the copy."""
+        bring = self.bring
+        assert bring
+        with self.lock:
+            self.do(lambda _: bring())
+
     def load(self, parameters: Iterable[Named], version: int) -> bool:
         """Bring weights to the server, bucket by bucket, as long as they come; see ``SglangEngine``.
 
@@ -117,9 +124,7 @@ class SglangSupervisor(Moves, Supervisor):
                 if self.keeps:
                     self.kept.append(flat if flat.device == HOST else flat_of(bucket, HOST, earlier))
             if self.keeps:
-                self.bring = partial(self._replay, version)
-                if torch.cuda.is_initialized():
-                    torch.cuda.synchronize()  # the copies have arrived
+                self._has_copy(version)
             if lost or not self.tried(partial(self._end_update, version)):
                 self.renew()
                 return self.keeps
@@ -156,7 +161,12 @@ class SglangSupervisor(Moves, Supervisor):
 
     def _forget(self) -> None:
         if "kv" not in self.away:  # else there is no cache of older weights
-            self.client.flush(self.paused)
+            self.client.flush()
+
+    def _has_copy(self, version: int) -> None:
+        self.bring = partial(self._replay, version)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # it has arrived
 
     def _replay(self, version: int) -> None:
         self.content.begin(self.client)
@@ -165,19 +175,13 @@ class SglangSupervisor(Moves, Supervisor):
         self._end_update(version)
 
     def restore(self) -> None:
-        """Bring a new server to the weights, the sleep and the pause that were wanted of the one before."""
+        """Bring a new server to the weights and the sleep that were wanted of the one before."""
         self.client.hold()  # so that nobody gets tokens of the weights that it started with, or of a mixture
-        paused, self.paused = self.paused, False  # it is held, not paused, until it has its weights
-        try:
-            if self.bring:
-                self.bring()
-        finally:
-            self.paused = paused
+        if self.bring:
+            self.bring()
         self.client.resume()
         if self.away:
             self.client.release(self.away)
-        if self.paused:
-            self.client.pause()
 
 
 class Remotes(Moves):
@@ -201,7 +205,7 @@ class Remotes(Moves):
         else:
             deque(parameters, maxlen=0)
         if "kv" not in self.away:
-            self.do(lambda client: client.flush(self.paused))
+            self.do(Client.flush)
         return True
 
     def bring(self, weights: Weights) -> None:

@@ -114,7 +114,7 @@ class BatchRun:
         while self.live or self.waiting:
             self._admit()
             self._step()
-            if enough and len(self.ended) > told:
+            if enough:
                 told, new = len(self.ended), self.ended[told:]
                 if enough([self.requests[sample] for sample in new]):
                     break

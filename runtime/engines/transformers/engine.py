@@ -173,6 +173,10 @@ class TransformersEngine:
         )
         self._load(in_pieces(named_weights(model).items(), self.pieces))
 
+    def settle(self, call: str) -> None:
+        """Free the memory of slots that were kept: the next call reads again what it goes on with."""
+        self.kept = None
+
     def close(self) -> None:
         """Nothing runs beside this process."""
 

@@ -6,20 +6,23 @@
 
 Few weights in bfloat16 change with an update of reinforcement learning: most steps are smaller than half of a
 weight's last bit. A tensor of which so much changed that this would be more bytes goes whole, as do all at
-first.
+first. Where that was most of a version, the next ones go whole without a look, and nothing is kept of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
 from rlgraph.errors import RunError
 from rlgraph.ops.metric import Metric
 from rlgraph.runtime.engines.weights.transfer import Named, Transport, Weights
 
-CHANGES = "#changes"  # behind the name of a tensor whose changes alone are sent
+CHANGES, KEPT = "#changes", "#kept"  # behind names: changes alone are sent; all of it, and both ends keep it
+MOST, REST = 0.5, 8  # the share of bytes that is too much, and how many versions go whole after one like that
 CHECK, PLACE = 8, 4  # bytes: of the sum of a tensor's bits, and of the place of one that changed
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -32,10 +35,14 @@ class Delta:
         self.kept: dict[str, torch.Tensor] = {}  # the bits of each tensor, flat, as they were sent last
         self.kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}  # shapes and data types of what came
         self.sent, self.whole = 0, 0  # bytes of the last version, and of all its weights
+        self.compared, self.rest = False, 0  # whether that was with one before; versions that go whole yet
 
     def send(self, weights: Weights) -> None:
         """Send the changes of every tensor, or all of it."""
-        self.sent = self.whole = 0
+        self.rest = max(self.rest - 1, 0)
+        if self.compared and self.sent > MOST * self.whole:
+            self.rest, self.kept = REST, {}
+        self.compared, self.sent, self.whole = bool(self.kept), 0, 0
         self.way.send(Weights(weights.version, self._changes(weights.tensors)))
 
     def receive(self, version: int) -> Weights:
@@ -49,27 +56,31 @@ class Delta:
 
     def _changes(self, named: Iterable[Named]) -> Iterator[Named]:
         for name, tensor in named:
-            bits = _bits(tensor)
-            before = self.kept.get(name)
-            self.kept[name], self.whole = bits, self.whole + tensor.nbytes
-            change = None if before is None else _change(before, bits)
+            self.whole += tensor.nbytes
+            change, mark = None, ""
+            if not self.rest:
+                bits, before = _bits(tensor), self.kept.get(name)
+                self.kept[name], mark = bits, KEPT
+                change = None if before is None else _change(before, bits)
             if change is None:
                 self.sent += tensor.nbytes
-                yield name, tensor
+                yield name + mark, tensor
             else:
                 self.sent += change.nbytes
                 yield name + CHANGES, change
 
     def _restored(self, named: Iterable[Named]) -> Iterator[Named]:
         for wire, tensor in named:
-            name = wire.removesuffix(CHANGES)
-            if wire == name:
-                self.kept[name], self.kinds[name] = _bits(tensor), (tensor.shape, tensor.dtype)
-                yield name, tensor
+            name, _, mark = wire.partition("#")
+            if wire == name + CHANGES:
+                shape, dtype = self.kinds[name]
+                bits = _changed(name, self.kept[name], tensor.cpu())
+                yield name, bits.view(dtype).view(shape).to(tensor.device)
                 continue
-            shape, dtype = self.kinds[name]
-            bits = _changed(name, self.kept[name], tensor.cpu())
-            yield name, bits.view(dtype).view(shape).to(tensor.device)
+            self.kept.pop(name, None)
+            if mark:
+                self.kept[name], self.kinds[name] = _bits(tensor), (tensor.shape, tensor.dtype)
+            yield name, tensor
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,12 +91,17 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _change(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor | None:
     """Return uint8: what makes one of the other; None where the whole takes no more bytes."""
-    places = torch.nonzero(before != now)[:, 0]
+    places = np.flatnonzero(before.numpy() != now.numpy())  # numpy's are 3 and 13 times as fast as torch's
     size = CHECK + len(places) * (PLACE + now.element_size())
     if size >= now.nbytes or now.numel() > torch.iinfo(torch.int32).max:
         return None
-    check = now.sum(dtype=torch.int64).reshape(1)
-    return torch.cat([part.view(torch.uint8) for part in (check, places.int(), now[places])])
+    parts = _sum(now), places.astype(np.int32), now.numpy()[places]
+    return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
+
+
+def _sum(bits: torch.Tensor) -> Any:
+    """Return int64 [1]: the sum of all, which wraps around."""
+    return bits.numpy().sum(dtype=np.int64).reshape(1)
 
 
 def _changed(name: str, bits: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
@@ -94,7 +110,7 @@ def _changed(name: str, bits: torch.Tensor, change: torch.Tensor) -> torch.Tenso
     count = (len(change) - CHECK) // (PLACE + width)
     check, places, new = change.split([CHECK, count * PLACE, count * width])
     bits[places.clone().view(torch.int32).long()] = new.clone().view(bits.dtype)
-    if bits.sum(dtype=torch.int64) != check.clone().view(torch.int64):
+    if _sum(bits) != check.clone().view(torch.int64).numpy():
         law = f"the changes of weight {name} do not make of it what was sent"
         raise RunError(f"{law}\n  start the run anew: one of the two ends has other weights than was thought")
     return bits

@@ -178,7 +178,7 @@ def syncs(plan: Plan, one_process: bool) -> Mapping[str, Step]:
     """
     chosen: dict[str, Step] = {}
     for step in (*plan.steps, *plan.eval_steps):
-        if step.facts.syncs:
+        if step.facts.syncs and not step.facts.lends:
             (model,) = step.models
             serve = plan.models[model].serve
             assert serve

@@ -1,0 +1,157 @@
+"""Lend the pool that trains to generation that streams, while it waits for rows.
+
+    gen      ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
+    train    update 1    ▇▇▇ ▇▇▇ ▇▇▇ update 2    ▇▇▇     rounds over some of what gen has begun
+
+A step inserted before the rows are collected brings the weights, which are there, to an engine of the pool's
+own; from there on until then its devices hold both. Where the graph does not say, a plan for a cluster lends
+the pool if that fits, and an iteration is shorter for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rlgraph.costs.pricing import Pricing
+from rlgraph.engines.registry import SERVING
+from rlgraph.errors import fail
+from rlgraph.ir.plan import Plan, Step
+from rlgraph.ir.prediction import Prediction
+from rlgraph.ir.renumber import surrounded, with_order
+from rlgraph.ir.steps import Kind
+from rlgraph.ops.registry import load
+from rlgraph.planning.auto_settings import Laid
+from rlgraph.planning.host_memory import fits
+from rlgraph.units import middle, size_text
+
+LEAST = 0.02  # of an iteration: the least gain for which a pool is lent
+ASKED = "the graph asks for it (`schedule.stream.lend`)"
+
+
+def lend_asked(plan: Plan) -> Plan:
+    """Return the plan whose pool is lent where the graph says so.
+
+    Raises:
+        GraphError: it can't be.
+    """
+    stream = plan.schedule.stream
+    if stream is None or stream.lend is not True:
+        return plan
+    if reason := unfit(plan):
+        law = f"`schedule.stream.lend: true`, and {reason}"
+        raise fail("no-lend", law, None, remedy="set: {schedule.stream.lend: false}")
+    return lent(plan, ASKED)
+
+
+def lend_where_it_pays(
+    plan: Plan, alone: Laid, lay: Callable[[Plan], Laid], predicted: Callable[[Pricing], Prediction]
+) -> Laid:
+    """Return the plan laid out with its pool lent, and why; or as it is ``alone``, with a note why not."""
+    stream = plan.schedule.stream
+    if stream is None or stream.lend != "auto" or not fits(alone[0]):
+        return alone
+    pool, reason = lender(plan), unfit(plan)
+    told = None if reason else predicted(alone[0])
+    if told and told.stream:
+        before, waits = middle(told.seconds), 1 - middle(told.pools[pool]) / middle(told.seconds)
+        reason = f"it waits for {waits:.0%} of an iteration"
+        if waits > LEAST:
+            tried, _ = laid = lay(lent(plan, ""))
+            after, held = middle(predicted(tried).seconds), _engine(tried, pool)
+            if not fits(tried):
+                peak = tried.peaks()[pool]
+                reason = (
+                    f"with its engine a device takes {size_text(peak.bytes)} of {size_text(peak.capacity)} "
+                )
+                reason += f"in `{peak.step}`"
+            elif after > (1 - LEAST) * before:
+                reason += f", which would not be shorter: {after:.3g} s, and {before:.3g} s without"
+            else:
+                because = f"{pool} waits for {waits:.0%} of an iteration, which is {1 - after / before:.0%} "
+                because += f"shorter for it; its engine takes {size_text(held)} of a device"
+                return _noted(laid, lambda one: _because(one, because))
+    note = f"pool {pool} is not lent to generation: {reason}"
+    return _noted(alone, lambda one: replace(one, notes=(*one.notes, note)))
+
+
+def _noted(laid: Laid, change: Callable[[Plan], Plan]) -> Laid:
+    return replace(laid[0], plan=change(laid[0].plan)), change(laid[1])
+
+
+def _because(plan: Plan, reason: str) -> Plan:
+    steps = tuple(replace(step, because=reason) if step.facts.lends else step for step in plan.steps)
+    return replace(plan, steps=steps)
+
+
+def _engine(pricing: Pricing, pool: str) -> int:
+    """Return the bytes of the engine on a pool that is lent, while it generates."""
+    collect = next(s for s in pricing.plan.steps if s.facts.collects and pool == s.pool)
+    held = sum(size for item, size in pricing.items(pool).items() if item.engine == "serve")
+    return held + pricing.transient(pool, collect).total()
+
+
+def lent(plan: Plan, because: str) -> Plan:
+    """Return the plan with the step that lends the pool on which the model that streams trains."""
+    drawing = _drawing(plan)
+    collect = next(step for step in plan.steps if step.facts.collects and step.region == drawing.region)
+    sync = next(
+        step for step in plan.steps if step.facts.syncs and step.models.keys() & drawing.models.keys()
+    )
+    pool, serve = lender(plan), plan.models[next(iter(drawing.models))].serve
+    assert serve
+    step = replace(
+        sync,
+        id=len(plan.steps) + 1,
+        kind=Kind.LEND,
+        node=f"lend:{pool}",
+        pool=pool,
+        devices=tuple(range(plan.pools[pool])),
+        because=because,
+        after=(sync.id,),
+        source="",
+        path=SERVING[serve.engine].paths[0],
+    )
+    around = {collect.id: ([step], ())}
+    slot = surrounded([plan.steps[number - 1] for number in plan.slot], around)
+    return with_order(plan, surrounded(plan.steps, around), [step.id for step in slot])
+
+
+def lender(plan: Plan) -> str:
+    """Return the pool on which the model that streams trains."""
+    train = plan.models[next(iter(_drawing(plan).models))].train
+    assert train
+    return train.pool
+
+
+def unfit(plan: Plan) -> str:
+    """Return why the pool that trains can't be lent, whatever its devices hold; "" where it can."""
+    drawing, stream = _drawing(plan), plan.schedule.stream
+    serve = plan.models[next(iter(drawing.models))].serve
+    assert serve and stream
+    if serve.addresses:
+        return "its weights go to servers at addresses"
+    if serve.hosts > 1 or plan.pools[lender(plan)] % serve.tensor_parallel:
+        return f"its {plan.pools[lender(plan)]} devices are no servers of {serve.tensor_parallel}"
+    if load(plan.functions[drawing.phase][drawing.node].target).declared.leaves_with:
+        return f"the conversations that `{drawing.node}` leaves unfinished stay on their worker"
+    if stream.order == "in_order":
+        return "`order: in_order` repeats to the bit, while which pool draws a sample depends on time"
+    inside = [step for step in plan.steps if step.region == drawing.region and not step.facts.collects]
+    alone = [step for step in inside if step.pool == drawing.pool and step.engine and step is not drawing]
+    if alone:
+        return f"`{alone[0].node}` measures what is drawn with an engine that is on pool {drawing.pool} alone"
+    here, there = plan.pools[drawing.pool], plan.pools[lender(plan)]
+    if here != there and (here == 1 or any(_reads_in_place(plan, step, drawing.pool) for step in inside)):
+        return f"its {there} devices have not the rows as the {here} of pool {drawing.pool} have them"
+    return ""
+
+
+def _reads_in_place(plan: Plan, step: Step, pool: str) -> bool:
+    """Return whether a step reads columns of another pool as they lie there."""
+    writers = {column: other.pool for other in plan.steps for column in other.writes}
+    return step.pool != pool and step.facts.in_place and any(writers[column] == pool for column in step.reads)
+
+
+def _drawing(plan: Plan) -> Step:
+    return next(step for step in plan.steps if step.leaves and step.region)

@@ -1,0 +1,254 @@
+"""Kill a run's processes at random moments, resume it, and hold what comes out against an undisturbed twin.
+
+    PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --seed 1 --chains 2 [--streamed] DIR
+
+A chain is a run that is killed several times, and then left to end. Moments are lines that the run prints,
+and a random while after them; what is killed is the driver, a worker, Ray's raylet or control store, or all
+at once. After the chain, weights, metrics and recorded columns of every iteration must equal the twin's to
+the bit: a prompt that is lost or repeated would be in other columns. A process or shared memory that is still
+there LEFT_S after the end of its driver is a leak. The table says all that by moment and process; the script
+ends with 1 where anything differs.
+
+A run that streams is no twin of another: of it each prompt must have been used once, in one iteration, and no
+row may be older than it promises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ran import holders, metrics, same_weights
+from test_stream import check, used
+
+from demo_files import make_demo_files
+
+HERE = Path(__file__).parent
+SETTINGS = ("schedule={iterations: 8, save_every: 2, record_every: 1}", "eval.every=4", "prompts.batch=4")
+MOMENTS = {
+    "start": r"starting workers",
+    "load": r"loading models",
+    "iterate": r"after 0 iterations|resumed after|iteration 1/",
+    "checkpoint": r"saving a checkpoint",
+    "evaluate": r"after 4 iterations",
+    "export": r"writing the models",
+}
+STREAMED_LACKS = ("evaluate",)
+PROCESSES = ("driver", "worker", "raylet", "gcs_server", "all")
+CHAIN = 4  # kills of a run
+WITHIN_S = 1.0  # after a moment
+NONE = "none"
+SHARED = Path("/dev/shm")
+LEFT_S, LIMIT_S = 20, 300
+
+
+@dataclass
+class Counts:
+    """What came of the kills, by (moment, process), and of the chains."""
+
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter)
+    resumed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    leaked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    chains: int = 0
+    equal: int = 0
+    trouble: list[str] = field(default_factory=list)
+
+
+STREAMED = (
+    "schedule={iterations: 12, save_every: 2, stream: {staleness: 2, chunk: 4, lend: true}}",
+    "drawn.seconds=0.02",
+    "judged.seconds=0.1",
+)
+
+
+def is_streamed(run_dir: Path) -> bool:
+    return run_dir.parent.name == "streamed"
+
+
+def command(run_dir: Path) -> list[str]:
+    go_on = ["--resume"] if (run_dir / "plan.json").exists() else []
+    graph, settings = ("ones.yaml", SETTINGS)
+    if is_streamed(run_dir):
+        graph, settings = "streamed.yaml", (*STREAMED, f"update.note={run_dir}.jsonl")
+    run = [sys.executable, "-u", "-m", "rlgraph", "run", str(HERE / graph), *settings, "--devices", "2"]
+    return [*run, "--run-dir", str(run_dir), *go_on]
+
+
+def as_promised(run_dir: Path) -> bool:
+    """Return whether a run that streamed has used each prompt once, and none that was too old."""
+    try:
+        check(used(str(run_dir)), staleness=2)
+    except AssertionError:
+        return False
+    return len(used(str(run_dir))) == 12
+
+
+def as_twin(run_dir: Path, twin: Path) -> bool:
+    """Return whether two runs have the same columns, metrics and weights, to the bit."""
+    columns = [path.relative_to(twin) for path in sorted(twin.glob("recorded/*/*.parquet"))]
+    same = [(run_dir / path).read_bytes() == (twin / path).read_bytes() for path in columns]
+    return all(same) and metrics(str(run_dir)) == metrics(str(twin)) and same_weights(str(run_dir), str(twin))
+
+
+def begun(run_dir: Path, token: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"RLGRAPH_TEST_TOKEN": token},
+        start_new_session=True,
+    )
+
+
+def targets(process: str, driver: int, token: str) -> list[int]:
+    """Return the processes to kill, those of Ray by their names."""
+    if process == "driver":
+        return [driver]
+    names = holders(token)
+    if process == "all":
+        return [driver, *names]
+    wanted = "ray::Worker" if process == "worker" else process
+    return [pid for pid, name in names.items() if wanted in name][:1]
+
+
+def session_of(token: str) -> str:
+    """Return what the names of a run's shared memory begin with, once it has processes of Ray's."""
+    for process in holders(token):
+        with suppress(OSError):
+            if found := re.search(r"RLGRAPH_SESSION=([\w-]+)", Path(f"/proc/{process}/environ").read_text()):
+                return found[1]
+    return NONE
+
+
+def killed(run_dir: Path, moment: str, process: str, after_s: float, counts: Counts) -> str:
+    """Begin or resume a run, and kill a process of it at a moment; it may have ended before.
+
+    Returns:
+        What the names of its shared memory begin with.
+    """
+    token, said, session = uuid.uuid4().hex, [], NONE
+    with begun(run_dir, token) as run:
+        assert run.stdout
+        watch = threading.Timer(LIMIT_S, run.kill)
+        watch.start()
+        for line in run.stdout:
+            said.append(line)
+            if re.search(MOMENTS[moment], line):
+                time.sleep(after_s)
+                struck, session = targets(process, run.pid, token), session_of(token)
+                end(struck)
+                counts.kills[moment, process] += bool(struck)
+                break
+        watch.cancel()
+        try:
+            said.append(run.communicate(timeout=LIMIT_S)[0])
+        except subprocess.TimeoutExpired:
+            counts.trouble.append(f"{process} killed at {moment}: nothing for {LIMIT_S} s\n{''.join(said)}")
+            os.killpg(run.pid, signal.SIGKILL)
+    if "Traceback" in "".join(said) and process != "all":
+        counts.trouble.append(f"{process} killed at {moment}:\n{''.join(said)}")
+    limit = time.monotonic() + LEFT_S
+    while (left := holders(token)) and time.monotonic() < limit:
+        time.sleep(0.5)
+    if left or (shared := [*SHARED.glob(f"{session}-*")] if process != "all" else []):
+        counts.leaked[moment, process] += 1
+        counts.trouble.append(f"{process} killed at {moment}: {left or shared} is left\n{''.join(said)}")
+        end(left)
+    return session
+
+
+def end(processes: Iterable[int]) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.Random) -> None:
+    """Kill a run several times, let it end, and compare it with its twin."""
+    struck, sessions = [], []
+    for _ in range(kills):
+        moments = [moment for moment in MOMENTS if moment not in STREAMED_LACKS or not is_streamed(run_dir)]
+        struck.append((chance.choice(moments), chance.choice(PROCESSES)))
+        sessions.append(killed(run_dir, *struck[-1], chance.uniform(0, WITHIN_S), counts))
+    done = subprocess.run(command(run_dir), capture_output=True, text=True, timeout=LIMIT_S)
+    counts.chains += 1
+    if done.returncode:
+        counts.trouble.append(f"{struck}: the last resume failed\n{done.stdout}{done.stderr}")
+        return
+    counts.resumed.update(struck)
+    if left := [path for session in sessions for path in SHARED.glob(f"{session}-*")]:
+        counts.leaked.update(struck[-1:])
+        counts.trouble.append(f"{struck}: {left} is left behind the last resume")
+    equal = as_promised(run_dir) if is_streamed(run_dir) else as_twin(run_dir, twin)
+    counts.equal += equal
+    if not equal:
+        counts.trouble.append(f"{struck}: {run_dir} is not as {twin}")
+    else:
+        shutil.rmtree(run_dir)
+    print(f"{counts.kills.total()} kills, {counts.equal} of {counts.chains} chains equal", flush=True)
+
+
+def chaos(folder: Path, kills: int, seed: int, chains: int = 1, streamed: bool = False) -> Counts:
+    """Kill as often as that, in chains, some of them at the same time; print the table."""
+    folder = folder / "streamed" if streamed else folder
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["RLGRAPH_TEST_FILES"] = str(folder / "demo_files")
+    if not (folder / "demo_files").exists():
+        make_demo_files(folder / "demo_files")
+    counts, twin, done = Counts(), folder / "twin", []
+    if not streamed and not (twin / "models").exists():
+        shutil.rmtree(twin, ignore_errors=True)
+        subprocess.run(command(twin), check=True, stdout=subprocess.DEVNULL)
+    with ThreadPoolExecutor(chains) as pool:
+        for number in range(-(-kills // CHAIN)):
+            run_dir, some = folder / f"chain-{number}", min(CHAIN, kills - number * CHAIN)
+            chance = random.Random(f"{seed} {number}")
+            done.append(pool.submit(chain, run_dir, twin, some, counts, chance))
+        for one in done:
+            one.result()
+    print(table(counts))
+    return counts
+
+
+def table(counts: Counts) -> str:
+    """Return kills, leaks and chains as text."""
+    lines = [f"{'moment':<12}" + "".join(f"{process:>12}" for process in PROCESSES)]
+    for moment in MOMENTS:
+        cells = [(counts.kills[moment, process], counts.leaked[moment, process]) for process in PROCESSES]
+        lines.append(f"{moment:<12}" + "".join(f"{kills:>9} ({leaks})" for kills, leaks in cells))
+    left = f"in brackets: after how many a process or shared memory was left after {LEFT_S} s"
+    lines.append(f"{counts.kills.total()} kills; {left}")
+    lines.append(f"{counts.chains} chains, {counts.equal} as promised: nothing lost, nothing doubled")
+    return "\n".join([*lines, *counts.trouble])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chains", type=int, default=1, help="at the same time")
+    parser.add_argument("--streamed", action="store_true", help="a run that streams")
+    options = parser.parse_args()
+    counts = chaos(options.folder, options.kills, options.seed, options.chains, options.streamed)
+    sys.exit(bool(counts.trouble or counts.leaked.total()))
+
+
+if __name__ == "__main__":
+    main()
