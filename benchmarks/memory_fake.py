@@ -38,9 +38,10 @@ from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.muon import step_bytes
 from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import Pricing, sizes_of
-from rlgraph.costs.workload import Lengths, workload
+from rlgraph.costs.workload import workload
 from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Step
+from rlgraph.lengths import Lengths
 
 LOW, HIGH = 0.98, 1.15
 K = 1024

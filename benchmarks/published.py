@@ -9,24 +9,31 @@ than ours, and train with other divisions of a model.
 
 Where a run does not publish the mean length of its responses, it is inferred: the one at which the middle of
 what is predicted for one of its phases is the measured time. Such rows stand apart, that phase counts in no
-error, and they say less.
+error, and they say less. Their lengths are taken to be log-normal, the 99th percentile ten times the median.
+
+At last each run that is asynchronous is set against the one before it that is not: how many times as fast it
+is, measured and predicted; where its update was measured, predicted also with an update of just that time.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
 import yaml
 
 from rlgraph.compiler import compile_graph
+from rlgraph.costs.calibration import Calibration
 from rlgraph.costs.detect import load_cluster
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.planning.predict import Scenario, predict
+from rlgraph.reports.layout_search import planner
 from rlgraph.units import middle
 
 ROWS = Path(__file__).with_suffix(".yaml")
@@ -36,6 +43,7 @@ KINDS = {
     "score": "scoring",
     "update": "update",
 }  # of steps, as calibrations have them
+TAIL = 10  # the 99th percentile of lengths over the median, where lengths are inferred
 Seconds = tuple[float, float]  # at best, at worst
 
 
@@ -57,6 +65,9 @@ class Run:
     graph: str = "grpo"
     apart: int = 0
     experts: int = 1
+    sequence: int = 1
+    stream: int | None = None
+    parts: int = 1
     inferred: str = ""
     changed: tuple[str, ...] = field(default=())  # what was changed so that it fits
 
@@ -80,9 +91,27 @@ class Run:
         elif self.graph == "grpo":
             given += [f"models.ref.path={self.model}"]
             trained += ["ref"]
-        if self.experts > 1:
-            given += [f"models.{name}.train.expert_parallel={self.experts}" for name in trained]
+        if self.stream is not None:
+            given += ["update_policy.in.old_logprobs=rollout_logprobs"]
+            given += [f"schedule.stream={{staleness: {self.stream}, too_old: correct}}"]
+            trained += ["ref"] * (self.graph == "grpo")
+            given += [f"models.ref.path={self.model}"] * (self.graph == "grpo")
+        divided = {"expert_parallel": self.experts, "sequence_parallel": self.sequence}
+        for key, count in divided.items():
+            given += [f"models.{name}.train.{key}={count}" for name in trained if count > 1]
         return [*given, *self.changed]
+
+    @property
+    def planned_graph(self) -> str:
+        """Return the graph that is planned: one step off, the shipped one that corrects for that."""
+        return "decoupled_ppo" if self.apart and self.stream is None else self.graph
+
+    @property
+    def target(self) -> Target:
+        """Return its cluster, and the lengths of its work."""
+        prompt, mean = self.tokens
+        lengths = {"mean": mean, "p50": 1.0, "p99": TAIL} if self.inferred else mean
+        return Target(self.cluster, prompt_tokens=prompt, response_tokens=lengths)
 
     def planned(self) -> Plan:
         """Return its plan on its cluster, not calibrated.
@@ -90,10 +119,20 @@ class Run:
         Raises:
             GraphError: it does not fit, with the changes that help.
         """
-        prompt, response = self.tokens
-        target = Target(self.cluster, prompt_tokens=prompt, response_tokens=response)
-        return compile_graph("decoupled_ppo" if self.apart else self.graph, self.settings, target=target)
+        return compile_graph(self.planned_graph, self.settings, target=self.target)
 
+    def calibrated(self, factors: Mapping[str, float]) -> float:
+        """Return the middle of an iteration's seconds with these factors on kinds of work."""
+        scenario, plan = (
+            Scenario.of(self.target),
+            planner(self.planned_graph, self.settings, self.target, load_cluster(self.cluster))({}),
+        )
+        calibration = Calibration(calibration="phases", **{kind: [f, f] for kind, f in factors.items()})
+        told = predict(plan, replace(scenario, calibration=calibration), must_fit=False).predicted
+        assert told
+        return middle(told.seconds) * self.parts
+
+    @cached_property
     def predicted(self) -> dict[str, Seconds]:
         """Return the seconds of each phase, at best and at worst."""
         plan = self.planned()
@@ -103,9 +142,8 @@ class Run:
             phase = KINDS.get(step.rate)
             for grade in (0, 1) if phase and step.seconds else ():
                 spent[phase][grade] += step.seconds[grade]
-        return {name: (best, worst) for name, (best, worst) in spent.items()} | {
-            "iteration": plan.predicted.seconds
-        }
+        whole = {**spent, "iteration": plan.predicted.seconds}
+        return {name: (best * self.parts, worst * self.parts) for name, (best, worst) in whole.items()}
 
 
 def fitting(run: Run) -> Run:
@@ -120,26 +158,42 @@ def fitting(run: Run) -> Run:
 
 def with_length(run: Run) -> Run:
     """Return a run with the mean response that its inferred phase says, where it is not published."""
-    if not run.inferred:
+    if run.inferred not in run.seconds:
         return run
     low, high = 16.0, float(run.most)
     while high / low > 1.002:
         mean = math.sqrt(low * high)
         tried = replace(run, tokens=(run.tokens[0], mean))
-        short = middle(tried.predicted()[run.inferred]) < run.seconds[run.inferred]
+        short = middle(tried.predicted[run.inferred]) < run.seconds[run.inferred]
         low, high = (mean, high) if short else (low, mean)
     return replace(run, tokens=(run.tokens[0], round(low)))
 
 
 def runs() -> list[Run]:
-    """Return all rows, each as it fits, with the lengths that are inferred."""
-    rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))["runs"]
-    return [with_length(fitting(Run(**row | {"tokens": tuple(row["tokens"])}))) for row in rows]
+    """Return all rows, each as it fits, with the lengths that are inferred: those of a run that streams are
+    those of the one before it that does not."""
+    found = list[Run]()
+    for row in yaml.safe_load(ROWS.read_text(encoding="utf-8"))["runs"]:
+        run = Run(**row | {"tokens": tuple(row["tokens"])})
+        if run.inferred and run.stream is not None:
+            run = replace(run, tokens=before(found).tokens)
+        found.append(with_length(fitting(run)))
+    return found
+
+
+def before(found: Sequence[Run]) -> Run:
+    """Return the last run that is not asynchronous."""
+    return next(run for run in reversed(found) if not run.apart)
+
+
+def is_inferred(run: Run) -> bool:
+    """Return whether the mean length of its responses is not published."""
+    return bool(run.inferred)
 
 
 def compared(run: Run) -> Iterator[tuple[str, float, Seconds, float]]:
     """Yield each measured phase: its name, its seconds, what is predicted, and their ratio."""
-    predicted = run.predicted()
+    predicted = run.predicted
     for phase, seconds in run.seconds.items():
         yield phase, seconds, predicted[phase], middle(predicted[phase]) / seconds
 
@@ -181,14 +235,55 @@ def show(title: str, rows: list[Run]) -> None:
     for run in rows:
         if run.changed:
             print(f"  {run.run} ({run.source}) fits with {' '.join(run.changed)}")
-        if run.inferred:
+        if run.inferred in run.seconds:
             print(f"  {run.run}: responses of {run.tokens[1]:,.0f} tokens")
 
 
+def gains(found: Sequence[Run]) -> None:
+    """Print how many times as fast runs are that are asynchronous, measured and predicted."""
+    print("asynchronous runs against synchronous ones")
+    print(f"  {'run':<36}{'from':<12}measured  predicted  its own update")
+    off = list[float]()
+    for number, run in enumerate(found):
+        if not run.apart:
+            continue
+        base = before(found[:number])
+        ours, theirs = run.predicted, base.predicted
+        measured = base.seconds["iteration"] / run.seconds["iteration"]
+        gain = middle(theirs["iteration"]) / middle(ours["iteration"])
+        off.append(gain / measured)
+        updated = ""
+        if "update" in run.seconds:
+            own = run.calibrated({"update": run.seconds["update"] / middle(ours["update"])})
+            updated = f"{base.seconds['iteration'] / own:>12.2f} x"
+        name = f"{base.run.partition(',')[0]}, {run.run.removeprefix('the same').strip(' ,')}"
+        print(f"  {name:<36}{run.source:<12}{measured:>6.2f} x{gain:>9.2f} x{updated}")
+    print(f"  geometric error {error(off):.2f} x")
+
+
+def held_out(found: Sequence[Run]) -> None:
+    """Print what is predicted of Qwen3-30B-A3B on GB200, which was slower where it was asynchronous, at the
+    rates of its two other runs: training takes all of the one, generation what is left of the other."""
+    together, wide, alone, apart = (run for run in found if "30B" in run.model and "gb200" in run.cluster)
+    training, both = (
+        sum(middle(run.predicted[phase]) for phase in ("scoring", "update")) for run in (wide, together)
+    )
+    trained = wide.seconds["iteration"] / training
+    generated = together.seconds["iteration"] - trained * both
+    generated /= middle(together.predicted["generation"])
+    factors = {"score": trained, "update": trained, "generate": generated}
+    once, ahead = alone.calibrated(factors), apart.calibrated(factors)
+    measured = alone.seconds["iteration"] / apart.seconds["iteration"]
+    print("Qwen3-30B-A3B, 16 x GB200, at the rates of its other runs")
+    print(f"  {once:.0f} s, 1 step off {ahead:.0f} s: {once / ahead:.2f} x, measured {measured:.2f} x")
+
+
 def main() -> None:
-    found = sorted(runs(), key=lambda run: bool(run.inferred))
-    for inferred, rows in groupby(found, key=lambda run: bool(run.inferred)):
+    found = runs()
+    for inferred, rows in groupby(sorted(found, key=is_inferred), key=is_inferred):
         show(f"mean lengths {'inferred' if inferred else 'published'}", list(rows))
+    gains(found)
+    held_out(found)
 
 
 if __name__ == "__main__":

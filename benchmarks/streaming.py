@@ -5,8 +5,8 @@
 Each iteration trains on 64 samples that 64 slots generate. Lengths are log-normal, the tail ten times the
 median; or all alike. The bound is what the busiest pool needs for the tokens of an iteration, were all its
 slots full: no schedule is faster. What is predicted is what the planner's simulator makes of the same lengths
-and seconds, with nothing for the driver. The first and last iterations, in which pools fill and drain, are
-left out.
+and seconds, and of the prices of a round and of new weights, as measured in one of these runs. The first and
+last iterations, in which pools fill and drain, are left out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import ray
 
 from rlgraph.planning.admission import Admission
-from rlgraph.planning.stream_simulation import RegionWork, SteadyState, simulate_stream
+from rlgraph.planning.stream_simulation import RegionWork, stream_course
+from rlgraph.reports.measured import between_rounds, read_metrics
+from rlgraph.reports.plan_file import load
 from rlgraph.runtime.demo import make
 from rlgraph.runtime.run import run_graph
 
@@ -36,8 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--iterations", type=int, default=24)
     count = parser.parse_args().iterations
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
         make("demo_files")
         print(f"ray {ray.__version__}, {count} iterations")
         for tail in (10.0, 1.0):
@@ -55,9 +59,12 @@ def compare(tail: float, count: int) -> None:
     }
     last = f"stream, staleness {STREAMS[-1]}"
     took = {name: measure(tail, count, name, schedule) for name, schedule in schedules.items()}
-    predicted = {f"stream, staleness {k}": simulated(tail, count, k).seconds for k in STREAMS}
+    gap, sync = prices(folder(last, tail))
+    predicted = {f"stream, staleness {k}": simulated(tail, count, k, gap, sync) for k in STREAMS}
+    print(f"  {gap * 1000:.1f} ms between two rounds, {sync * 1000:.1f} ms for new weights")
     for name, (seconds, age) in took.items():
-        told = f"  predicted {predicted[name]:.3f} s" if name in predicted else ""
+        off = f"{seconds / predicted[name] - 1:+.1%}" if name in predicted else ""
+        told = f"  predicted {predicted[name]:.3f} s, off by {off}" if off else ""
         print(f"  {name:<22} {seconds:6.3f} s  {seconds / bound:5.2f} of the bound  age {age:.2f}{told}")
     for name, target in TARGETS.items():
         aim = f"  (target {target})" if tail > 1 else ""
@@ -76,8 +83,16 @@ def work(tail: float, count: int) -> float:
     return sum(lengths(tail, count)) / count
 
 
-def simulated(tail: float, count: int, staleness: int) -> SteadyState:
-    """Return what the planner's simulator makes of a stream."""
+def prices(run: Path) -> tuple[float, float]:
+    """Return the median seconds between two rounds of a run, and of a sync."""
+    plan, lines = load(run / "plan.json"), read_metrics(run)
+    gaps = [gap for _, _, gap in between_rounds(run, plan)]
+    syncs = [line[f"time/{step.node}"] for step in plan.steps if step.facts.syncs for line in lines]
+    return statistics.median(gaps), statistics.median(syncs)
+
+
+def simulated(tail: float, count: int, staleness: int, gap: float, sync: float) -> float:
+    """Return what the planner's simulator makes of the iterations in the middle of the same run."""
     rounds = RegionWork(
         rules=Admission(rows=BATCH * N, group=N, staleness=staleness),
         lengths=lengths(tail, count),
@@ -87,10 +102,16 @@ def simulated(tail: float, count: int, staleness: int) -> SteadyState:
         slots=SLOTS,
         decode=lambda samples, context: SECOND,
         read=lambda samples, tokens: 0.0,
-        measured=(0.0, 0.0),
+        measured=(gap, 0.0),
         beside=(JUDGE, 0.0),
     )
-    return simulate_stream(rounds, update=TRAIN, sync=0.0)
+    ends = [0.0, *stream_course(rounds, TRAIN, sync, count, last=count).syncs]
+    return statistics.mean(middle([end - start for start, end in pairwise(ends)]))
+
+
+def folder(name: str, tail: float) -> Path:
+    """Return the folder of a run."""
+    return Path(f"{name} {tail}".replace(" ", "-").replace(",", ""))
 
 
 def measure(tail: float, count: int, name: str, schedule: str) -> tuple[float, float]:
@@ -99,11 +120,15 @@ def measure(tail: float, count: int, name: str, schedule: str) -> tuple[float, f
     more = f"iterations: {count}" + ", " * (schedule != "{}")
     settings = [model, f"drawn.tail={tail}", f"schedule={{{more}{schedule[1:]}"]
     settings += [f"drawn.seconds={SECOND}", f"judged.seconds={JUDGE}", f"update.seconds={TRAIN}"]
-    run = run_graph(str(GRAPH), settings, run_dir=Path(f"{name} {tail}".replace(" ", "-").replace(",", "")))
+    run = run_graph(str(GRAPH), settings, run_dir=folder(name, tail))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    middle = lines[count // 4 : -count // 6]
-    seconds = sum(line["time/step"] for line in middle) / len(middle)
-    return seconds, statistics.mean(line.get("finished/age", 0.0) for line in middle)
+    seconds = statistics.mean(middle([line["time/step"] for line in lines]))
+    return seconds, statistics.mean(middle([line.get("finished/age", 0.0) for line in lines]))
+
+
+def middle(iterations: Sequence[float]) -> Sequence[float]:
+    """Return a run's iterations without those in which pools fill and drain."""
+    return iterations[len(iterations) // 4 : -len(iterations) // 6]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
-from rlgraph.costs.workload import Lengths, workload
+from rlgraph.costs.workload import workload
+from rlgraph.lengths import Lengths
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
 from rlgraph.ops import Totals
 from rlgraph.runtime.engines.fsdp import scoring

@@ -168,7 +168,7 @@ def record_lengths(
     """Record how long responses and prompts are, and which fractions are cut off or repeat themselves."""
     lengths = [len(generation.tokens) for _, generation in pairs]
     ctx.record("rollout/length", lengths)
-    ctx.record("rollout/length_", lengths, kind=("std", "min", "max"))
+    ctx.record("rollout/length_", lengths, kind=("std", "min", "max", "p10", "p50", "p90", "p99"))
     ctx.record("rollout/prompt_length", [len(ids) for ids, _ in pairs])
     ctx.record("rollout/truncated", [g.finish == "length" for _, g in pairs], kind="share")
     ctx.record("rollout/repetitive", [*map(repeats, responses)], kind="share")

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
@@ -58,6 +59,18 @@ def form_option(*forms: str, help: str | None = None) -> Callable[[Any], Any]:
     return click.option("--format", "form", type=kinds, default=forms[0], show_default=True, help=help)
 
 
+def _responses(ctx: click.Context, option: click.Parameter, given: str | None) -> Any:
+    """Return tokens of responses: their mean, percentiles by name, or both as a run has measured them."""
+    from rlgraph.reports.measured import measured_responses
+
+    if given and "=" in given:
+        said = (part.partition("=") for part in given.split(","))
+        return {name.strip(): TOKENS.convert(cast(Any, tokens), option, ctx) for name, _, tokens in said}
+    if given and Path(given).is_dir():
+        return measured_responses(Path(given))
+    return given and TOKENS.convert(cast(Any, given), option, ctx)
+
+
 def _shares(ctx: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, float]:
     """Return filter -> the share that it keeps, of ``best=0.03``, or ``0.5`` for all others."""
     shares = {}
@@ -77,7 +90,13 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "engines so that they fit. On a machine with GPUs auto is implied.",
     )
     @click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster.")
-    @click.option("--response-tokens", type=TOKENS, help="Mean tokens of a response, for --cluster.")
+    @click.option(
+        "--response-tokens",
+        callback=_responses,
+        metavar="TOKENS|PERCENTILES|RUN",
+        help="Mean tokens of a response, percentiles as p50=800,p99=8000, or the folder of a run that has "
+        "measured them. For --cluster.",
+    )
     @click.option(
         "--calibration",
         type=click.Path(),

@@ -17,7 +17,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from rlgraph.ir.plan import Step
 from rlgraph.syntax.section import Positive, Section
 from rlgraph.syntax.source import read
 from rlgraph.syntax.validate import read_record
@@ -40,10 +39,13 @@ class Calibration(BaseModel):
     move: Factors | None = Field(default=None, description="parts of engines, to the host and back.")
     repartition: Factors | None = Field(default=None, description="columns on their way between devices.")
     host: Factors | None = Field(default=None, description="ops on the CPU, and rows repeated or selected.")
+    round: Factors | None = Field(
+        default=None, description="from one round of a region that streams to the next, its pool idle."
+    )
 
-    def of(self, step: Step) -> tuple[float, float] | None:
-        """Return the factors of a step's kind of work, low and high, or None if it was not measured."""
-        factors: list[float] | None = getattr(self, step.rate)
+    def of(self, kind: str) -> tuple[float, float] | None:
+        """Return the factors of a kind of work, low and high, or None if it was not measured."""
+        factors: list[float] | None = getattr(self, kind)
         return (min(factors), max(factors)) if factors else None
 
 

@@ -54,6 +54,9 @@ class Efficiency:
     objects: Range = (0.5e9, 4e9)
     # Seconds per step of driver and worker; best measured, 1 to 2 ms (benchmarks/results/2026-11-20.md).
     step: Range = (2e-2, 1e-3)
+    # Seconds between two rounds of a region that streams, in which its pool waits for the driver: 8 to 12 ms
+    # (benchmarks/results/2026-11-26.md), half and twice of that at best and at worst.
+    round: Range = (2e-2, 5e-3)
     # Seconds per row of an op on the CPU, with text (a reward, a data source) and without (assumed).
     text_row: Range = (5e-3, 1e-5)
     row: Range = (2e-4, 1e-6)

@@ -13,7 +13,8 @@ from rlgraph.costs.efficiency import BEST, MASTER, WORST, Rates
 from rlgraph.costs.limits import ring_ranks
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import elsewhere, is_small, part_of
-from rlgraph.costs.workload import Lengths, row_work
+from rlgraph.costs.workload import row_work
+from rlgraph.lengths import Lengths
 
 
 def prefill_seconds(size: Size, rates: Rates, prompts: float, tokens: float) -> float:

@@ -57,17 +57,18 @@ class Pricing(Footprint):
 
     def priced(self, step: Step) -> Step:
         """Return the step with its seconds and bytes."""
-        best, moved = self.seconds(step, BEST)
-        worst, _ = self.seconds(step, WORST)
+        (best, moved), (worst, _) = self.seconds(step, BEST), self.seconds(step, WORST)
         return replace(step, seconds=(round(best, 6), round(worst, 6)), bytes=round(moved))
 
     def seconds(self, step: Step, grade: int) -> tuple[float, float]:
         """Return seconds at one grade, and bytes. Where a run was measured, the middle times its factor."""
-        seconds, moved = self._assumed(step, grade)
-        if factors := self.calibration and self.calibration.of(step):
-            other, _ = self._assumed(step, WORST if grade == BEST else BEST)
-            seconds = middle((seconds, other)) * factors[0 if grade == BEST else 1]
-        return seconds, moved
+        both = {one: self._assumed(step, one) for one in ((BEST, WORST) if self.calibration else (grade,))}
+        return self.calibrated(step.rate, grade, lambda one: both[one][0]), both[grade][1]
+
+    def calibrated(self, kind: str, grade: int, price: Callable[[int], float]) -> float:
+        """Return the price of some work at a grade: where a run was measured, the middle times its factor."""
+        factors = self.calibration and self.calibration.of(kind)
+        return middle((price(BEST), price(WORST))) * factors[grade == WORST] if factors else price(grade)
 
     def _assumed(self, step: Step, grade: int) -> tuple[float, float]:
         seconds, moved = PRICES[step.rate](self, step, grade)
@@ -94,8 +95,7 @@ class Pricing(Footprint):
         rows, prompt, slots = self.server_rows(step, False), self.work.prompt, self.slots(step)
         prompts = rows / self.plan.domain(step.phase, step.writes[0]).times
         prefill = formulas.prefill_seconds(size, rates, prompts, prompt)
-        function = self.plan.functions[step.phase][step.node]
-        lengths = self.work.limited(function)
+        lengths = self.work.limited(function := self.plan.functions[step.phase][step.node])
         rest = formulas.decode_seconds(size, rates, rows, slots, prompt, lengths, graphs)
         # between turns a tool answers: others fill the engine meanwhile, at best, but for the last; at worst
         # none does, and a cache has lost the turns before
@@ -247,7 +247,7 @@ PRICES: Mapping[str, Callable[[Pricing, Step, int], tuple[float, float]]] = {
     "repartition": Pricing._repartition,
     "host": Pricing._on_host,
 }
-assert {*PRICES} == {*RATES} >= {kind.facts.rate for kind in Kind if kind.facts.rate}
+assert {*PRICES} == {*RATES} - {"round"} >= {kind.facts.rate for kind in Kind if kind.facts.rate}
 
 
 def sync_least(plan: Plan, step: Step) -> int:

@@ -1,73 +1,18 @@
 """The work of an iteration: rows and tokens, from a plan's attributes and a few stated assumptions."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from rlgraph.errors import fail
 from rlgraph.ir.domains import GraphDomain, ancestors
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.lengths import Lengths
 from rlgraph.ops.declare import Role
 
 BATCH, PROMPT, RESPONSE = 128, 256, 1024  # defaults: prompts, prompt tokens, new tokens
-POINTS = 64  # points of the grid on which a rollout's shrinking batch is summed
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """The distribution of response lengths: exponential with this mean, cut at ``longest``.
-
-    Of all distributions with a given mean and a bound it is the one of most entropy: it assumes nothing else.
-    """
-
-    mean: float
-    longest: float
-
-    @cached_property
-    def rate(self) -> float:
-        """Return the rate r for which the cut distribution has its mean: (1 - exp(-r M)) / r = mean."""
-        low, high = 0.0, 64.0 / self.mean
-        if self.mean >= self.longest:
-            return 0.0
-        for _ in range(80):
-            middle = (low + high) / 2
-            too_long = -math.expm1(-middle * self.longest) / middle > self.mean
-            low, high = (middle, high) if too_long else (low, middle)
-        return low
-
-    @property
-    def square(self) -> float:
-        """Return the mean of the squared length."""
-        rate, end = self.rate, self.longest
-        if rate == 0:
-            return end**2
-        return 2 * (1 / rate**2 - math.exp(-rate * end) * (end / rate + 1 / rate**2))
-
-    def spread(self, rows: int) -> list[float]:
-        """Return the tokens of so many responses, each as likely as the others, from the shortest on.
-
-        Example:
-            >>> [round(tokens) for tokens in Lengths(100, 1000).spread(4)], Lengths(10, 10).spread(2)
-            ([13, 47, 98, 208], [10, 10])
-        """
-        if self.rate == 0:
-            return [self.longest] * rows
-        return [min(-math.log1p(-(n + 0.5) / rows) / self.rate, self.longest) for n in range(rows)]
-
-    def of_longest(self, rows: float) -> float:
-        """Return the tokens of the longest of ``rows`` responses: the length that one in ``rows`` exceeds."""
-        rate = self.rate
-        return self.longest if rate == 0 else max(self.mean, min(self.longest, math.log(max(rows, 1)) / rate))
-
-    def alive(self, rows: float) -> Iterator[tuple[float, float, float]]:
-        """Yield the shrinking batch: (tokens generated so far, rows that still run, decode steps)."""
-        end, rate = self.of_longest(rows), self.rate
-        for index in range(POINTS):
-            middle = (index + 0.5) * end / POINTS
-            yield middle, max(1.0, rows * math.exp(-rate * middle)), end / POINTS
 
 
 @dataclass(frozen=True)
@@ -102,7 +47,7 @@ class Workload:
     def limited(self, rollout: Function) -> Lengths:
         """Return the response lengths of one rollout, which may allow fewer tokens than another."""
         limit = _number(rollout, "response_limit", self.responses.longest)
-        return Lengths(min(self.responses.mean, limit), limit)
+        return replace(self.responses, mean=min(self.responses.mean, limit), longest=limit)
 
     def turns_of(self, rollout: Function) -> float:
         """Return the mean turns of a rollout's samples: 1 unless they are conversations."""
@@ -122,7 +67,7 @@ class Workload:
 def workload(
     plan: Plan,
     prompt_tokens: float | None = None,
-    response_tokens: float | None = None,
+    response_tokens: float | Mapping[str, float] | None = None,
     expert_imbalance: float | None = None,
     kept_rows: Mapping[str, float] | None = None,
     turns: float | None = None,
@@ -134,7 +79,8 @@ def workload(
         plan: attributes of its sources say how many rows they give, and the longest prompt; those of its
             rollouts the longest response (``rlgraph.ops.declare.Role``).
         prompt_tokens: mean tokens of a prompt; half of the longest, or 256, unless given.
-        response_tokens: mean tokens of a response; half of the longest unless given.
+        response_tokens: mean tokens of a response, or what is known of their distribution (``Lengths.of``);
+            half of the longest unless given.
         expert_imbalance: see ``Workload.imbalance``; 1, experts are chosen equally often, unless given. Of
             single experts it is 1 + MaxVio (arXiv 2408.15664); a device has several.
         kept_rows: filter, or route -> the share of its rows that it keeps; ``""``: that of all others. Each
@@ -143,14 +89,14 @@ def workload(
         tool_seconds: seconds in which a turn is answered; 0 unless given.
 
     Raises:
-        GraphError: ``kept_rows`` names no filter.
+        GraphError: ``kept_rows`` names no filter, or ``response_tokens`` are no distribution.
     """
     functions = plan.functions["train"]
     rollouts = [f for f in functions.values() if "serve" in f.handles.values()]
     limit = max((_number(f, "response_limit", RESPONSE) for f in rollouts), default=RESPONSE)
     longest = max((_number(f, "prompt_limit", 0) for f in functions.values()), default=0)
     prompt = prompt_tokens or (longest / 2 if longest else PROMPT)
-    mean = min(response_tokens or limit / 2, limit)
+    lengths = Lengths.of(response_tokens or limit / 2, limit)
     kept = _kept(plan, kept_rows or {})
     rows = _rows(plan, kept)
     parts = [name for name in rows if plan.domains["train"][name].filtered]
@@ -159,7 +105,7 @@ def workload(
     responses = _origin(response_tokens, "--response-tokens", limit, _named(functions, "response_limit"))
     assumed = [
         f"prompts of {prompt:,.0f} tokens {prompts}",
-        f"responses of {mean:,.0f} tokens {responses}, lengths exponential up to {limit:,.0f}",
+        f"responses of {lengths.mean:,.0f} tokens {responses}, {lengths}",
         f"rows: {', '.join(whole)}",
     ]
     if parts:
@@ -171,8 +117,8 @@ def workload(
     if any(model.train and model.train.expert_parallel > 1 for model in plan.models.values()):
         share = f"{imbalance:g} x the mean of those" if imbalance > 1 else "as many tokens as the others"
         assumed.append(f"the busiest device that divides experts has {share} (--expert-imbalance)")
-    lengths = max(longest, 2 * prompt), Lengths(mean, limit)
-    work = Workload(rows, prompt, *lengths, (), imbalance, kept, turns, tool_seconds or 0.0)
+    most = max(longest, 2 * prompt)
+    work = Workload(rows, prompt, most, lengths, (), imbalance, kept, turns, tool_seconds or 0.0)
     for node, function in functions.items():
         if "turns" in function.roles:
             half = "" if turns else f"half of {function.roles['turns']}; "
@@ -210,7 +156,7 @@ def _named(functions: Mapping[str, Function], role: Role) -> str:
     return next((f.roles[role] for f in functions.values() if role in f.roles), "max_new_tokens")
 
 
-def _origin(given: float | None, option: str, limit: float, attribute: str) -> str:
+def _origin(given: object, option: str, limit: float, attribute: str) -> str:
     if given:
         return f"({option})"
     return f"(half of {attribute}; {option})" if limit else f"(assumed; {option})"

@@ -172,7 +172,7 @@ class Target:
 
     cluster: str
     prompt_tokens: float | None = None  # the mean of a prompt
-    response_tokens: float | None = None
+    response_tokens: float | Mapping[str, float] | None = None  # the mean, or as ``Lengths.of`` takes it
     calibration: str | None = None  # the file of factors that a run was measured to have
     expert_imbalance: float | None = None  # as ``Workload.imbalance``
     # filter -> the share it keeps; "": of others

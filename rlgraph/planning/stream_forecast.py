@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from random import Random
 
 from rlgraph.costs import formulas
-from rlgraph.costs.efficiency import ASSUMED, BEST
+from rlgraph.costs.efficiency import ASSUMED, BEST, WORST
 from rlgraph.costs.pricing import Pricing
+from rlgraph.engines.registry import serving
 from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import StreamForecast
@@ -27,6 +28,7 @@ from rlgraph.planning.stream_simulation import (
 )
 
 ROUNDS = 96  # of the longest sample, at most: finer chunks are simulated several together
+SEED = 20  # of the order in which lengths come
 
 
 def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
@@ -35,10 +37,10 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
     if region is None:
         return None
     courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
+    drawn = _drawn(pricing, region)
     lending = {step.id for step in plan.steps if step.pool in plan.lenders and step.engine == "serve"}
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
-        drawn = _drawn(pricing, region)
         course = simulate_stream(*_simulated(pricing, region, 1 - grade, seconds))
         others = busy(plan, seconds)[drawn.pool] - seconds[drawn.id]
         courses.append(course)
@@ -113,11 +115,12 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
     stream = plan.schedule.stream
     assert stream
     function = plan.functions[drawn.phase][drawn.node]
-    size, rates, graphs = pricing.generation(drawn, grade)
     lengths, rows = work.limited(function), region.rows / region.expected
     chunk = float(function.attributes.get("chunk") or lengths.longest)
     rounds = max(math.ceil(lengths.longest / chunk / ROUNDS), 1)  # that are simulated as one
     serve = pricing.serve(next(iter(drawn.models)))
+    # at servers samples stay in flight from round to round
+    gap = 0.0 if serving(serve).own_servers else pricing.calibrated("round", grade, ASSUMED.round.__getitem__)
     step = ASSUMED.step[grade]
     inside = [s for s in plan.steps if s.region == region.filter and not s.facts.collects and s is not drawn]
     each = {here: [0.0, 0.0] for here in (True, False)}
@@ -125,18 +128,33 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
         here = each[drawn.pool in occupied(other)]
         here[0] += rounds * min(step, seconds[other.id])
         here[1] += max(seconds[other.id] - step, 0.0) / rows
-    decode = partial(formulas.decode_step_seconds, size, rates, graphs=graphs)
-    read = partial(formulas.prefill_seconds, size, rates)
+    tokens = lengths.spread(round(rows))
+    Random(SEED).shuffle(tokens)
+    engines = [pricing.generation(drawn, one) for one in (WORST, BEST)]
+
+    def decode(samples: float, context: float) -> float:
+        def price(one: int) -> float:
+            size, rates, graphs = engines[one]
+            return formulas.decode_step_seconds(size, rates, samples, context, graphs)
+
+        return pricing.calibrated("generate", grade, price)
+
+    def read(samples: float, length: float) -> float:
+        def price(one: int) -> float:
+            return formulas.prefill_seconds(*engines[one][:2], samples, length)
+
+        return pricing.calibrated("generate", grade, price)
+
     return RegionWork(
         rules=Admission.of(region, stream),
-        lengths=lengths.spread(round(rows)),
+        lengths=tokens,
         prompt=work.prompt,
         chunk=chunk * rounds,
         servers=min(len(drawn.devices) // serve.tensor_parallel, region.begun // region.times or 1),
         slots=pricing.slots(drawn),
         decode=decode,
         read=read,
-        measured=(each[True][0] + rounds * step, each[True][1]),
+        measured=(each[True][0] + rounds * gap, each[True][1]),
         beside=(each[False][0], each[False][1]),
         kept=region.expected,
         lent=sum(plan.pools[pool] for pool in plan.lenders) // serve.tensor_parallel,

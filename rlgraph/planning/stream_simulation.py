@@ -16,13 +16,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from random import Random
 
 from rlgraph.planning.admission import Admission, Stock
 from rlgraph.planning.simulate import BrokenPlanError
 
 MEASURED = 12  # iterations of which the mean is taken, once it is steady
-SEED = 20  # of the order in which lengths come
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,10 @@ class StreamCourse:
 class _Rounds:
     """The samples of a region that are drawn, and the seconds of its rounds."""
 
-    def __init__(self, work: RegionWork) -> None:
-        self.work, self.stock, self.round = work, Stock(work.rules), 0
-        lengths = [*work.lengths]
-        Random(SEED).shuffle(lengths)
-        self.lengths: Iterator[float] = cycle(lengths)
-        self.ending: dict[int, list[float]] = defaultdict(
-            list
-        )  # round -> samples that end in it: their tokens
+    def __init__(self, work: RegionWork, last: float) -> None:
+        self.work, self.last, self.stock, self.round = work, last, Stock(work.rules), 0
+        self.lengths: Iterator[float] = cycle(work.lengths)
+        self.ending: dict[int, list[float]] = defaultdict(list)  # round -> tokens of the samples that end
         self.finishing: dict[int, list[int]] = defaultdict(list)  # round -> groups
         self.samples: dict[int, list[float]] = {}  # of each group that is drawn
         self.live, self.held = 0, 0.0  # samples that are drawn, and the tokens that they have
@@ -87,7 +81,7 @@ class _Rounds:
     def begin(self, lent: bool = False) -> tuple[float, list[int]] | None:
         """Begin a round, on the pool that is lent too or not; return its seconds and the groups that finish
         in it, or None: there is nothing."""
-        new, work, before = self.stock.begin(), self.work, self.servers
+        new, work, before = self.stock.begin(self.last), self.work, self.servers
         self.servers = work.servers + work.lent * lent
         for number in new:
             mine = self.samples[number] = [*islice(self.lengths, work.rules.group)]
@@ -145,13 +139,14 @@ class _Rounds:
             self._give_up(number)
 
     def _give_up(self, number: int) -> None:
-        for length in self.samples.pop(number):
+        mine = self.samples.pop(number)
+        self.finishing[self._last(number, max(mine))].remove(number)
+        for length in mine:
             last = self._last(number, length)
             if last >= self.round:
                 self.ending[last].remove(length)
                 self.live -= 1
                 self.held -= (self.round - self.first[number]) * self.work.chunk
-            self.finishing[last] = [other for other in self.finishing[last] if other != number]
         del self.first[number]
 
     def keep(self, groups: Sequence[int]) -> None:
@@ -193,9 +188,12 @@ def simulate_stream(work: RegionWork, update: float, sync: float) -> SteadyState
     )
 
 
-def stream_course(work: RegionWork, update: float, sync: float, iterations: int) -> StreamCourse:
-    """Return what becomes of each group in the first iterations; arguments as of ``simulate_stream``."""
-    run = _BothPools(work, update, sync)
+def stream_course(
+    work: RegionWork, update: float, sync: float, iterations: int, last: float = math.inf
+) -> StreamCourse:
+    """Return what becomes of each group in the first iterations, of a run of ``last``; other arguments are
+    those of ``simulate_stream``."""
+    run = _BothPools(work, update, sync, last)
     run.until(iterations)
     return StreamCourse(run.groups, run.ends[1:], update)
 
@@ -203,9 +201,9 @@ def stream_course(work: RegionWork, update: float, sync: float, iterations: int)
 class _BothPools:
     """Both pools from one event to the next: a round ends, rows come, an update is done."""
 
-    def __init__(self, work: RegionWork, update: float, sync: float) -> None:
-        self.work, self.update, self.sync = work, update, sync
-        self.rounds = _Rounds(work)
+    def __init__(self, work: RegionWork, update: float, sync: float, last: float = math.inf) -> None:
+        self.work, self.update, self.sync, self.last = work, update, sync, last
+        self.rounds = _Rounds(work, last)
         self.stock = self.rounds.stock
         self.time, self.drawn, self.trained, self.measured = 0.0, 0.0, 0.0, 0.0  # until when each is busy
         self.is_due, self.is_news = False, False  # a sync; rows that have come since one looked for them
@@ -226,12 +224,12 @@ class _BothPools:
                 self._draw()
             next_one = [at for at, _ in self.arrivals[:1]]
             later = [at for at in (self.drawn, self.trained, *next_one) if at > self.time]
-            if not later:
+            if not later and len(self.ends) <= syncs:
                 raise BrokenPlanError(f"iteration {self.stock.given} waits for rows, and none is under way")
-            self.time = min(later)
+            self.time = min(later, default=self.time)
 
     def _syncs_next(self) -> bool:
-        return self.is_due and self.trained <= self.time and self.stock.may_change()
+        return self.is_due and self.trained <= self.time and self.stock.may_change(self.last)
 
     def _train(self) -> None:
         """Sync the weights of an update that is done, or begin one whose rows are there."""

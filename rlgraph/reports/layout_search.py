@@ -24,6 +24,7 @@ from functools import cached_property
 from itertools import combinations, groupby, product
 
 from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.costs.hardware import Cluster
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import as_written, overridden
 from rlgraph.ir.plan import Origin, Plan, Target
@@ -244,7 +245,7 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
         GraphError: the graph is wrong, or no layout fits: then as the graph says it.
     """
     scenario = Scenario.of(target)
-    cluster, planned = scenario.cluster, planner(graph, given, target)
+    cluster, planned = scenario.cluster, planner(graph, given, target, scenario.cluster)
 
     def attempt(settings: Settings) -> Plan:
         return on_whole_hosts(predict(planned(settings), scenario, must_fit=False), cluster)
@@ -256,9 +257,9 @@ def autoplace(graph: str, given: Sequence[str], target: Target) -> tuple[list[Ca
     return candidates, compile_graph(graph, [*given, *overrides(settings)], target=target)
 
 
-def planner(graph: str, given: Sequence[str], target: Target) -> PlanAttempt:
+def planner(graph: str, given: Sequence[str], target: Target, cluster: Cluster) -> PlanAttempt:
     """Return what plans a graph with settings for all devices of a cluster, and does not price it."""
-    written, cluster = as_written(graph, given), Scenario.of(target).cluster
+    written = as_written(graph, given)
 
     def planned(settings: Settings) -> Plan:
         chosen = overrides(settings)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rlgraph.costs.calibration import TICK, calibration_text
 from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.pricing import Pricing, sizes_of
@@ -20,9 +24,11 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import priced
 from rlgraph.reports.plan_file import load
+from rlgraph.units import middle
 
 MetricsLine = Mapping[str, Any]
 SAY = "say what it ran on: --cluster NAME_OR_FILE"
+PERCENTILES = ("p10", "p50", "p90", "p99")  # of response lengths, that rollouts record
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -68,6 +74,24 @@ def response_tokens(lines: Sequence[MetricsLine]) -> float | None:
     return mean_of(lines, "rollout/length")
 
 
+def responses(lines: Sequence[MetricsLine]) -> dict[str, float]:
+    """Return what is known of response lengths, as ``Lengths.of`` takes it; of nothing generated nothing."""
+    names = {"mean": "rollout/length"} | {name: f"rollout/length_{name}" for name in PERCENTILES}
+    known = {name: mean_of(lines, metric) for name, metric in names.items()}
+    return {name: max(value, 1.0) for name, value in known.items() if value is not None}
+
+
+def measured_responses(run_dir: Path) -> dict[str, float]:
+    """Return the same of a run's iterations.
+
+    Raises:
+        RunError: there is no run, or it has generated nothing.
+    """
+    if known := responses(counted(read_metrics(run_dir))):
+        return known
+    raise RunError(f"{run_dir} has not generated: there is no rollout/length in its metrics")
+
+
 def prompt_tokens(lines: Sequence[MetricsLine]) -> float | None:
     """Return the mean tokens of a prompt over iterations; None where nothing was generated."""
     return mean_of(lines, "rollout/prompt_length")
@@ -85,11 +109,31 @@ def measured_work(
     """Return the assumptions of a run's plan, with lengths and turns as they were measured."""
     measured = {
         "prompt_tokens": prompt_tokens(lines) or prompt,
-        "response_tokens": response_tokens(lines),
+        "response_tokens": responses(lines),
         "turns": mean_of(lines, "rollout/turns"),
     }
     said = target.assumptions if target else {}
     return {**said, **{name: value for name, value in measured.items() if value}}
+
+
+def between_rounds(run_dir: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
+    """Yield a rollout that streams, an iteration, and the median seconds in which its device did nothing
+    between two rounds that the iteration trained on."""
+    drawing = {step.id: step for step in plan.steps if step.leaves and plan.regions[step.region].streams}
+    bars = [event for event in objects(run_dir / "timeline.json") if "part" not in event["args"]]
+    bars.sort(key=lambda bar: (bar["pid"], str(bar["tid"]), bar["ts"]))
+    gaps: dict[tuple[str, int], list[float]] = {}
+    for _, mine in groupby(bars, key=lambda bar: (bar["pid"], bar["tid"])):
+        ended, idle = math.nan, 0.0
+        for bar in mine:
+            idle += max(bar["ts"] - ended, 0.0)
+            ended = bar["ts"] + bar["dur"]
+            if step := drawing.get(bar["args"]["step"]):
+                gaps.setdefault((step.node, bar["args"]["iteration"]), []).append(idle / 1e6)
+                idle = 0.0
+    for (node, iteration), seconds in sorted(gaps.items()):
+        if known := [gap for gap in seconds if not math.isnan(gap)]:
+            yield node, iteration, median(known)
 
 
 @dataclass(frozen=True)
@@ -155,6 +199,11 @@ class Priced:
                 if measured is not None:
                     ratio = max(measured, TICK) / pricing.middle(step)
                     ratios.setdefault(step.rate, {}).setdefault(step.node, []).append(ratio)
+        wanted = {line["step"] for line in lines}
+        for node, iteration, gap in between_rounds(self.run_dir, self.plan):
+            if iteration in wanted:
+                ratio = max(gap, TICK) / middle(ASSUMED.round)
+                ratios.setdefault("round", {}).setdefault(node, []).append(ratio)
         return ratios
 
     def calibration(self) -> str:

@@ -24,7 +24,7 @@ def offer(graph: str, given: Sequence[str], target: Target, found: Sequence[Cand
     Tried are the layouts with generation apart whose busiest pool has the least to do.
     """
     scenario, tried = Scenario.of(target), list[Candidate]()
-    planned = planner(graph, given, target)
+    planned = planner(graph, given, target, scenario.cluster)
     for candidate in _apart(found):
         assert candidate.plan
         for one in streamed(candidate.plan, candidate.settings):

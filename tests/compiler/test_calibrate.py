@@ -16,6 +16,7 @@ from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.calibration import RATES, load_calibration
 from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import workload
@@ -24,6 +25,7 @@ from rlgraph.ir.plan import Plan, Target
 from rlgraph.reports.measured import Priced
 from rlgraph.reports.plan_file import compile_again
 from rlgraph.reports.report import make_report, report_text
+from rlgraph.units import middle
 
 TINY = {
     "model_type": "qwen2",
@@ -90,6 +92,31 @@ def test_the_multiples_come_back() -> None:
     assert found == {kind: [pytest.approx(factor, rel=1e-3)] * 2 for kind, factor in TIMES.items()}
 
 
+def test_what_a_pool_waits_between_rounds_comes_back() -> None:
+    """Rounds of 0.5 s with 0.03 s between them, and another step in some of the gaps."""
+    streamed = ("pools={train: {devices: 2}, gen: {devices: 2}}", "schedule.stream={staleness: 1}")
+    plan = planned(Target("cpu", PROMPT), *streamed, "update_policy.in.old_logprobs=rollout_logprobs")
+    run = a_run(plan)
+    drawn, source = (
+        next(s for s in plan.steps if s.leaves),
+        next(s for s in plan.steps if s.node == "prompts"),
+    )
+    events, at = ["["], 0
+    for number in range(40):
+        args = {"iteration": number // 10 + 1, "phase": "train"}
+        bar = {"ph": "X", "pid": drawn.pool, "tid": 0}
+        if number % 2:
+            events.append(
+                json.dumps({**bar, "ts": at + 10_000, "dur": 5_000, "args": {**args, "step": source.id}})
+            )
+            at += 5_000
+        at += 30_000
+        events.append(json.dumps({**bar, "ts": at, "dur": 500_000, "args": {**args, "step": drawn.id}}))
+        at += 500_000
+    (run / "timeline.json").write_text("\n".join(f"{event}," for event in events) + "\n")
+    assert calibrated(run)["round"] == [pytest.approx(0.03 / middle(ASSUMED.round), rel=1e-3)] * 2
+
+
 def test_comments_say_where_it_comes_from() -> None:
     calibrated(a_run(planned(Target("cpu", PROMPT))))
     text = Path("found.yaml").read_text()
@@ -148,7 +175,7 @@ def test_every_kind_of_work_is_some_step() -> None:
     wide = [f"models.{name}.train.{what}" for name in ("policy", "ref") for what in NARROW]
     seven = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16", *wide]
     plan = compile_graph("grpo", seven, target=Target("h100-8"))
-    assert {step.rate for step in plan.steps} == {*RATES}
+    assert {step.rate for step in plan.steps} == {*RATES} - {"round"}
 
 
 # -- the command line

@@ -32,10 +32,11 @@ from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.train_memory import Pass
-from rlgraph.costs.workload import Lengths, workload
+from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.lengths import Lengths
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.reports.plan_file import compile_again, parse
 

@@ -35,12 +35,12 @@ def test_what_was_measured_decides_nothing_where_lengths_are_published(published
     assert len(rows) >= 12 and {run.source for run in rows} >= {"nemo-0.4", "nemo-0.5", "nemo-0.6", "llm-d"}
     for run in rows[:2]:
         other = replace(run, seconds=dict.fromkeys(run.seconds, 1.0))
-        assert published.with_length(published.fitting(other)).predicted() == run.predicted()
+        assert published.with_length(published.fitting(other)).predicted == run.predicted
 
 
 def test_an_inferred_length_is_the_one_of_the_phase_that_it_names(published: ModuleType) -> None:
     run = next(run for run in published.runs() if run.inferred)
-    assert middle(run.predicted()[run.inferred]) == pytest.approx(run.seconds[run.inferred], rel=0.01)
+    assert middle(run.predicted[run.inferred]) == pytest.approx(run.seconds[run.inferred], rel=0.01)
 
 
 def test_a_run_that_does_not_fit_takes_the_first_change_that_is_offered(published: ModuleType) -> None:

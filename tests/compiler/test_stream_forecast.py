@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,6 +234,36 @@ def test_synchronous_and_ahead_are_what_those_graphs_are_predicted_to_take() -> 
         others.append(plan.predicted.seconds)
     assert told.synchronous == pytest.approx(others[0], rel=0.02)
     assert told.ahead == pytest.approx(others[1], rel=0.02)
+
+
+def test_a_heavier_tail_gains_more() -> None:
+    """Of as many tokens: without streaming an iteration waits for its longest response."""
+    gains = []
+    for p99 in (1.0, 10.0):
+        lengths = {"mean": 500, "p50": 1.0, "p99": p99}
+        _, told = planned("schedule.stream.staleness=4", response_tokens=lengths)
+        assert told.ahead
+        gains.append(middle(told.ahead) / middle(told.seconds))
+    assert gains[1] > 1.5 * gains[0]
+
+
+def test_a_round_has_a_price_where_its_pool_waits_for_it(tmp_path: Path) -> None:
+    """At servers samples stay in flight, so that what the driver takes between two rounds costs nothing."""
+    factors = tmp_path / "factors.yaml"
+    factors.write_text("calibration: slow driver\nround: [100, 100]\n")
+    for engine, is_dearer in (("transformers", True), ("sglang", False)):
+        settings = [f"models.policy.serve.engine={engine}"]
+        _, told = planned(*settings, response_tokens=2000)
+        _, slow = planned(*settings, response_tokens=2000, calibration=str(factors))
+        assert (slow.drawing[0] > told.drawing[0] + 10) is is_dearer
+
+
+def test_calibrated_generation_is_that_of_rounds_too(tmp_path: Path) -> None:
+    factors = tmp_path / "factors.yaml"
+    factors.write_text("calibration: slow\ngenerate: [5, 5]\n")
+    _, told = planned(response_tokens=2000)
+    _, slow = planned(response_tokens=2000, calibration=str(factors))
+    assert middle(slow.drawing) > 4 * middle(told.drawing)
 
 
 def test_few_in_flight_take_longer() -> None:

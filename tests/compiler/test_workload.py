@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from click.testing import CliRunner
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
-from rlgraph.costs.workload import Lengths, workload
+from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.lengths import Lengths
 from rlgraph.reports.plan_file import compile_again, load
 
 
@@ -29,6 +31,58 @@ def test_responses_that_all_reach_the_limit() -> None:
     lengths = Lengths(100, 100)
     assert lengths.square == 100**2 and lengths.of_longest(7) == 100
     assert {live for _, live, _ in lengths.alive(7)} == {7}
+
+
+def test_percentiles_are_those_that_are_said() -> None:
+    lengths = Lengths.of({"p50": 100, "p90": 300, "p99": 2000}, 1e9)
+    assert [lengths.at(share) for share in (0.5, 0.9, 0.99)] == pytest.approx([100, 300, 2000])
+    assert sum(lengths.spread(20_000)) / 20_000 == pytest.approx(lengths.mean, rel=0.01)
+    assert lengths.beyond(300) == pytest.approx(0.1, rel=0.01)
+    squares = sum(tokens**2 for tokens in lengths.spread(4096)) / 4096
+    assert lengths.square == pytest.approx(squares, rel=1e-6)
+
+
+@pytest.mark.parametrize(("mean", "limit"), [(50, 8000), (700, 8000), (7500, 8000)])
+def test_percentiles_beside_a_mean_are_a_shape(mean: float, limit: float) -> None:
+    lengths = Lengths.of({"mean": mean, "p50": 1, "p99": 10}, limit)
+    spread = lengths.spread(4096)
+    assert sum(spread) / 4096 == pytest.approx(mean, rel=1e-3)
+    assert max(spread) <= limit
+    if lengths.at(0.99) < limit:
+        assert lengths.at(0.99) == pytest.approx(10 * lengths.at(0.5))
+
+
+def test_lengths_that_are_all_alike() -> None:
+    lengths = Lengths.of({"p50": 64, "p99": 64}, 8000)
+    assert lengths.of_longest(100) == pytest.approx(64) and lengths.spread(2) == pytest.approx([64, 64])
+
+
+@pytest.mark.parametrize("said", [{"p50": 9}, {"p50": 9, "p90": 8}, {"p0": 1, "p50": 9}, {"median": 9}])
+def test_what_is_no_distribution_is_refused(said: dict[str, float]) -> None:
+    with pytest.raises(GraphError, match=r"no percentile|two percentiles or more"):
+        Lengths.of(said, 100)
+
+
+def test_lengths_are_given_or_those_of_a_run(tmp_path: Path) -> None:
+    lines = [
+        {"step": n + 1, "time/step": 1.0, "rollout/length": 200.0, "rollout/length_p50": p50}
+        | {"rollout/length_p10": 20.0, "rollout/length_p90": 400.0, "rollout/length_p99": 900.0}
+        for n, p50 in enumerate((1.0, 90.0, 110.0))  # the first iteration warms up
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def told(given: str) -> str:
+        result = CliRunner().invoke(main, ["plan", "grpo", "--cluster", "h100-8", "--response-tokens", given])
+        return result.output
+
+    assert "lengths p50 100, p99 900 up to 1,024" in told("p50=100,p99=900")
+    measured = told(str(tmp_path))
+    assert "responses of 200 tokens (--response-tokens), lengths p10 2" in measured
+    assert "lengths exponential" in told("800")
+    assert "two percentiles or more" in told("p50=100")
+    assert "'runs/none' is not a valid float" in told("runs/none")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time/step": 1.0}\n')
+    assert "has not generated" in told(str(tmp_path))
 
 
 def test_rows_and_tokens_come_from_the_graph() -> None:
