@@ -12,7 +12,7 @@ from test_stream import GRAPH, check, run
 from rlgraph.runtime.driver.worker_shares import ROUNDS, WorkerShares
 from rlgraph.runtime.worker.round_end import RoundEnd
 
-OPS = Path(__file__).parent / "slow_ops.py"
+OPS = Path(__file__).parent / "stream_ops.py"
 
 
 def test_a_round_ends_where_weights_wait_and_where_another_worker_has_ended_its_own() -> None:
@@ -53,10 +53,10 @@ def test_weights_that_are_sent_end_a_round() -> None:
 @pytest.mark.usefixtures("in_demo", "workers")
 def test_a_filter_that_waits_for_rewards_does_not_hold_generation_up() -> None:
     note = Path("rounds.jsonl").resolve()
-    drawn = f"op: '{OPS}:draw', model: policy, n: 2, longest: 40, note: '{note}'"
+    drawn = f"op: '{OPS}:draw_by_token', model: policy, n: 2, longest: 40, note: '{note}'"
     text = f"graph: late\nextends: {GRAPH}\nedits:\n  - replace: {{drawn: {{{drawn}}}}}\n"
     text += f"  - replace: {{judged: {{op: '{OPS}:judge_late', note: '{note}'}}}}\n"
-    text += f"  - add: {{some: {{op: '{OPS.with_name('stream_ops.py')}:some', refill: true}}}}\n"
+    text += f"  - add: {{some: {{op: '{OPS}:some', refill: true}}}}\n"
     Path("late.yaml").write_text(text + "  - set: {update.rows: some}\n")
     check(run("a", "schedule.iterations=2", graph="late.yaml", inline=False), 2, whole=False)
 

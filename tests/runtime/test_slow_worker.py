@@ -15,7 +15,7 @@ import pytest
 from test_stream import GRAPH, check, run
 
 pytestmark = pytest.mark.usefixtures("in_demo", "workers")
-OPS = Path(__file__).parent / "slow_ops.py"
+OPS = Path(__file__).parent / "stream_ops.py"
 STOPPED, RUNS = 0.045, 0.005  # seconds in turns
 
 
@@ -49,8 +49,9 @@ def rounds(note: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("order", ["fifo", "in_order"])
 def test_a_slow_worker_gets_fewer_rows_where_their_order_is_free(order: str) -> None:
     note = Path("rounds.jsonl").resolve()
-    text = f"graph: slow\nextends: {GRAPH}\nedits:\n  - replace: {{drawn: {{op: '{OPS}:draw', model: policy, "
-    Path("slow.yaml").write_text(text + f"n: 2, longest: 40, note: '{note}'}}}}\n")
+    drawn = f"op: '{OPS}:draw_by_token', model: policy, n: 2, longest: 40, note: '{note}'"
+    text = f"graph: slow\nextends: {GRAPH}\nedits:\n  - replace: {{drawn: {{{drawn}}}}}\n"
+    Path("slow.yaml").write_text(text)
     stream = f"{{staleness: 3, chunk: 6, order: {order}}}"
     pools = "pools={train: {devices: 1}, gen: {devices: 2}}"
     with slowed(note):
