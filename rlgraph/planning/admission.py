@@ -112,7 +112,7 @@ class Admission:
         The other arguments are as of ``chosen``.
         """
         rows = [number for number in measured if number in unused for _ in range(self.group)]
-        drawn = {number: v for number, v in unused.items() if number not in {*measured}}
+        drawn = {number: unused[number] for number in unused.keys() - {*measured}}
         here = [*begun, *(unused[number] for number in rows)]
         return self.chosen(iteration, here, [*prompts, *rows], drawn) is not None
 

@@ -296,9 +296,10 @@ class Flow:
         """Give iterations that wait for rows theirs, as far as they are here."""
         while self.wanted:
             execution, intake = self.wanted[0]
-            young = np.flatnonzero(self._are_young(self.buffer, intake.iteration))
-            self.dropped += len(self.buffer) - len(young)
-            self.buffer = self.buffer.left(young)
+            young = self._are_young(self.buffer, intake.iteration)
+            self.dropped += int((~young).sum())
+            self.clock.drop(self.buffer.prompts[~young].tolist())
+            self.buffer = self.buffer.left(np.flatnonzero(young))
             now = self._chosen(intake.iteration)
             if now is None:
                 return

@@ -200,8 +200,9 @@ class FlowRound(Round):
         held = self.rows.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
         for at in step.devices:
             report = self.rows.report(step, at)
-            tokens = report.metrics[DRAWN].value
-            shares.measure(at, tokens, len(held[at]), report.end - report.start)
+            if DRAWN in report.metrics:
+                tokens = report.metrics[DRAWN].value
+                shares.measure(at, tokens, len(held[at]), report.end - report.start)
         shares.adapt()
 
     @property

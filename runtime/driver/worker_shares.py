@@ -16,7 +16,6 @@ import numpy as np
 
 FORGETS = 0.9  # what a round before counts
 ROUNDS = 8  # a worker is judged by so many at least
-# parts of the others' speed: above it a worker is as fast; below it, much slower; the least share
 # as parts of the others' speed: above it a worker is as fast; below it, much slower; and the least share
 ALIKE, MUCH, LEAST = 0.75, 0.5, 0.25
 

@@ -139,9 +139,9 @@ class EngineHost:
         """Return a train or serve engine, which must be at the version that the plan promised a reader."""
         held = self.versions[model] if engine == "train" else self.serve[model].version
         assert held == promised, f"{reader} would read {model}@{held}; the plan promised {model}@{promised}"
-        if engine == "train" and self.pool in self.plan.lenders:
-            for served in self.serve.values():
-                served.settle("training")  # the pool is given back
+        if engine == "train" and (lend := self.plan.lenders.get(self.pool)):
+            for lent in lend.models:
+                self.serve[lent].settle("training")  # the pool is given back
         return self.train[model] if engine == "train" else self.serve[model]
 
     def sync(self, model: str, version: int) -> None:

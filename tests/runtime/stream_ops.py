@@ -61,8 +61,9 @@ def draw(
     longest: int,
     seconds: float = 0.0,
     chunk: int | None = None,
+    stays: bool = False,
 ) -> Drawn:
-    """``n`` samples of each number, at most ``chunk`` tokens of each in a round."""
+    """``n`` samples of each number, at most ``chunk`` tokens of each in a round; no metric tells how many."""
     import torch
 
     known = numbers.tolist()

@@ -43,6 +43,18 @@ def test_a_run_goes_on_with_what_both_pools_have_begun() -> None:
     check(run("a", settings, resume=True), 2)
 
 
+def test_a_pool_is_lent_with_its_own_weights_while_an_evaluation_has_newer_ones(run_on_devices: Any) -> None:
+    """Evaluations bring weights to the pool that generates, and to no pool that is lent."""
+    stream = "schedule={iterations: 4, stream: {staleness: 1, chunk: 2, lend: true}}"
+    settings = ("pools={train: {devices: 1}, gen: {devices: 1}}", "rollout.max_new_tokens=24", "eval.every=1")
+    run_on_devices(
+        ONES, "--run-dir", "a", *settings, "update_policy.in.old_logprobs=rollout_logprobs", stream
+    )
+    lines = metrics("a")
+    assert len([line for line in lines if "eval/accuracy" in line]) == 5
+    assert sum(line["finished/lent_rounds"] for line in lines[1:]) > 0
+
+
 def recorded(run_dir: str) -> dict[tuple[int, ...], list[tuple[Any, Any]]]:
     """Of each prompt that was used, the tokens and log-probs of its samples."""
     made: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}

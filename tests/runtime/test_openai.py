@@ -302,6 +302,18 @@ def test_a_judge_behind_an_endpoint_gives_the_rewards_of_one_in_the_worker(
 
 
 @pytest.mark.usefixtures("in_demo")
+@pytest.mark.usefixtures("in_demo")
+def test_a_judge_may_be_on_a_pool_that_is_lent(serving: Callable[..., Completer], tmp_path: Path) -> None:
+    there = f'{{engine: openai, addresses: ["{serving().url}"], pool: train}}'
+    settings = ["schedule={iterations: 2, stream: {staleness: 0, chunk: 2, lend: true}}"]
+    settings += ["pools={train: {devices: 1}, gen: {devices: 1}}", "models.policy.train.pool=train"]
+    settings += ["models.policy.serve.pool=gen", "update_policy.in.old_logprobs=rollout_logprobs"]
+    run_graph(judged(tmp_path, there), settings, inline=True, run_dir=Path("run"))
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert sum(line["finished/lent_rounds"] for line in lines) > 0
+    assert lines[0]["reward/judge_length"] > 0
+
+
 def test_fields_that_the_run_gives_are_refused_before_it(tmp_path: Path) -> None:
     serve = '{engine: openai, addresses: ["http://one:8000"], options: {model: judge, seed: 3}}'
     graph = judged(tmp_path, serve)

@@ -14,6 +14,7 @@ from rlgraph.ir.plan import Plan, Target
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.worker.engine_host import EngineHost
+from rlgraph.runtime.worker.process_groups import Groups
 
 H100 = Target("h100-8")
 PREFLIGHT = "rlgraph.runtime.engines.sglang.preflight"
@@ -86,8 +87,8 @@ def test_what_leaves_at_some_time_is_away_while_a_server_starts(monkeypatch: pyt
 
     monkeypatch.setattr(EngineHost, "_trainer", lambda *_: Recorder())
     monkeypatch.setattr(EngineHost, "_served", served)
-    groups: Any = None
-    engines = EngineHost(plan, "main", "cuda", groups, Path("logs"))
+    mesh: Any = None
+    engines = EngineHost(plan, "main", "cuda", Groups(mesh, {}, {}, {}, {}, {}, {}), Path("logs"))
     assert started == [leaves]
     for name, engine in engines.train.items():
         assert engine.away == {*plan.away.get(f"{name}.train", ())}

@@ -12,6 +12,7 @@ from ran import metrics, same_weights
 from safetensors.torch import load_file
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.driver.flow import Flow
 from rlgraph.runtime.run import run_graph
 
 GRAPH = str(Path(__file__).parent / "streamed.yaml")
@@ -150,3 +151,18 @@ def test_a_function_says_which_groups_come_next_and_one_that_takes_none_leaves_t
     check(other, 3)
     with pytest.raises(RunError, match=r"policies.py:wrong returned"):
         run("d", stream.format("policies.py:wrong"))
+
+
+def test_nothing_is_kept_of_rows_that_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    flows: list[Flow] = []
+
+    def noted(*args: Any) -> Flow:
+        flows.append(Flow(*args))
+        return flows[-1]
+
+    monkeypatch.setattr("rlgraph.runtime.segments.Flow", noted)
+    Path("policies.py").write_text(POLICIES)
+    run("a", "schedule.stream={staleness: 1, too_old: drop, chunk: 8, order: 'policies.py:late'}")
+    assert sum(line["finished/dropped"] for line in metrics("a")) > 0
+    (flow,) = flows
+    assert flow.clock.times.keys() <= {*flow.ahead, *flow.buffer.prompts.tolist()}
