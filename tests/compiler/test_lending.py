@@ -14,6 +14,7 @@ from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.admission import Admission
 from rlgraph.planning.stream_simulation import RegionWork, simulate_stream
+from rlgraph.view.stream import recorded_stream
 from rlgraph.view.timeline import expected
 
 STREAMED = (
@@ -117,6 +118,21 @@ def test_a_plan_lends_where_it_pays_and_says_why() -> None:
     assert plan.peak and all(peak.fits for peak in plan.peak.values())
     shown = {(event.step.id, event.iteration) for event in expected(plan)[0]}
     assert (step.id, 0) in shown
+
+
+def test_on_the_page_weights_come_with_the_sync_of_the_other_pool() -> None:
+    plan = planned("schedule.stream.lend=true")
+    syncs = [step for step in plan.steps if step.facts.syncs]
+    assert [step.facts.lends for step in syncs] == [False, True]
+
+    def event(name: str, step: int, start: float, **more: str) -> dict[str, Any]:
+        about = {"phase": "train", "iteration": 1, "step": step, **more}
+        return {"name": name, "ts": start, "dur": 1e6, "args": about}
+
+    group = event("prompt 0, weights 0", 4, 0.0, part="group 0")
+    ran = [event(step.node, step.id, n * 2e6) for n, step in enumerate(syncs)]
+    told = recorded_stream(plan, [group, *ran], [1], first=0)
+    assert told and told["syncs"] == [[1.0, 0]]
 
 
 def test_the_cache_of_a_pool_that_is_lent_is_off_it_while_it_trains() -> None:
