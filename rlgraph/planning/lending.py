@@ -66,7 +66,7 @@ def lend_where_it_pays(
                 because += f"shorter for it; its engine takes {size_text(_engine(tried, pool))} of a device"
                 return _noted(laid, lambda one: _because(one, because))
             if fits(tried):
-                reason += f", which would not be shorter: {after:.3g} s, and {before:.3g} s without"
+                reason += f", which would not be {LEAST:.0%} shorter: {after:.3g} s, without {before:.3g} s"
             else:
                 sizes = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
                 reason = f"with its engine a device takes {sizes} in `{peak.step}`"
