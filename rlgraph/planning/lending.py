@@ -131,7 +131,7 @@ def unfit(plan: Plan) -> str:
     if serve.addresses:
         return "its weights go to servers at addresses"
     if serve.hosts > 1 or plan.pools[lender(plan)] % serve.tensor_parallel:
-        return f"its {plan.pools[lender(plan)]} devices are no servers of {serve.tensor_parallel}"
+        return f"its {plan.pools[lender(plan)]} devices do not divide into servers of {serve.tensor_parallel}"
     if load(plan.functions[drawing.phase][drawing.node].target).declared.leaves_with:
         return f"the conversations that `{drawing.node}` leaves unfinished stay on their worker"
     if stream.order == "in_order":
@@ -142,7 +142,7 @@ def unfit(plan: Plan) -> str:
         return f"`{alone[0].node}` measures what is drawn with an engine that is on pool {drawing.pool} alone"
     here, there = plan.pools[drawing.pool], plan.pools[lender(plan)]
     if here != there and (here == 1 or any(_reads_in_place(plan, step, drawing.pool) for step in inside)):
-        return f"its {there} devices have not the rows as the {here} of pool {drawing.pool} have them"
+        return f"its {there} devices do not hold rows as the {here} of pool {drawing.pool} do"
     return ""
 
 

@@ -158,8 +158,8 @@ LARGE = (
     [
         (LARGE, "with its engine a device takes 85.5 GB of 80 GB in `lend:train`"),
         (("schedule.stream.order=in_order",), "`order: in_order` repeats to the bit"),
-        (("pools={train: {devices: 7}, gen: {devices: 1}}",), "have not the rows as the 1 of pool gen"),
-        (("models.policy.serve.tensor_parallel=2", "pools.train.devices=3"), "no servers of 2"),
+        (("pools={train: {devices: 7}, gen: {devices: 1}}",), "do not hold rows as the 1 of pool gen"),
+        (("models.policy.serve.tensor_parallel=2", "pools.train.devices=3"), "divide into servers of 2"),
         (("rollout.max_new_tokens=64", "pools={train: {devices: 2}, gen: {devices: 6}}"), "it waits for "),
     ],
 )
