@@ -60,6 +60,7 @@ def decoupled_ppo(
     *,
     clip: PositiveFloat = 0.2,
     clip_high: PositiveFloat | None = None,
+    dual_clip: Annotated[float, Field(gt=1)] | None = None,
     cap: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
     """PPO on rows of older weights: clipped around today's, weighed against those (AReaL, arXiv 2505.24298).
@@ -72,13 +73,14 @@ def decoupled_ppo(
     Attributes:
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
+        dual_clip: as of ppo_clip; null for no cap, as in the paper.
         cap: the most that a token's weight w may be, above 0; null for no cap, as in the paper.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo, clip: 0.2, cap: 2.0}}
     """
     weight = ratio(old_logprobs.values, rollout_logprobs.values).clamp(max=cap or math.inf)
-    losses = ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high)
+    losses = ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high, dual_clip=dual_clip)
     return logprobs.like(weight * losses.values)
 
 

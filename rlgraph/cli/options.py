@@ -66,7 +66,7 @@ def _responses(ctx: click.Context, option: click.Parameter, given: str | None) -
     if given and "=" in given:
         said = (part.partition("=") for part in given.split(","))
         return {name.strip(): TOKENS.convert(cast(Any, tokens), option, ctx) for name, _, tokens in said}
-    if given and Path(given).is_dir():
+    if given and (Path(given).is_dir() or not given[0].isdigit()):
         return measured_responses(Path(given))
     return given and TOKENS.convert(cast(Any, given), option, ctx)
 

@@ -260,7 +260,8 @@ def sync_least(plan: Plan, step: Step) -> int:
         whole = sum(adapter_sizes(size, lora)) * WIDTH[model.serve.dtype]
         return round(whole * (1 if step.source else 1 - 1 / mesh.shard))
     lie = 0 if step.source else mesh.shard, WIDTH[model.serve.dtype], model.serve.tensor_parallel, mesh.tensor
-    return round(formulas.sync_bound(size, *lie))
+    share = sent_share(model) if step.source and model.serve.sync == "delta" else 1.0
+    return round(share * formulas.sync_bound(size, *lie))
 
 
 def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:

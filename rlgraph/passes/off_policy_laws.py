@@ -19,6 +19,7 @@ from rlgraph.ir.trace import draw, read_from, refusal, sampler, source, writer
 from rlgraph.passes.stream import FINISHED
 
 SFT = "replace: {%s.loss: {kind: sft}}"
+DECOUPLED = "{0}.loss.kind: decoupled_ppo, {0}.loss.cap: 2.0"  # of ppo_clip, whose clips stay
 
 
 def sampling_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
@@ -191,6 +192,8 @@ def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
     """Return what makes a loss with a ratio legal on rows of an older version."""
     ratio = f"set: {{{node.name}.in.old_logprobs: {_measured(rollout)}}}"
     decoupled = f"replace: {{{node.name}.loss: {{kind: decoupled_ppo, cap: 2.0}}}}"
+    if _clips(node):
+        decoupled = f"set: {{{DECOUPLED.format(node.name)}}}"
     if _measured(rollout) != "rollout_logprobs":
         decoupled += f", set: {{{node.name}.in.rollout_logprobs: {_measured(rollout)}}}"
     edits = [ratio, _weights(graph, node, rollout), decoupled]
@@ -203,7 +206,11 @@ def clips_around_older(node: Node, rollout: Node, by: int = 1) -> bool:
     It is then clipped for what the updates since have changed: see docs/streaming.md.
     """
     stale = rollout.model == node.model and _version(node) - _version(rollout) >= by
-    return stale and any(hook.op.name == "ppo_clip" for hook in node.hooks.values())
+    return stale and _clips(node)
+
+
+def _clips(node: Node) -> bool:
+    return any(hook.op.name == "ppo_clip" for hook in node.hooks.values())
 
 
 def _weights(graph: Graph, node: Node, rollout: Node) -> str:

@@ -54,8 +54,7 @@ def stream(graph: Graph) -> Graph:
         if asked := next((node for node in refills if node.refill and node.refill.over_sample > 1), None):
             law = f"`{asked.name}` asks for more than it needs (`over_sample`); where generation streams, "
             law += "`schedule.stream.staleness` says how much is begun"
-            more = f"schedule.stream.staleness: {staleness + 1}"
-            remedy = f"set: {{{asked.name}.refill.over_sample: 1, {more}}}"
+            remedy = f"set: {{{asked.name}.refill.over_sample: 1}}"
             raise GraphError([Problem("stream-over-sample", law, asked.mark, (), remedy)])
         kept = {"keep": staleness}
         nodes = [replace(n, refill=n.refill.model_copy(update=kept)) if n.refill else n for n in nodes]

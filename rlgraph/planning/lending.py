@@ -66,7 +66,7 @@ def lend_where_it_pays(
                 because += f"shorter for it; its engine takes {size_text(_engine(tried, pool))} of a device"
                 return _noted(laid, lambda one: _because(one, because))
             if fits(tried):
-                reason += f", which would not be shorter: {after:.3g} s, and {before:.3g} s without"
+                reason += f", which would not be {LEAST:.0%} shorter: {after:.3g} s, without {before:.3g} s"
             else:
                 sizes = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
                 reason = f"with its engine a device takes {sizes} in `{peak.step}`"
@@ -131,7 +131,7 @@ def unfit(plan: Plan) -> str:
     if serve.addresses:
         return "its weights go to servers at addresses"
     if serve.hosts > 1 or plan.pools[lender(plan)] % serve.tensor_parallel:
-        return f"its {plan.pools[lender(plan)]} devices are no servers of {serve.tensor_parallel}"
+        return f"its {plan.pools[lender(plan)]} devices do not divide into servers of {serve.tensor_parallel}"
     if load(plan.functions[drawing.phase][drawing.node].target).declared.leaves_with:
         return f"the conversations that `{drawing.node}` leaves unfinished stay on their worker"
     if stream.order == "in_order":
@@ -142,7 +142,7 @@ def unfit(plan: Plan) -> str:
         return f"`{alone[0].node}` measures what is drawn with an engine that is on pool {drawing.pool} alone"
     here, there = plan.pools[drawing.pool], plan.pools[lender(plan)]
     if here != there and (here == 1 or any(_reads_in_place(plan, step, drawing.pool) for step in inside)):
-        return f"its {there} devices have not the rows as the {here} of pool {drawing.pool} have them"
+        return f"its {there} devices do not hold rows as the {here} of pool {drawing.pool} do"
     return ""
 
 

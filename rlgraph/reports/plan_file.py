@@ -269,5 +269,7 @@ def _where(origin: Origin) -> list[str]:
     counts = [word for name, said in counted.items() for word in (f"--{name.replace('_', '-')}", f"{said:g}")]
     kept = [f"{name}={share:g}" if name else f"{share:g}" for name, share in target.kept_rows.items()]
     counts += [word for said in kept for word in ("--kept-rows", said)]
+    if isinstance(lengths := target.response_tokens, Mapping):
+        counts += ["--response-tokens", ",".join(f"{name}={tokens:g}" for name, tokens in lengths.items())]
     factors = ["--calibration", target.calibration] if target.calibration else []
     return ["--cluster", target.cluster, *counts, *factors]

@@ -67,9 +67,9 @@ def bottleneck(plan: Plan, told: Mapping[str, Stage]) -> str:
     if (most := max(able, default=0.0)) > max(generation.busy, update.busy):
         law = f"{able[most].about} decides: it has rows {update.share(most)} of the time, "
         return f"{law}and works {update.share(able[most].busy)}; make it faster, give it more room, or {MORE}"
-    # rows enough were there at least so long, and those of older weights come first
+    # there were enough rows at least so long, and those of older weights come first
     if (waited := buffer.held + update.starved - whole) > LITTLE * whole:
-        law = f"groups that take long decide: {update.share(waited)} of the time rows enough are there, and "
+        law = f"groups that take long decide: {update.share(waited)} of the time there are enough rows, and "
         return f"{law}the update waits for groups of older weights, which come first; {MORE}"
     if generation.busy > (1 - LITTLE) * whole:
         law = f"generation decides: it is busy {generation.share(generation.busy)} of the time"

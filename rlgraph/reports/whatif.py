@@ -166,6 +166,8 @@ def _corrected(plan: Plan, staleness: int = 1) -> dict[str, Any]:
     for node, update in updates.items():
         if staleness > 1 and any(hook.target.endswith(":ppo_clip") for hook in update.hooks.values()):
             edits |= {f"nodes.{node}.loss.kind": "decoupled_ppo", f"nodes.{node}.loss.cap": 2.0}
+            if update.ins.get("old_logprobs", "").startswith("rollout_logprobs"):
+                edits[f"nodes.{node}.in.old_logprobs"] = "old_logprobs"
         elif "old_logprobs" in update.ins:
             edits[f"nodes.{node}.in.old_logprobs"] = "rollout_logprobs"
     return edits

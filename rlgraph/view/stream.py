@@ -73,7 +73,7 @@ def recorded_stream(
         start, end = ((event["ts"] - first + took) / 1e6 for took in (0, event["dur"]))
         if "part" not in event["args"]:
             ends[iteration - 1] = max(ends.get(iteration - 1, end), end)
-            if plan.steps[step - 1].facts.syncs:
+            if (facts := plan.steps[step - 1].facts).syncs and not facts.lends:
                 syncs[iteration - 1] = end
         elif (told := GROUP.fullmatch(event["name"])) and told[2]:
             groups[int(told[1])] = StreamedGroup(int(told[1]), int(told[2]), start, end)

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, product
 
-from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import PARTS, Footprint, away_items
 from rlgraph.costs.pricing import Pricing, sizes_of
-from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.planning.overlap import guess
+from rlgraph.planning.predict import Scenario
 from rlgraph.planning.simulate import Event, depth, period, simulate, steady
 from rlgraph.units import middle
 from rlgraph.version import VERSION
@@ -155,12 +154,12 @@ def footprint(plan: Plan) -> Pricing | None:
     if plan.origin is None or target is None or plan.predicted is None or plan.origin.rlgraph != VERSION:
         return None
     try:
-        cluster, sizes = load_cluster(target.cluster, margin=target.margin), sizes_of(plan)
-    except GraphError:  # a saved plan may be looked at where its cluster's file and its models are not
+        scenario, sizes = Scenario.of(target), sizes_of(plan)
+    except GraphError:  # a saved plan may be looked at where the files that it was made with are not
         return None
-    if cluster.cluster != plan.predicted.cluster:
+    if scenario.cluster.cluster != plan.predicted.cluster:
         return None
-    return Pricing(plan, cluster, workload(plan, **target.assumptions), sizes)
+    return Pricing(plan, scenario.cluster, scenario.work(plan), sizes, scenario.calibration)
 
 
 def memory(held: Footprint, pool: str) -> dict[int, Parts]:

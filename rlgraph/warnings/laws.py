@@ -21,7 +21,7 @@ from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.ir.trace import read_from, refusal, sampler
 from rlgraph.passes.lower import optimizer_steps
-from rlgraph.passes.off_policy_laws import clips_around_older
+from rlgraph.passes.off_policy_laws import DECOUPLED, clips_around_older
 from rlgraph.passes.refill import aged
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
@@ -199,10 +199,9 @@ def _clipped(graph: Graph) -> Iterator[Problem]:
             continue
         law = f"the loss ppo_clip of node `{node.name}` clips around `{rollout.weights}`: tokens whose ratio "
         law += "the updates since have taken out of the clip are not learned from"
-        remedy = f"set: {{{node.name}.in.old_logprobs: old_logprobs}}, "
+        remedy = f"set: {{{node.name}.in.old_logprobs: old_logprobs, {DECOUPLED.format(node.name)}}}"
         if not any("old_logprobs" in other.writes for other in (*graph.nodes, *graph.dropped)):
-            remedy += f"add: {{old_logprobs: {{op: logprobs, model: {node.model}}}}}, "
-        remedy += f"replace: {{{node.name}.loss: {{kind: decoupled_ppo, cap: 2.0}}}}"
+            remedy += f", add: {{old_logprobs: {{op: logprobs, model: {node.model}}}}}"
         yield refusal("stale-clip", law, graph, node, [rollout.name], remedy)
 
 

@@ -192,10 +192,11 @@ def test_the_plan_says_what_it_is_calibrated_on() -> None:
     assert call("plan", "plan.json").stdout == call(*small).stdout
 
 
-def test_how_to_plan_again_names_the_calibration() -> None:
+def test_how_to_plan_again_names_lengths_and_the_calibration() -> None:
     calibrated(a_run(planned(Target("cpu", PROMPT))))
     Path("mine.yaml").write_text("extends: grpo\ngraph: mine\nedits: [{set: {models.policy.path: tiny}}]\n")
-    words = ("mine.yaml", "--cluster", "cpu", "--calibration", "found.yaml", "-o", "plan.json")
+    lengths = ("--response-tokens", "p50=5,p99=50")
+    words = ("mine.yaml", "--cluster", "cpu", *lengths, "--calibration", "found.yaml", "-o", "plan.json")
     assert call("plan", *words).exit_code == 0
     Path("mine.yaml").write_text(
         "extends: grpo\ngraph: mine\nedits: [{set: {models.policy.path: tiny, seed: 3}}]\n"

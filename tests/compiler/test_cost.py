@@ -30,7 +30,7 @@ from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, logits_bytes
 from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.model_size import size_of
-from rlgraph.costs.pricing import sizes_of
+from rlgraph.costs.pricing import sizes_of, sync_least
 from rlgraph.costs.train_memory import Pass
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
@@ -297,6 +297,8 @@ def test_a_sync_sends_what_has_changed_where_that_is_predicted_to_pay(
         whole = predict(plan_tree(compose("grpo", asked), 8, "cuda"), scenario)
         (longer,) = [step for step in whole.steps if step.node == "sync:policy"]
         assert math.prod(step.seconds) < math.prod(longer.seconds)
+        if way == "delta":
+            assert sync_least(plan, step) < 0.05 * sync_least(whole, longer)
 
 
 def test_a_faster_device_is_not_slower() -> None:

@@ -14,6 +14,7 @@ from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.admission import Admission
 from rlgraph.planning.stream_simulation import RegionWork, simulate_stream
+from rlgraph.view.stream import recorded_stream
 from rlgraph.view.timeline import expected
 
 STREAMED = (
@@ -119,6 +120,21 @@ def test_a_plan_lends_where_it_pays_and_says_why() -> None:
     assert (step.id, 0) in shown
 
 
+def test_on_the_page_weights_come_with_the_sync_of_the_other_pool() -> None:
+    plan = planned("schedule.stream.lend=true")
+    syncs = [step for step in plan.steps if step.facts.syncs]
+    assert [step.facts.lends for step in syncs] == [False, True]
+
+    def event(name: str, step: int, start: float, **more: str) -> dict[str, Any]:
+        about = {"phase": "train", "iteration": 1, "step": step, **more}
+        return {"name": name, "ts": start, "dur": 1e6, "args": about}
+
+    group = event("prompt 0, weights 0", 4, 0.0, part="group 0")
+    ran = [event(step.node, step.id, n * 2e6) for n, step in enumerate(syncs)]
+    told = recorded_stream(plan, [group, *ran], [1], first=0)
+    assert told and told["syncs"] == [[1.0, 0]]
+
+
 def test_the_cache_of_a_pool_that_is_lent_is_off_it_while_it_trains() -> None:
     plan = planned()
     names = [(step.node.partition(":")[0], step.pool) for step in plan.steps]
@@ -142,8 +158,8 @@ LARGE = (
     [
         (LARGE, "with its engine a device takes 85.5 GB of 80 GB in `lend:train`"),
         (("schedule.stream.order=in_order",), "`order: in_order` repeats to the bit"),
-        (("pools={train: {devices: 7}, gen: {devices: 1}}",), "have not the rows as the 1 of pool gen"),
-        (("models.policy.serve.tensor_parallel=2", "pools.train.devices=3"), "no servers of 2"),
+        (("pools={train: {devices: 7}, gen: {devices: 1}}",), "do not hold rows as the 1 of pool gen"),
+        (("models.policy.serve.tensor_parallel=2", "pools.train.devices=3"), "divide into servers of 2"),
         (("rollout.max_new_tokens=64", "pools={train: {devices: 2}, gen: {devices: 6}}"), "it waits for "),
     ],
 )

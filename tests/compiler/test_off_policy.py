@@ -77,6 +77,15 @@ def test_a_loss_without_a_ratio_is_refused_and_weights_make_it_legal(base: str) 
     assert "2 optimizer steps" in problem.law
 
 
+def test_the_clips_of_the_loss_stay_with_the_first_edit_that_is_named() -> None:
+    own = "set: {update_policy.loss.dual_clip: 3.0}"
+    (problem,) = problems("dapo", APART, own)
+    (edit,), *_ = named(problem.remedy)
+    (loss,) = lowered("dapo", APART, own, edit).node("update_policy").hooks.values()
+    clips = {"clip": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "cap": 2.0}
+    assert loss.op.name == "decoupled_ppo" and {**loss.attributes} == clips
+
+
 def test_a_recompute_that_nothing_read_is_not_added_again() -> None:
     (problem,) = problems("grpo", APART, REINFORCE)
     assert problem.remedy == TIS

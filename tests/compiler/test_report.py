@@ -128,16 +128,17 @@ def test_what_is_told_is_what_the_planner_says_of_the_edited_graph() -> None:
     assert best.alters == "computes in bfloat16" and best.edits == ("models.policy.train.dtype=bfloat16",)
 
 
-def test_streaming_is_told_with_what_corrects_for_it() -> None:
+@pytest.mark.parametrize("corrected", [(), ("update_policy.in.old_logprobs=rollout_logprobs",)])
+def test_streaming_is_told_with_what_corrects_for_it(corrected: tuple[str, ...]) -> None:
     """Of a run on two pools, whose answers vary in length."""
-    folder, _ = a_run(SPLIT[0])
+    folder, _ = a_run(SPLIT[0], *corrected)
     found = outlook(Priced.of(folder), counted(read_metrics(folder)))
     (change,) = [
         change for change in found.changes if any("schedule.stream=" in edit for edit in change.edits)
     ]
     assert "nodes.update_policy.loss.kind=decoupled_ppo" in change.edits
     assert "updates old" in change.alters
-    plan = compile_graph("grpo", (SPLIT[0], *change.edits), None, Target("h100-8", PROMPT, 575))
+    plan = compile_graph("grpo", (SPLIT[0], *corrected, *change.edits), None, Target("h100-8", PROMPT, 575))
     assert plan.schedule.stream and plan.predicted and plan.predicted.stream
 
 

@@ -266,6 +266,14 @@ def test_calibrated_generation_is_that_of_rounds_too(tmp_path: Path) -> None:
     assert middle(slow.drawing) > 4 * middle(told.drawing)
 
 
+def test_the_page_is_calibrated_as_the_plan_is(tmp_path: Path) -> None:
+    factors = tmp_path / "factors.yaml"
+    factors.write_text("calibration: slow\ngenerate: [5, 5]\n")
+    plan, told = planned("schedule.stream.staleness=0", response_tokens=2000, calibration=str(factors))
+    begin, end = contents(Subject(plan, compiled=True))["stream"]["window"]
+    assert (end - begin) / 3 == pytest.approx(told.seconds[0], rel=0.1)
+
+
 def test_few_in_flight_take_longer() -> None:
     _, told = planned("schedule.stream.in_flight=8", response_tokens=2000)
     _, free = planned(response_tokens=2000)

@@ -44,9 +44,9 @@ MENDED = {
     "greedy_group": ["set: {rollout.temperature: 1.0}"],
     "rising": ["set: {models.policy.optimizer.warmup_steps: 0.1}", "set: {schedule.iterations: 1251}"],
     "stale_clip": [
-        "set: {update_policy.in.old_logprobs: old_logprobs}, "
-        "add: {old_logprobs: {op: logprobs, model: policy}}, "
-        "replace: {update_policy.loss: {kind: decoupled_ppo, cap: 2.0}}",
+        "set: {update_policy.in.old_logprobs: old_logprobs, "
+        "update_policy.loss.kind: decoupled_ppo, update_policy.loss.cap: 2.0}, "
+        "add: {old_logprobs: {op: logprobs, model: policy}}",
         "set: {schedule.stream.staleness: 1}",
     ],
     "too_long": ["set: {rollout.max_new_tokens: 32256}"],

@@ -80,7 +80,7 @@ def test_lengths_are_given_or_those_of_a_run(tmp_path: Path) -> None:
     assert "responses of 200 tokens (--response-tokens), lengths p10 2" in measured
     assert "lengths exponential" in told("800")
     assert "two percentiles or more" in told("p50=100")
-    assert "'runs/none' is not a valid float" in told("runs/none")
+    assert "runs/none holds no run" in told("runs/none")
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time/step": 1.0}\n')
     assert "has not generated" in told(str(tmp_path))
 

@@ -201,6 +201,9 @@ def test_decoupled_ppo_by_hand() -> None:
     advantages = Ragged.of([[1.0, -1.0]])
     out = decoupled_ppo(*(Ragged.of(c) for c in (lp, old, rollout)), advantages, clip=0.2)
     assert out.values.tolist() == pytest.approx([-3.6, 6.0])
+    # and no more than 1.5 where it does not
+    out = decoupled_ppo(*(Ragged.of(c) for c in (lp, old, rollout)), advantages, clip=0.2, dual_clip=1.5)
+    assert out.values.tolist() == pytest.approx([-3.6, 4.5])
 
 
 def test_decoupled_ppo_of_rows_that_the_policy_itself_sampled_is_ppo() -> None:
