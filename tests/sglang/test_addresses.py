@@ -20,6 +20,7 @@ from rlgraph.errors import RunError
 from rlgraph.ir.plan import Target
 from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.cluster.failures import LostError, failure
+from rlgraph.runtime.engines.servers import calls
 from rlgraph.runtime.engines.servers.endpoint import UnknownError
 from rlgraph.runtime.engines.sglang import supervisor, weights
 from rlgraph.runtime.engines.sglang.client import FIRST
@@ -116,6 +117,24 @@ def test_a_sample_that_takes_too_long_is_asked_for_again_elsewhere_and_not_for_e
     engine.close()
     for fake in fakes:
         fake.paused = False
+
+
+def test_what_a_server_never_saw_is_asked_for_again_where_new_weights_come(
+    path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SWEEPS", 5)
+    engine = reaching(path, tmp_path, fakes)
+    engine.load_weights(model.named_parameters(), 0)
+    fakes[0].paused = True
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(engine.generate, REQUESTS, Sampling(5))
+        while not fakes[0].prompts:
+            threading.Event().wait(0.01)
+        engine.calls.hold([0, 1], 1)
+        fakes[0].paused = False
+        engine.calls.hold([], 1)
+        assert all(len(one.tokens) == 5 for many in made.result() for one in many)
+    engine.close()
 
 
 @pytest.mark.parametrize("size", ["dp_size", "pp_size"])

@@ -218,7 +218,7 @@ class Calls:
         except self.losses:
             self.lost.add(server)
         except asyncio.CancelledError:
-            if not ask.aborted:
+            if not (ask.aborted or ask.held):
                 raise
         finally:
             reply.cancel()
