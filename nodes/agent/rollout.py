@@ -247,7 +247,7 @@ def _record(ctx: Context, chats: Sequence[Chat]) -> None:
     }
     for name, values in metrics.items():
         ctx.record(f"rollout/{name}", values)
-    ctx.record("rollout/length_", metrics["length"], kind=("std", "min", "max"))
+    ctx.record("rollout/length_", metrics["length"], kind=("std", "min", "max", "p10", "p50", "p90", "p99"))
     ctx.record("rollout/turns_", metrics["turns"], kind=("min", "max"))
     ctx.record("rollout/repetitive", [repeats(chat.response) for chat in chats], kind="share")
     for what in ("generation", "tools"):

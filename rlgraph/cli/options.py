@@ -61,12 +61,12 @@ def form_option(*forms: str, help: str | None = None) -> Callable[[Any], Any]:
 
 def _responses(ctx: click.Context, option: click.Parameter, given: str | None) -> Any:
     """Return tokens of responses: their mean, percentiles by name, or both as a run has measured them."""
-    from rlgraph.reports.measured import measured_responses
-
     if given and "=" in given:
         said = (part.partition("=") for part in given.split(","))
         return {name.strip(): TOKENS.convert(cast(Any, tokens), option, ctx) for name, _, tokens in said}
     if given and (Path(given).is_dir() or not given[0].isdigit()):
+        from rlgraph.reports.measured import measured_responses
+
         return measured_responses(Path(given))
     return given and TOKENS.convert(cast(Any, given), option, ctx)
 

@@ -112,7 +112,7 @@ def test_recorded_rows_are_rows_of_older_weights() -> None:
     for edit in (
         "set: {update_policy.in: {old_logprobs: rollout_logprobs}}",
         "add: {rollout_weights: {op: correction.tis}}",
-        "replace: {update_policy.loss: {kind: decoupled_ppo}}",
+        "set: {update_policy.loss.kind: decoupled_ppo, update_policy.loss.cap: 2.0}",
     ):
         assert (
             edit.replace("in: {old_logprobs: r", "in.old_logprobs: r").replace("s}}", "s}")[:40]

@@ -314,6 +314,7 @@ def test_a_judge_may_be_on_a_pool_that_is_lent(serving: Callable[..., Completer]
     assert lines[0]["reward/judge_length"] > 0
 
 
+@pytest.mark.usefixtures("in_demo")
 def test_fields_that_the_run_gives_are_refused_before_it(tmp_path: Path) -> None:
     serve = '{engine: openai, addresses: ["http://one:8000"], options: {model: judge, seed: 3}}'
     graph = judged(tmp_path, serve)
