@@ -90,7 +90,7 @@ def test_a_text_ends_a_sample_and_is_whole_in_it(awake: SglangEngine) -> None:
 
 
 def test_a_token_ends_a_sample_by_its_id(awake: SglangEngine, model: torch.nn.Module) -> None:
-    ids = list(range(2, 64, 6))
+    ids = list(range(2, 64, 12))
     asked = [Request(request.prompt, range(12)) for request in REQUESTS]
     finishes = set()
     for request, many in zip(asked, awake.generate(asked, Sampling(12, stop_token_ids=ids)), strict=True):
