@@ -1,4 +1,4 @@
-"""How long responses are: a distribution, from its mean, from percentiles, or from both."""
+"""The distribution of response lengths, from its mean, from percentiles, or from both."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Lengths:
         mean = mean or fmean(min(length, limit) for length in _quantiles(tuple(points)))
         return Lengths(min(mean, limit), limit, tuple(points))
 
-    @cached_property
+    @property
+    @lru_cache  # noqa: B019 - by value: each price of a rollout makes an equal one anew
     def rate(self) -> float:
         """Return by how much tokens are divided: for the exponential distribution the rate r for which the
         cut one has its mean, (1 - exp(-r M)) / r = mean. 0: all have ``longest``."""
@@ -74,7 +75,7 @@ class Lengths:
         end = rate * self.longest
         return fmean(min(length, end) for length in _quantiles(self.percentiles)) / rate
 
-    @property
+    @cached_property
     def square(self) -> float:
         """Return the mean of the squared length."""
         rate, end = self.rate, self.longest

@@ -119,7 +119,7 @@ def settle(
         if any(_waits(tried[0][0], name) for name in names):
             tried.append(lay(_filled(laid, names, share, alone=True)))
         if fitting := [one for one in tried if fits(one[0])]:
-            return min(fitting, key=lambda one: seconds(one[0]))
+            return min(fitting, key=lambda one: seconds(one[0])) if fitting[1:] else fitting[0]
     return laid
 
 

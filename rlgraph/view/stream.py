@@ -1,4 +1,4 @@
-"""What a page draws of a region that streams, predicted or recorded: its groups, updates and syncs over time.
+"""A region that streams, predicted or recorded, as a page draws it: its groups, updates and syncs over time.
 
 A lane holds a group from when it is begun until it is used:
 

@@ -153,10 +153,11 @@ class Driver:
             except RunError as error:
                 raise self._failed(execution, flow.collect, (flow.collect.pool, 0), error) from error
             queued = [Queued(*one, needs_of(*one)) for one in begun]
-            asks = flow.collect.phase, flow.collect.id
-            places = (n for n, one in enumerate(self.waiting) if (one.step.phase, one.step.id) == asks)
-            at = next(places, 0)  # what is lent comes before what waits for its rows, and behind its weights
-            self.waiting[at:at] = [one for one in queued if one.step.pool == flow.lender]
+            if lent := [one for one in queued if one.step.pool == flow.lender]:
+                asks = flow.collect.phase, flow.collect.id
+                places = (n for n, one in enumerate(self.waiting) if (one.step.phase, one.step.id) == asks)
+                at = next(places, 0)  # before what waits for its rows, and behind its weights
+                self.waiting[at:at] = lent
             self.waiting += [one for one in queued if one.step.pool != flow.lender]
         if self.flows:
             self._hand_over()

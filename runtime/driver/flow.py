@@ -43,7 +43,7 @@ FEW, MOST = 2, 16
 
 @dataclass(frozen=True)
 class Portion:
-    """What a round has of a region: its steps on the pool that draws, and what it goes on with."""
+    """A round's part of a region: its steps on the pool that draws, and what it goes on with."""
 
     region: Region
     steps: Sequence[Step]

@@ -21,7 +21,7 @@ ALIKE, MUCH, LEAST = 0.75, 0.5, 0.25
 
 
 class WorkerShares:
-    """Where groups go: the worker of each that is under way, and the shares by which new ones are dealt."""
+    """Keeps the worker of each group that is under way, and the shares by which new ones are dealt."""
 
     def __init__(self, workers: int, deals: bool, moves: bool) -> None:
         """Start with equal shares.

@@ -8,42 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from region_work import STREAMED, work
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.memory import away_items
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.admission import Admission
-from rlgraph.planning.stream_simulation import RegionWork, simulate_stream
+from rlgraph.planning.stream_simulation import simulate_stream
 from rlgraph.view.stream import recorded_stream
 from rlgraph.view.timeline import expected
 
-STREAMED = (
-    "pools={train: {devices: 4}, gen: {devices: 4}}",
-    "schedule.stream={staleness: 1}",
-    "update_policy.in.old_logprobs=rollout_logprobs",
-    "rollout.max_new_tokens=8192",
-)
 SLOTS: dict[str, Any] = {
     "slots": 2,
     "chunk": 5,
 }  # eight samples of ten tokens: four waves, or two on two pools
-
-
-def work(lengths: list[float], staleness: int = 1, **changed: Any) -> RegionWork:
-    """Four groups of two, whose every token takes a second, however many are drawn."""
-    told: dict[str, Any] = {
-        "rules": Admission(rows=8, group=2, staleness=staleness),
-        "lengths": lengths,
-        "prompt": 0.0,
-        "chunk": 100,
-        "servers": 1,
-        "slots": 1000,
-        "decode": lambda samples, context: 1.0,
-        "read": lambda samples, tokens: 0.0,
-        "measured": (0.0, 0.0),
-        "beside": (0.0, 0.0),
-    }
-    return RegionWork(**told | changed)
 
 
 def planned(*settings: str, **assumed: Any) -> Plan:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from region_work import STREAMED, work
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan, Target
@@ -22,7 +23,7 @@ from rlgraph.planning.admission import Admission
 from rlgraph.planning.host_memory import held_bytes
 from rlgraph.planning.predict import Scenario
 from rlgraph.planning.simulate import occupied
-from rlgraph.planning.stream_simulation import RegionWork, simulate_stream, stream_course
+from rlgraph.planning.stream_simulation import simulate_stream, stream_course
 from rlgraph.printing.headline import headline
 from rlgraph.reports.layout import PoolLayout
 from rlgraph.reports.layout_search import autoplace, overrides
@@ -34,30 +35,6 @@ from rlgraph.view.stream import LANES
 from rlgraph.view.subject import Subject
 from rlgraph.view.terminal import terminal_text
 from rlgraph.view.timeline import expected
-
-STREAMED = (
-    "pools={train: {devices: 4}, gen: {devices: 4}}",
-    "schedule.stream={staleness: 1}",
-    "update_policy.in.old_logprobs=rollout_logprobs",
-    "rollout.max_new_tokens=8192",
-)
-
-
-def work(lengths: list[float], staleness: int = 1, chunk: float = 100, **changed: Any) -> RegionWork:
-    """Four groups of two, whose every token takes a second, however many are drawn."""
-    told: dict[str, Any] = {
-        "rules": Admission(rows=8, group=2, staleness=staleness),
-        "lengths": lengths,
-        "prompt": 0.0,
-        "chunk": chunk,
-        "servers": 1,
-        "slots": 1000,
-        "decode": lambda samples, context: 1.0,
-        "read": lambda samples, tokens: 0.0,
-        "measured": (0.0, 0.0),
-        "beside": (0.0, 0.0),
-    }
-    return RegionWork(**told | changed)
 
 
 def test_what_becomes_of_each_group() -> None:
