@@ -3,8 +3,8 @@
     PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --seed 1 --chains 2 [--streamed] DIR
 
 A chain is a run that is killed several times, and then left to end. Moments are lines that the run prints,
-and a random while after them; what is killed is the driver, a worker, Ray's raylet or control store, or all
-at once. After the chain, weights, metrics and recorded columns of every iteration must equal the twin's to
+and a random while after them; what is killed is the driver, one of the workers, a process that ops run in,
+Ray's raylet or control store, or all at once. After the chain, weights, metrics and recorded columns of every iteration must equal the twin's to
 the bit: a prompt that is lost or repeated would be in other columns. A process or shared memory that is still
 there LEFT_S after the end of its driver is a leak. The table says all that by moment and process; the script
 ends with 1 where anything differs.
@@ -51,8 +51,8 @@ MOMENTS = {
     "evaluate": r"after 4 iterations",
     "export": r"writing the models",
 }
-STREAMED_LACKS = ("evaluate",)
-PROCESSES = ("driver", "worker", "raylet", "gcs_server", "all")
+STREAMED_MOMENTS = ("start", "load", "iterate", "iterate", "iterate", "checkpoint", "export")
+PROCESSES = ("driver", "worker", "op", "raylet", "gcs_server", "all")
 CHAIN = 4  # kills of a run
 WITHIN_S = 1.0  # after a moment
 NONE = "none"
@@ -74,8 +74,13 @@ class Counts:
     trouble: list[str] = field(default_factory=list)
 
 
-STREAMED = ("schedule={iterations: 12, save_every: 2, stream: {staleness: 2}}", "rewards.seconds=0.1")
-UNDISTURBED, ERRORS = 4, 3.0  # runs; standard errors by which means may differ
+STREAMED_ITERATIONS, STREAMED_S = 24, 8.0  # of a run; after a moment within it
+STREAMED = (
+    f"schedule={{iterations: {STREAMED_ITERATIONS}, save_every: 2, stream: {{staleness: 2}}}}",
+    "models.policy.optimizer.lr=1e-3",
+    "rewards.seconds=0.6",
+)
+UNDISTURBED, ERRORS = 8, 3.0  # runs; standard errors by which means may differ
 
 
 def is_streamed(run_dir: Path) -> bool:
@@ -98,7 +103,7 @@ def as_promised(run_dir: Path) -> bool:
         check(used(str(run_dir)), staleness=2)
     except AssertionError:
         return False
-    return len(used(str(run_dir))) == 12
+    return len(used(str(run_dir))) == STREAMED_ITERATIONS
 
 
 def learned(run_dir: Path) -> float:
@@ -137,15 +142,16 @@ def begun(run_dir: Path, token: str) -> subprocess.Popen[str]:
     )
 
 
-def targets(process: str, driver: int, token: str) -> list[int]:
-    """Return the processes to kill, those of Ray by their names."""
+def targets(process: str, driver: int, token: str, chance: random.Random) -> list[int]:
+    """Return the processes to kill, those of Ray by their names; one of several by chance."""
     if process == "driver":
         return [driver]
     names = holders(token)
     if process == "all":
         return [driver, *names]
-    wanted = "ray::Worker" if process == "worker" else process
-    return [pid for pid, name in names.items() if wanted in name][:1]
+    wanted = {"worker": r"ray::Worker", "op": r"ray::(?!Worker)"}.get(process, rf"/{process}\b")
+    found = [pid for pid, name in sorted(names.items()) if re.search(wanted, name)]
+    return [chance.choice(found)] if found else []
 
 
 def session_of(token: str) -> str:
@@ -157,13 +163,15 @@ def session_of(token: str) -> str:
     return NONE
 
 
-def killed(run_dir: Path, moment: str, process: str, after_s: float, counts: Counts) -> str:
+def killed(run_dir: Path, moment: str, process: str, counts: Counts, chance: random.Random) -> str:
     """Begin or resume a run, and kill a process of it at a moment; it may have ended before.
 
     Returns:
         What the names of its shared memory begin with.
     """
     token, said, session = uuid.uuid4().hex, [], NONE
+    long = is_streamed(run_dir) and moment == "iterate"
+    after_s = chance.uniform(0, STREAMED_S if long else WITHIN_S)
     with begun(run_dir, token) as run:
         assert run.stdout
         watch = threading.Timer(LIMIT_S, run.kill)
@@ -172,7 +180,7 @@ def killed(run_dir: Path, moment: str, process: str, after_s: float, counts: Cou
             said.append(line)
             if re.search(MOMENTS[moment], line):
                 time.sleep(after_s)
-                struck, session = targets(process, run.pid, token), session_of(token)
+                struck, session = targets(process, run.pid, token, chance), session_of(token)
                 end(struck)
                 counts.kills[moment, process] += bool(struck)
                 break
@@ -203,10 +211,10 @@ def end(processes: Iterable[int]) -> None:
 def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.Random) -> None:
     """Kill a run several times, let it end, and compare it with its twin."""
     struck, sessions = [], []
+    moments = STREAMED_MOMENTS if is_streamed(run_dir) else tuple(MOMENTS)
     for _ in range(kills):
-        moments = [moment for moment in MOMENTS if moment not in STREAMED_LACKS or not is_streamed(run_dir)]
         struck.append((chance.choice(moments), chance.choice(PROCESSES)))
-        sessions.append(killed(run_dir, *struck[-1], chance.uniform(0, WITHIN_S), counts))
+        sessions.append(killed(run_dir, *struck[-1], counts, chance))
     done = subprocess.run(command(run_dir), capture_output=True, text=True, timeout=LIMIT_S)
     counts.chains += 1
     if done.returncode:
@@ -224,7 +232,7 @@ def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.
         counts.trouble.append(f"{struck}: {run_dir} is not as {twin}")
     else:
         shutil.rmtree(run_dir)
-    print(f"{counts.kills.total()} kills, {counts.equal} of {counts.chains} chains equal", flush=True)
+    print(f"{counts.kills.total()} kills, {counts.equal} of {counts.chains} chains as promised", flush=True)
 
 
 def chaos(folder: Path, kills: int, seed: int, chains: int = 1, streamed: bool = False) -> Counts:
