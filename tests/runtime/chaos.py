@@ -4,10 +4,10 @@
 
 A chain is a run that is killed several times, and then left to end. Moments are lines that the run prints,
 and a random while after them; what is killed is the driver, one of the workers, a process that ops run in,
-Ray's raylet or control store, or all at once. After the chain, weights, metrics and recorded columns of every iteration must equal the twin's to
-the bit: a prompt that is lost or repeated would be in other columns. A process or shared memory that is still
-there LEFT_S after the end of its driver is a leak. The table says all that by moment and process; the script
-ends with 1 where anything differs.
+Ray's raylet or control store, or all at once. After the chain, weights, metrics and recorded columns of every
+iteration must equal the twin's to the bit: a prompt that is lost or repeated would be in other columns. A
+process or shared memory that is still there LEFT_S after the end of its driver is a leak. The table says all
+that by moment and process; the script ends with 1 where anything differs.
 
 A run that streams is no twin of another: of it each prompt must have been used once, in one iteration, and no
 row may be older than it promises. It learns to write ones, and what its last evaluation says is held against
