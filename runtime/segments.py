@@ -22,6 +22,7 @@ from rlgraph.runtime.driver.adaptive import controls_after
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.flow import Flow
 from rlgraph.runtime.driver.iteration import Entry, Execution
+from rlgraph.runtime.driver.refill import Rounds
 from rlgraph.runtime.driver.row_buffer import Waiting
 from rlgraph.runtime.driver.states import states_after
 
@@ -85,8 +86,8 @@ def stretch(
             if iteration not in executions:
                 entry = _entry(plan, start, iteration)
                 before = executions.get(iteration - 1)
-                past = state.positions, before, keep(iteration), state.waiting, state.controls, state.states
-                executions[iteration] = Execution(plan, "train", entry, *past, driver.flows)
+                past = state.positions, before, keep(iteration), state.controls, state.states
+                executions[iteration] = Execution(plan, "train", entry, *past)
         steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
         early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
         mine = [(executions[iteration], step) for iteration, step in (*steps, *early)]
@@ -98,11 +99,11 @@ def stretch(
 
 
 def _open(plan: Plan, driver: Driver, state: State) -> None:
-    """Let regions that stream go on from what a checkpoint has."""
+    """Let regions go on from what a checkpoint has."""
     for name, region in plan.regions.items():
-        if region.streams and name not in driver.flows:
-            waiting, position = state.waiting.get(name, Waiting()), state.positions.get(region.source, 0)
-            driver.flows[name] = Flow(plan, name, waiting, position, lambda: driver.sent)
+        if name not in driver.flows:
+            past = plan, name, state.waiting.get(name, Waiting()), state.positions.get(region.source, 0)
+            driver.flows[name] = Flow(*past, lambda: driver.sent) if region.streams else Rounds(*past)
 
 
 def _is_source(entry: tuple[int, Step]) -> bool:
@@ -132,10 +133,12 @@ def _complete(executions: dict[int, Execution], iteration: int, state: State, dr
     execution = executions.pop(iteration)
     state.versions = _versions(execution.plan, execution.entry, iteration + 1)
     state.iteration = iteration + 1
-    state.positions, state.waiting = execution.positions_after(), execution.waiting_after()
+    waiting = {name: flow.waiting() for name, flow in driver.flows.items()}
+    state.waiting = {name: left for name, left in waiting.items() if left.parts()}
+    state.positions = execution.positions_after()
     state.positions |= {flow.region.source: flow.taken() for flow in driver.flows.values()}
     state.controls, state.states = controls_after(execution), states_after(execution)
     if follower := executions.get(iteration + 1):
         follower.before, follower.controls, follower.states = None, state.controls, state.states
-        follower.positions, follower.waiting = state.positions, state.waiting
+        follower.positions = state.positions
     return execution

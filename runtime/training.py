@@ -141,7 +141,7 @@ class TrainingRun:
             self.line = Line(values, end)
             if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
                 self.line.evaluation = self._begin_evaluation()
-            if not self.driver.flows or self.every_iteration or self.state.iteration >= self.total:
+            if not self.plan.schedule.stream or self.every_iteration or self.state.iteration >= self.total:
                 self._end_line()  # else training goes on meanwhile
             if not sampled and self._is_due(self.plan.schedule.save_every, self.state.iteration):
                 self._samples(execution)  # the evaluation ends the run

@@ -10,7 +10,6 @@ leaves the step out, or in which nothing was there to measure, leaves the number
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from rlgraph.errors import RunError
 from rlgraph.ir.intervals import due
@@ -30,14 +29,8 @@ def adapted(execution: Execution, step: Step) -> dict[str, float]:
     return {name: _value(execution, step, name, one) for name, one in controllers.items()}
 
 
-def controls(execution: Execution, steps: Iterable[Step]) -> dict[str, float]:
-    """Return those of several steps, as ``update_policy.kl_coef``; raises as ``adapted`` does."""
-    ops = [step for step in steps if not step.inserted]
-    return {f"{step.node}.{name}": value for step in ops for name, value in adapted(execution, step).items()}
-
-
 def controls_after(execution: Execution) -> dict[str, float]:
-    """Return what ``controls`` gives in the next iteration, of all steps; raises as ``adapted`` does."""
+    """Return the numbers of the next iteration, as ``update_policy.kl_coef``; raises as ``adapted`` does."""
     functions = execution.plan.functions["train"]
     return {
         f"{step.node}.{name}": _next(execution, step, name, controller)

@@ -23,11 +23,9 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.printing.plan_text import plan_text, sentence
 from rlgraph.runtime.cluster.failures import cause, culprit, failure, is_gone
 from rlgraph.runtime.cluster.interface import WorkerCluster
-from rlgraph.runtime.driver.flow import Flow
-from rlgraph.runtime.driver.iteration import Execution
-from rlgraph.runtime.driver.needs import Need, needs_of, round_needs
-from rlgraph.runtime.driver.refill import repeated
-from rlgraph.runtime.driver.refill_round import more
+from rlgraph.runtime.driver.iteration import Execution, repeated
+from rlgraph.runtime.driver.needs import Need, needs_of
+from rlgraph.runtime.driver.refill import Rounds
 from rlgraph.runtime.driver.step_calls import WorkerCall, calls_of
 from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.tasks import (
@@ -95,7 +93,7 @@ class Driver:
         self.sent_tasks: Counter[Place] = Counter()  # tasks that each worker was given so far
         self.over: dict[Place, list[str]] = {}  # names of what was shared and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
-        self.flows: dict[str, Flow] = {}  # of each region that streams
+        self.flows: dict[str, Rounds] = {}  # of each region
 
     def submit(self, steps: Iterable[tuple[Execution, Step]]) -> None:
         """Give the pools steps, behind those that they have."""
@@ -106,8 +104,8 @@ class Driver:
                 if step.facts.syncs and flow.models & step.models.keys():
                     flow.synced(execution.entry.iteration)
                 if step.facts.collects and step.region == name:
-                    flow.want(execution, execution.streams[name])
-        self._hand_over()
+                    flow.want(execution)
+        self._advance()
 
     def finish(self, execution: Execution) -> None:
         """Collect reports until every step of an execution has its own; raise whatever fails first, anywhere.
@@ -121,15 +119,12 @@ class Driver:
     def settle(self) -> None:
         """Where weights change only between groups, go on until none is begun; raises as ``finish``."""
         for flow in self.flows.values():
-            if flow.settings.order == "in_order" and flow.whole:
+            if flow.whole:
                 self._until(lambda flow=flow: flow.is_settled, flow.whole)
 
     def _until(self, there: Callable[[], bool], execution: Execution) -> None:
         last, looks, before = time.monotonic(), 0.0, dict[str, Step]()
         while not there():
-            self._stream(execution)
-            if there():
-                return
             assert self.pending, f"steps {sorted(execution.unsubmitted)} wait for what no step makes"
             if (now := time.monotonic()) >= looks:
                 running, looks = self._running(), now + LOOK_S
@@ -141,26 +136,26 @@ class Driver:
                 self._collect(reference)
             if ready:
                 last = time.monotonic()
-                self._hand_over()
+                self._advance()
             elif (silent := time.monotonic() - last) > self.plan.schedule.timeout:
                 raise self._too_late(execution, f"nothing came for {silent:.0f} s (schedule.timeout)")
 
-    def _stream(self, execution: Execution) -> None:
-        """Begin the next round of each region that streams, and hand over what its rows were missing for."""
+    def _advance(self) -> None:
+        """Begin the next round of each region, and hand over what can be, what rows were missing for, too."""
         for flow in self.flows.values():
             try:
                 begun = flow.advance()
             except RunError as error:
-                raise self._failed(execution, flow.collect, (flow.collect.pool, 0), error) from error
+                assert flow.whole
+                raise self._failed(flow.whole, flow.collect, (flow.collect.pool, 0), error) from error
             queued = [Queued(*one, needs_of(*one)) for one in begun]
-            if lent := [one for one in queued if one.step.pool == flow.lender]:
+            if sooner := [one for one in queued if one.step.pool in flow.sooner]:
                 asks = flow.collect.phase, flow.collect.id
                 places = (n for n, one in enumerate(self.waiting) if (one.step.phase, one.step.id) == asks)
                 at = next(places, 0)  # before what waits for its rows, and behind its weights
-                self.waiting[at:at] = lent
-            self.waiting += [one for one in queued if one.step.pool != flow.lender]
-        if self.flows:
-            self._hand_over()
+                self.waiting[at:at] = sooner
+            self.waiting += [one for one in queued if one.step.pool not in flow.sooner]
+        self._hand_over()
 
     def _hand_over(self) -> None:
         held: set[str] = set()  # pools whose next step must wait
@@ -172,20 +167,10 @@ class Driver:
             if pools & held or not self._is_ready(queued):
                 held |= pools
                 rest.append(queued)
-            elif begun := self._more(execution, step):
-                inner = [Queued(*one, needs_of(*one)) for one in begun]
-                queue.extendleft(reversed([*inner, Queued(execution, step, round_needs(execution, step))]))
             else:
                 self._start(execution, step)
         self.waiting = rest
         self._send()
-
-    def _more(self, execution: Execution, step: Step) -> list[tuple[Execution, Step]]:
-        """Return steps that come before one: those of its region's next round."""
-        try:
-            return more(execution, step)
-        except RunError as error:
-            raise self._failed(execution, step, (step.pool, 0), error) from error
 
     def _is_ready(self, queued: Queued) -> bool:
         """Return whether a step's calls are known; it may read what one of the open steps makes."""

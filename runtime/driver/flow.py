@@ -17,84 +17,38 @@ One file: rounds, what they leave and the buffer are one state.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlgraph.errors import RunError
-from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import ONE
 from rlgraph.planning.admission import Admission
-from rlgraph.runtime.driver.adaptive import controls
-from rlgraph.runtime.driver.iteration import Entry, Execution, filled
-from rlgraph.runtime.driver.refill import by_policy
+from rlgraph.runtime.driver.iteration import Entry, Execution
+from rlgraph.runtime.driver.refill import Rounds, by_policy, some
 from rlgraph.runtime.driver.refill_round import DRAWN, FlowRound
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined
-from rlgraph.runtime.driver.stages import GroupSpan, StreamClock, Window
+from rlgraph.runtime.driver.stages import StreamClock
 from rlgraph.runtime.driver.worker_shares import WorkerShares
 
 # rounds that are under way at a time: at first, while processes beside workers start, and later
 FEW, MOST = 2, 16
 
 
-@dataclass(frozen=True)
-class Portion:
-    """A round's part of a region: its steps on the pool that draws, and what it goes on with."""
-
-    region: Region
-    steps: Sequence[Step]
-    collect: Step
-    begun: Waiting
-
-
-@dataclass
-class Intake:
-    """The rows of a region that streams in one iteration."""
-
-    flow: Flow
-    iteration: int
-    used: BufferedRows | None = None  # set once they are here
-    values: dict[str, float] = field(default_factory=dict)
-    spans: tuple[GroupSpan, ...] = ()  # of its groups: from when they were begun, and from when they waited
-    window: Window | None = None  # set with ``used``
-
-    def __post_init__(self) -> None:
-        self.region, self.asked, self.steps = self.flow.region, 0, self.flow.steps
-        self.pools = {self.flow.collect.pool}
-
-    def release(self) -> None:
-        """Release the columns: all are collected."""
-        assert self.used
-        self.used = replace(self.used, columns={})
-
-    def leaves(self) -> Waiting:
-        """Return what waits for later."""
-        return self.flow.waiting()
-
-    def measured(self) -> dict[str, float]:
-        """Return metrics: see docs/metrics.md."""
-        speeds, pool = self.flow.shares.speeds(), self.flow.home
-        values = {f"{self.region.filter}/{name}": value for name, value in self.values.items()}
-        return values | {f"perf/speed/{pool}-{device}": speed for device, speed in enumerate(speeds)}
-
-
-class Flow:
-    """The rounds of one region through a run, and what waits behind them."""
+class Flow(Rounds):
+    """The rounds of a region that streams: any number at a time, begun as its rules say."""
 
     def __init__(
         self, plan: Plan, name: str, waiting: Waiting, position: int, serving: Callable[[], Mapping[str, int]]
     ) -> None:
-        """Start where ``position`` rows of the source were taken, with what a checkpoint has left waiting."""
+        """Start as ``Rounds``; ``serving`` returns the versions that were sent to generate."""
+        super().__init__(plan, name, waiting, position)
         assert plan.schedule.stream
-        self.settings, self.region, self.serving = plan.schedule.stream, plan.regions[name], serving
+        self.settings, self.serving = plan.schedule.stream, serving
         self.rules = Admission.of(self.region, self.settings)
-        every = [step for step in plan.steps if step.region == name]
-        self.steps = [step for step in every if not step.facts.collects]
-        self.collect = next(step for step in every if step.facts.collects)
         self.drawing = 1 + next(at for at, step in enumerate(self.steps) if step.leaves)
         self.models = {model for step in self.steps if step.generates for model in step.models}
         moving = any(step.facts.moves for step in self.steps)
@@ -106,34 +60,24 @@ class Flow:
         deals = self.settings.order != "in_order"
         self.shares = WorkerShares(plan.pools[self.home], deals, moves)
         self.shares.deal(waiting.prompts.prompts.tolist(), ())
-        self.buffer, self.position = waiting.rows, position
-        self.begun = Waiting(prompts=waiting.prompts, samples=waiting.samples)
+        self.pools, self.sooner = {self.collect.pool}, {self.lender}
         # number of a prompt -> the iteration whose weights it was begun with; until its rows wait
         pairs = zip(waiting.prompts.prompts.tolist(), waiting.prompts.made.tolist(), strict=True)
         self.ahead: dict[int, int] = dict(pairs)
         self.clock = StreamClock()
-        self.open: deque[FlowRound] = deque()  # those that do not draw any more are measured
         self.at: dict[str, FlowRound] = {}  # pool -> the round that it draws
-        self.wanted: deque[tuple[Execution, Intake]] = deque()
-        self.past: list[FlowRound] = []  # rounds that have ended since an iteration took rows
-        self.whole: Execution | None = None  # the latest iteration that asked for rows
         self.last = plan.iterations
-        self.now, self.given = 0, 0  # iterations: of the weights; that have rows
-        self.seen, self.stayed, self.dropped = 0, 0, 0  # rows since an iteration took some
+        self.now, self.dropped = 0, 0  # the iteration of the weights; rows since an iteration took some
         self.ended = 0  # rounds
         self.had: Any = np.zeros(0, np.int64)  # the groups of the latest round on a pool that is lent
 
-    def intake(self, iteration: int) -> Intake:
-        """Return what an iteration's rows come to."""
-        return Intake(self, iteration)
-
-    def want(self, execution: Execution, intake: Intake) -> None:
-        """Let an iteration have its rows as soon as they are here."""
+    def want(self, execution: Execution) -> None:
+        """Let an iteration have its rows; rounds are begun for the latest."""
         if self.whole is None:
             self.given = execution.entry.iteration
         self.whole = execution
         self.clock.ask()
-        self.wanted.append((execution, intake))
+        super().want(execution)
 
     def synced(self, iteration: int) -> None:
         """Note that rounds begun from here on have the weights on entry to an iteration."""
@@ -141,13 +85,13 @@ class Flow:
 
     def waiting(self) -> Waiting:
         """Return what a checkpoint has to have: all that was begun and not used."""
-        every = [*(one.begun for one in self.open), self.begun]
         if not self.lender:  # a round goes on with what the one before has left
-            return replace(every[0], rows=self.buffer)
+            return super().waiting()
+        every = [*(one.begun for one in self.open), self.begun]
         first, seen, parts = self.taken(), np.zeros(0, np.int64), list[Waiting]()
         for begun in every:
             numbers = begun.prompts.prompts
-            parts.append(self._some(begun, (numbers < first) & ~np.isin(numbers, seen)))
+            parts.append(some(begun, (numbers < first) & ~np.isin(numbers, seen)))
             seen = np.concatenate([seen, numbers])
         return replace(_together(parts), rows=self.buffer)
 
@@ -157,8 +101,9 @@ class Flow:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether nothing that was begun is unfinished."""
-        return not self.open and not self.ahead and not self._room()
+        """Return whether nothing that was begun is unfinished; only in order weights wait for that."""
+        in_order = self.settings.order == "in_order"
+        return not in_order or not (self.open or self.ahead or self._room())
 
     def advance(self) -> list[tuple[Execution, Step]]:
         """Take up what has come in; return the steps of the next round, where one may begin.
@@ -171,7 +116,8 @@ class Flow:
         ]
         while self.open and self.open[0].done:
             self._absorb(self.open.popleft())
-        self._give()
+        while self.wanted and (places := self._chosen(self.wanted[0][0].entry.iteration)) is not None:
+            self._give(places)
         if self.whole is None:
             return []
         if len(self.open) < min(FEW + self.ended, MOST):
@@ -188,8 +134,8 @@ class Flow:
         if not asks and not len(begun.prompts):
             return []
         assert self.whole
-        portion = Portion(self.region, [self._on(step, pool) for step in self.steps], self.collect, begun)
-        latest = FlowRound(self.whole, portion, self.position, asks, controls(self.whole, self.steps))
+        steps = [self._on(step, pool) for step in self.steps]
+        latest = FlowRound(self.whole, steps, self.collect, begun, self.position, asks)
         latest.entry, latest.serving = Entry(self.now, self.whole.entry.versions), self.serving
         latest.pool, latest.in_turn, latest.yields = pool, self.in_turn, self.shares.deals
         numbers = range(self.position, self.position + asks)
@@ -222,7 +168,7 @@ class Flow:
             return Waiting()
         measured = [n for one in self.open if one.finished is not None for n in one.finished.tolist()]
         here = self.buffer.made.tolist(), self.buffer.prompts.tolist()
-        if self.rules.is_coming(self.wanted[0][1].iteration, *here, self.ahead, measured):
+        if self.rules.is_coming(self.wanted[0][0].entry.iteration, *here, self.ahead, measured):
             return Waiting()
         numbers = self.begun.prompts.prompts
         count = len(numbers)
@@ -230,8 +176,8 @@ class Flow:
             count = count * self.sizes[self.lender] // (self.sizes[self.lender] + self.sizes[self.home])
         order = np.lexsort((numbers, np.isin(numbers, self.had)))
         mine = np.isin(np.arange(len(numbers)), order[len(numbers) - count :])
-        self.had, lent = numbers[mine], self._some(self.begun, mine)
-        self.begun = self._some(self.begun, ~mine)
+        self.had, lent = numbers[mine], some(self.begun, mine)
+        self.begun = some(self.begun, ~mine)
         return lent
 
     def _drawn(self, latest: FlowRound) -> list[tuple[Execution, Step]]:
@@ -262,19 +208,15 @@ class Flow:
 
     def _absorb(self, ended: FlowRound) -> None:
         """Put the rows of a round into the buffer."""
-        outcome = ended.outcome()
+        super()._absorb(ended)
         for number in ended.finished.tolist():
             self.ahead.pop(number, None)
         self.clock.note(ended.finished.tolist())
-        self.clock.drop(np.setdiff1d(ended.finished, outcome.buffered.prompts).tolist())
-        self.buffer = joined([self.buffer, outcome.buffered])
-        self.seen += outcome.seen
-        self.stayed += len(outcome.buffered)
-        self.past.append(ended)
+        self.clock.drop(np.setdiff1d(ended.finished, self.buffer.prompts).tolist())
         self.ended += 1
         most = self.region.rounds * (self.region.keep + 1) * self.region.rows / self.region.expected
         if self.seen > most and not self.stayed:
-            raise RunError(self._too_few())
+            raise RunError(self._none_stayed())
 
     def _young(self, begun: Waiting) -> Waiting:
         """Return what was begun without the groups that are given up, as they are too old."""
@@ -283,37 +225,18 @@ class Flow:
             self.ahead.pop(number, None)
         self.clock.drop(begun.prompts.prompts[~young].tolist())
         self.dropped += int((~young).sum()) * self.region.times
-        return self._some(begun, young)
+        return some(begun, young)
 
-    def _some(self, begun: Waiting, mine: Any) -> Waiting:
-        """Return some of what was begun, by bool of each group."""
-        if mine.all():
-            return begun
-        rows, each = np.flatnonzero(mine), np.flatnonzero(mine.repeat(self.region.times))
-        return Waiting(prompts=begun.prompts.left(rows), samples=begun.samples.left(each))
-
-    def _give(self) -> None:
-        """Give iterations that wait for rows theirs, as far as they are here."""
-        while self.wanted:
-            execution, intake = self.wanted[0]
-            young = self._are_young(self.buffer, intake.iteration)
-            self.dropped += int((~young).sum())
-            self.clock.drop(self.buffer.prompts[~young].tolist())
-            self.buffer = self.buffer.left(np.flatnonzero(young))
-            now = self._chosen(intake.iteration)
-            if now is None:
-                return
-            self.wanted.popleft()
-            intake.window = self.clock.use(self.buffer.prompts.tolist(), self.region.rows)
-            intake.used = self.buffer.take(now)
-            rest = np.setdiff1d(np.arange(len(self.buffer)), now)
-            self.buffer = self.buffer.left(rest)
-            intake.values = self._measured(intake.used, intake.iteration)
-            made = zip(intake.used.prompts.tolist(), intake.used.made.tolist(), strict=True)
-            intake.spans = tuple(self.clock.spans(dict(made)))
-            execution.rounds[self.region.filter], self.past = self.past, []
-            self.given, self.seen, self.stayed, self.dropped = intake.iteration + 1, 0, 0, 0
-            execution.happened.add(filled(self.region.filter))
+    def _give(self, places: Any) -> None:
+        intake = self.wanted[0][1]
+        intake.window = self.clock.use(self.buffer.prompts.tolist(), self.region.rows)
+        super()._give(places)
+        assert intake.used
+        made = zip(intake.used.prompts.tolist(), intake.used.made.tolist(), strict=True)
+        intake.spans = tuple(self.clock.spans(dict(made)))
+        speeds = self.shares.speeds()
+        intake.values |= {f"perf/speed/{self.home}-{device}": speed for device, speed in enumerate(speeds)}
+        self.dropped = 0
 
     def _are_young(self, rows: BufferedRows, iteration: int) -> Any:
         """Return bool: of each row whether it may be used in an iteration."""
@@ -326,6 +249,10 @@ class Flow:
             ordered: list[int] = self._in_order(np.array(places, np.int64), iteration).tolist()
             return ordered
 
+        young = self._are_young(self.buffer, iteration)
+        self.dropped += int((~young).sum())
+        self.clock.drop(self.buffer.prompts[~young].tolist())
+        self.buffer = self.buffer.left(np.flatnonzero(young))
         made, prompts = self.buffer.made.tolist(), self.buffer.prompts.tolist()
         places = self.rules.chosen(iteration, made, prompts, self.ahead, arrange)
         return None if places is None else np.array(places, np.int64)
@@ -344,12 +271,12 @@ class Flow:
         values |= {"dropped": self.dropped, "rounds": len(self.past)}
         if self.lender:
             lent = [one for one in self.past if one.pool == self.lender]
-            reports = [report for one in lent for report in one.rows.reports[one.drawing.id].values()]
+            reports = [report for one in lent for report in one.rows.reports[one.partial.id].values()]
             tokens = [report.metrics[DRAWN].value for report in reports if DRAWN in report.metrics]
             values |= {"lent_rounds": len(lent), "lent_tokens": sum(tokens)}
-        return {name: float(value) for name, value in values.items()}
+        return values
 
-    def _too_few(self) -> str:
+    def _none_stayed(self) -> str:
         law = f"`{self.region.filter}` kept none of {self.seen} rows that were sampled for an iteration"
         return f"{law}\n  give data that it keeps more of, or another filter"
 

@@ -19,8 +19,7 @@ from rlgraph.ir.intervals import due
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import Version
 from rlgraph.runtime.columns import layouts
-from rlgraph.runtime.driver.refill import repeated, streams
-from rlgraph.runtime.driver.row_buffer import Arguments, Selection, Waiting
+from rlgraph.runtime.driver.row_buffer import Arguments, Selection
 from rlgraph.runtime.driver.rows import Awaited, Rows, staying
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import STORE, WORKER, ColumnRef, Place
@@ -63,10 +62,8 @@ class Execution:
         positions: Mapping[str, int],
         before: Execution | None = None,
         keep: frozenset[str] = frozenset(),
-        waiting: Mapping[str, Waiting] | None = None,
         controls: Mapping[str, float] | None = None,
         states: Mapping[str, str] | None = None,
-        flows: Mapping[str, Any] | None = None,
     ) -> None:
         """Start an iteration.
 
@@ -77,21 +74,19 @@ class Execution:
             positions: rows that each data source had given before ``before``, or before this execution.
             before: the execution of the iteration before, while that is in flight.
             keep: columns that stay in ``refs`` after their last reader.
-            waiting: of each region, what the iterations before left over.
             controls: adaptive numbers behind the iterations before ``before``, or before this execution.
             states: of each node that keeps one, its state then, as JSON.
-            flows: of each region that streams, its ``Flow``.
         """
         self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
-        self.waiting, self.controls, self.states = waiting or {}, controls or {}, states or {}
+        self.controls, self.states = controls or {}, states or {}
         steps = plan.steps if phase == "train" else plan.eval_steps
         every = [step for step in steps if phase == "eval" or due(step.when, entry.iteration + 1)]
         self.came = {column for step in every for column in step.writes}
         every = [self.as_it_runs(step) for step in every]
         self.pools = {column: step.pool for step in every for column in step.writes}
         self.columns, self.domains = plan.columns[phase], plan.domains[phase]
-        self.streams = streams(plan, every, entry.iteration, flows or {})
-        self.rounds: dict[str, list[Execution]] = {region: [] for region in self.streams}
+        self.streams: dict[str, Any] = {}  # of each region that was asked for rows, its ``Intake``
+        self.rounds: dict[str, list[Any]] = {}  # once they are there
         self._begin([step for step in every if not repeated(step)], keep)
 
     def as_it_runs(self, step: Step) -> Step:
@@ -206,20 +201,14 @@ class Execution:
         return [(pool, device) for device in range(self.plan.pools[pool])]
 
     def positions_after(self) -> dict[str, int]:
-        """Return the rows that each data source has given, this iteration's among them."""
+        """Return the rows that each source outside regions has given, this iteration's among them."""
         ins = {node: function.ins for node, function in self.plan.functions[self.phase].items()}
         sources = [step.node for step in self.steps if step.writes and ins.get(step.node) == {}]
-        sources += [stream.region.source for stream in self.streams.values()]
-        return {**self.positions, **{node: self.position(node) + self._source_rows(node) for node in sources}}
-
-    def waiting_after(self) -> dict[str, Waiting]:
-        """Return the rows that each region leaves for the next iteration."""
-        left = {**self.waiting, **{name: stream.leaves() for name, stream in self.streams.items()}}
-        return {name: waiting for name, waiting in left.items() if waiting.parts()}
+        return {**self.positions, **{n: self.position(n) + self.rows.source_rows(n) for n in sources}}
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of its regions."""
-        return {name: v for stream in self.streams.values() for name, v in stream.measured().items()}
+        return {name: v for stream in self.streams.values() for name, v in stream.values.items()}
 
     def holds(self, step: Step) -> set[str]:
         """Return the pools that get nothing else while a step waits: of a collect, its region's."""
@@ -269,24 +258,14 @@ class Execution:
         """Return the rows that a data source has given before, those of iterations in flight among them."""
         if self.before is None:
             return self.positions.get(node, 0)
-        return self.before.position(node) + self.before._source_rows(node)
-
-    def _source_rows(self, node: str) -> int:
-        """Return the rows that a data source gives in this iteration."""
-        for stream in self.streams.values():
-            if stream.region.source == node:
-                return stream.asked
-        return self.rows.source_rows(node)
-
-    def waits(self, region: str) -> Waiting:
-        """Return what the iterations before have left over."""
-        return self.waiting.get(region, Waiting()) if self.before is None else self.before._leaves(region)
-
-    def _leaves(self, region: str) -> Waiting:
-        """Return the rows left behind this iteration."""
-        return self.streams[region].leaves() if region in self.streams else self.waits(region)
+        return self.before.position(node) + self.before.rows.source_rows(node)
 
 
 def filled(region: str) -> Awaited:
     """Return the event that the rounds of a region have kept enough rows."""
     return "region", region
+
+
+def repeated(step: Step) -> bool:
+    """Return whether rounds repeat a step, and it does not run once per iteration."""
+    return bool(step.region) and not step.facts.collects

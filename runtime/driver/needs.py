@@ -3,7 +3,7 @@
     step                  needs
     rollout               the column `prompts`; the report of `prompts`, which says how many rows there are
     advantages            its columns; the report of `rollout` too, where a balanced layout goes by lengths
-    collect informative   round 1 to report; then round 2, where rows are missing
+    collect informative   as many rows as an iteration has, of however many rounds
 
 The driver counts these down, and makes a step's calls when none is left.
 """
@@ -21,26 +21,15 @@ Need = tuple[Execution, Awaited]  # an event of an execution: of this iteration,
 
 
 def needs_of(execution: Execution, step: Step) -> set[Need]:
-    """Return what the calls of a step depend on; of a collect, what its region's first round does."""
+    """Return what the calls of a step depend on; of a collect, that its region has enough rows."""
     if step.facts.collects:
-        stream = execution.streams[step.region]
-        if stream.region.streams:
-            return {(execution, filled(step.region))}
-        measured = {need for inner in stream.steps for need in _measured(execution, inner)}
-        measured |= {need for inner in stream.steps for need in _stated(execution, inner)}
-        return measured | {*_positioned(execution, stream.region.source)}
+        return {(execution, filled(step.region))}
     known = (*step.reads, *_rows(execution, step), *execution.comes_first(step))
     own = {(execution, event) for event in known}
     if step.inserted:
         return own
     before = {*_positioned(execution, step.node), *_stated(execution, step)}
     return own | _measured(execution, step) | before
-
-
-def round_needs(execution: Execution, step: Step) -> set[Need]:
-    """Return what a collect waits for while a round runs: each of the round's steps."""
-    latest = execution.rounds[step.region][-1]
-    return {(latest, inner.id) for inner in latest.steps}
 
 
 def _rows(execution: Execution, step: Step) -> Iterable[Awaited]:
@@ -73,11 +62,9 @@ def _before(execution: Execution) -> Iterator[Execution]:
 
 
 def _positioned(execution: Execution, node: str) -> Iterator[Need]:
-    """Yield events that tell how many rows a source gave before, and what its region left over."""
+    """Yield events that tell how many rows a source gave before."""
     for earlier in _before(execution):
-        regions = [name for name, stream in earlier.streams.items() if stream.region.source == node]
-        for event in map(filled, regions) if regions else earlier.rows.source_events(node):
-            yield earlier, event
+        yield from ((earlier, event) for event in earlier.rows.source_events(node))
 
 
 def _measured(execution: Execution, step: Step) -> set[Need]:

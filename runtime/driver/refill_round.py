@@ -7,7 +7,7 @@ not finish are the first rows of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,69 +15,46 @@ import numpy as np
 
 from rlgraph.ir.plan import Step
 from rlgraph.runtime.columns import layouts
-from rlgraph.runtime.driver.adaptive import controls
-from rlgraph.runtime.driver.iteration import Execution, filled
-from rlgraph.runtime.driver.refill import Outcome, Rounds
+from rlgraph.runtime.driver.iteration import Execution
 from rlgraph.runtime.driver.row_buffer import Arguments, BufferedRows, Selection, Waiting
 from rlgraph.runtime.driver.rows import Awaited
-from rlgraph.runtime.driver.states import state
 from rlgraph.runtime.driver.worker_shares import WorkerShares
 
 DRAWN = "tokens/generated"  # the metric of rollouts
-
-
-def more(execution: Execution, step: Step) -> list[tuple[Execution, Step]]:
-    """Return the steps of a region's next round, where ``step`` collects its rows and they are not enough.
-
-    Raises:
-        RunError: there were as many rounds as there may be.
-    """
-    stream, rounds = execution.streams.get(step.region), execution.rounds.get(step.region, [])
-    if stream is None or stream.used is not None:
-        return []
-    if rounds:
-        stream.absorb(rounds[-1].outcome())
-    else:
-        stream.take(execution.waits(step.region))
-    asks = stream.wants()
-    if asks is None:
-        execution.happened.add(filled(step.region))
-        return []
-    position, now = execution.position(stream.region.source), controls(execution, stream.steps)
-    rounds.append(Round(execution, stream, position + stream.asked, asks, now))
-    return [(rounds[-1], one) for one in stream.steps]
 
 
 class Round(Execution):
     """One pass through a region's steps."""
 
     def __init__(
-        self, whole: Execution, stream: Rounds, position: int, asks: int, controls: Mapping[str, float]
+        self, whole: Execution, steps: Sequence[Step], collect: Step, begun: Waiting, first: int, asks: int
     ) -> None:
-        """Start a round of an iteration: its source has given ``position`` rows, and is asked for more."""
-        self.plan, self.phase, self.entry, self.before = whole.plan, whole.phase, whole.entry, None
-        self.positions, self.waiting = {stream.region.source: position}, {}
+        """Start a round for an iteration: its source has given ``first`` rows, and is asked for more."""
+        self.plan, self.phase, self.entry = whole.plan, whole.phase, whole.entry
+        self.before, self.controls, self.states = whole.before, whole.controls, whole.states
         self.streams, self.rounds = {}, {}
-        self.controls = controls
-        functions = self.plan.functions[self.phase].values()
-        self.states = {f.state: state(whole, f.state) for f in functions if f.state}
-        self.pools = whole.pools | {column: step.pool for step in stream.steps for column in step.writes}
+        self.pools = whole.pools | {column: step.pool for step in steps for column in step.writes}
         self.columns, self.domains = whole.columns, whole.domains
-        self.region, self.first, self.asks, self.begun = stream.region, position, asks, stream.begun
-        self.collect = stream.collect
-        self.source = next(step for step in stream.steps if step.node == stream.region.source)
-        self.partial = next((step for step in stream.steps if step.leaves), None)
-        self.drawing = self.partial or next(step for step in stream.steps if step is not self.source)
+        self.region, self.collect = whole.plan.regions[collect.region], collect
+        self.first, self.asks, self.begun = first, asks, begun
+        self.source = next(step for step in steps if step.node == self.region.source)
+        self.partial = next((step for step in steps if step.leaves), None)
         kept = self.source.writes if self.partial else ()
-        self._begin(stream.steps, frozenset((*stream.collect.reads, *kept)))
+        self._begin(steps, frozenset((*collect.reads, *kept)))
         if self.partial:  # a worker goes on with what it has begun, and may have more of it than its columns
             self.rows.numbered = self.homes
 
-    def outcome(self) -> Outcome:
-        """Return the outcome of the round, once it is done."""
-        asked = self.rows.source_rows(self.source.node) - len(self.begun.prompts)
-        seen = self.rows.count(self._whole(self.columns[self.collect.reads[0]].domain))
-        return Outcome(self._kept(), asked, seen, self.unfinished())
+    def position(self, node: str) -> int:
+        """Return the rows that a data source has given before the round."""
+        return self.first if node == self.source.node else 0
+
+    def drawn(self) -> int:
+        """Return the rows that the source gave anew, once it has reported."""
+        return self.rows.source_rows(self.source.node) - len(self.begun.prompts)
+
+    def outcome(self) -> tuple[BufferedRows, int]:
+        """Return what the region's filter kept, and how many rows there were before any, once it is done."""
+        return self._kept(), self.rows.count(self._whole(self.columns[self.collect.reads[0]].domain))
 
     def groups(self) -> Any:
         """Return int64: the numbers of its prompts."""
@@ -208,10 +185,10 @@ class FlowRound(Round):
     @property
     def is_drawn(self) -> bool:
         """Return whether it is known which groups have finished."""
-        return {self.source.id, self.drawing.id} <= self.happened
+        return {self.source.id, self.partial.id} <= self.happened
 
-    def outcome(self) -> Outcome:
-        """Return the outcome of the round, once it is done; of one in which no group finished, nothing."""
+    def outcome(self) -> tuple[BufferedRows, int]:
+        """Return the same as of any round; of one in which no group finished, nothing."""
         if len(self.finished):
             return super().outcome()
-        return Outcome(BufferedRows(), 0, 0, self.unfinished())
+        return BufferedRows(), 0

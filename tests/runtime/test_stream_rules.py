@@ -60,10 +60,10 @@ class Watched(Flow):
         return steps
 
     def _absorb(self, ended: FlowRound) -> None:
-        outcome = ended.outcome()
+        buffered, _ = ended.outcome()
         super()._absorb(ended)
-        kept = Counter(outcome.buffered.prompts.tolist())
-        for number in sorted({*ended.groups().tolist()} - {*outcome.begun.prompts.prompts.tolist()}):
+        kept = Counter(buffered.prompts.tolist())
+        for number in sorted({*ended.groups().tolist()} - {*ended.unfinished().prompts.prompts.tolist()}):
             self.stock.finish(number, kept[number])
         assert self.stock.prompts == self.buffer.prompts.tolist()
 
