@@ -274,7 +274,7 @@ class Flow(Rounds):
             reports = [report for one in lent for report in one.rows.reports[one.partial.id].values()]
             tokens = [report.metrics[DRAWN].value for report in reports if DRAWN in report.metrics]
             values |= {"lent_rounds": len(lent), "lent_tokens": sum(tokens)}
-        return values
+        return {name: float(value) for name, value in values.items()}
 
     def _none_stayed(self) -> str:
         law = f"`{self.region.filter}` kept none of {self.seen} rows that were sampled for an iteration"

@@ -133,7 +133,7 @@ class Rounds:
         intake.used = self.buffer.take(places)
         self.buffer = self.buffer.left(np.setdiff1d(np.arange(len(self.buffer)), places))
         values = self._measured(intake.used, iteration)
-        intake.values = {f"{name}/{key}": float(value) for key, value in values.items()}
+        intake.values = {f"{name}/{key}": value for key, value in values.items()}
         execution.rounds[name], self.past = self.past, []
         self.given, self.seen, self.stayed = iteration + 1, 0, 0
         execution.happened.add(filled(name))
@@ -150,10 +150,10 @@ class Rounds:
     def _measured(self, used: BufferedRows, iteration: int) -> dict[str, float]:
         values = {"rounds": len(self.past), "surplus": len(self.buffer)}
         values |= {"stayed": self.stayed / self.seen} if self.seen else {}
-        values |= {"waited": (used.made < iteration).mean()} if self.region.keep else {}
+        values |= {"waited": float((used.made < iteration).mean())} if self.region.keep else {}
         if any(step.leaves for step in self.steps):
             young = self._are_young(self.begun.prompts, iteration + 1)
-            values |= {"unfinished": young.sum(), "aborted": (~young).sum()}
+            values |= {"unfinished": int(young.sum()), "aborted": int((~young).sum())}
         return values
 
     def _too_few(self, missing: int) -> str:
