@@ -7,15 +7,22 @@
 
 They run on an event loop of a thread of their own, so that tools go on between rounds, and turns too where
 an engine's calls overlap: there a round ends with the first group all of whose conversations have ended, or
-after a moment. On any other engine it is one call, and what tools answer to that: it depends on no time.
+after a moment. On any other engine it is one call, for those that wait for it. Those that wait for tools stay
+for a later one; where there are no others, the first that is answered begins the call. Either ends before its
+time where it is due.
+
+Where nothing may depend on time, all wait for each other: a round of such an engine is one call for all, and
+what tools answer to that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import randbits
@@ -27,6 +34,7 @@ from rlgraph.nodes.agent.toolbox import row_of
 from rlgraph.ops import Loop
 
 MOMENT = 1.0  # seconds after which a round ends although no group has
+LOOK = 0.02  # seconds between two looks at whether a round is due to end, while nothing else happens
 
 
 @dataclass(eq=False)
@@ -50,7 +58,13 @@ class LiveChats:
         self.thread.start()
 
     def round(
-        self, keys: Sequence[int], samples: int, n: int, begin: Callable[[int], Chat], loop: Loop | None
+        self,
+        keys: Sequence[int],
+        samples: int,
+        n: int,
+        begin: Callable[[int], Chat],
+        loop: Loop | None,
+        is_due: Callable[[], bool] | None = None,
     ) -> list[LiveChat]:
         """Drive conversations until the round ends; return them in order.
 
@@ -62,8 +76,9 @@ class LiveChats:
             samples: how many there are, ``n`` to a group.
             begin: makes one, by its place.
             loop: leads it.
+            is_due: says whether the round is to end before its time; None: it may not depend on time.
         """
-        return self._wait(self._round(keys, samples, n, begin, loop))
+        return self._wait(self._round(keys, samples, n, begin, loop, is_due))
 
     def settle(self) -> None:
         """Leave the engine alone until the next round."""
@@ -82,13 +97,19 @@ class LiveChats:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     async def _round(
-        self, keys: Sequence[int], samples: int, n: int, begin: Callable[[int], Chat], loop: Loop | None
+        self,
+        keys: Sequence[int],
+        samples: int,
+        n: int,
+        begin: Callable[[int], Chat],
+        loop: Loop | None,
+        is_due: Callable[[], bool] | None,
     ) -> list[LiveChat]:
         asked = [self.live.get(key) for key in keys] + [None] * (samples - len(keys))
         await self._give_up([*{*self.live.values()}.difference(asked)])
         chats = [one or self._begun(begin(place), n, loop) for place, one in enumerate(asked)]
         self.live = {one.key: one for one in chats}
-        await self._drive([chats[first : first + n] for first in range(0, samples, n)])
+        await self._drive([chats[first : first + n] for first in range(0, samples, n)], is_due)
         failed = [one for one in chats if one.reward.done() and one.reward.exception()]
         if failed:
             await self._give_up(chats)
@@ -97,24 +118,31 @@ class LiveChats:
 
     def _begun(self, chat: Chat, n: int, loop: Loop | None) -> LiveChat:
         self.engine.going_on.add(chat.number)
-        return LiveChat(chat, asyncio.ensure_future(conversation(chat, n, loop)))
+        reward = asyncio.ensure_future(conversation(chat, n, loop))
+        reward.add_done_callback(lambda _: self.engine.changed.set())
+        return LiveChat(chat, reward)
 
-    async def _drive(self, groups: Sequence[Sequence[LiveChat]]) -> None:
-        if self.engine.threads is None:
-            await self.engine.round()
-            going_on = self.engine.going_on
-            over = [one.reward for group in groups for one in group if one.chat.number not in going_on]
+    async def _drive(self, groups: Sequence[Sequence[LiveChat]], is_due: Callable[[], bool] | None) -> None:
+        engine = self.engine
+        if engine.threads is None and is_due is None:
+            await engine.all_wait()
+            await engine.draw()
+            await engine.all_wait()
+            over = [one.reward for group in groups for one in group if one.chat.number not in engine.going_on]
             await asyncio.gather(*over, return_exceptions=True)  # tools give rewards, and are released
             return
-        self.engine.gate.set()
-        rewards = [[one.reward for one in group] for group in groups]
-        ends = [
-            asyncio.ensure_future(asyncio.wait(each, return_when=asyncio.FIRST_EXCEPTION)) for each in rewards
-        ]
-        if ends:
-            await asyncio.wait(ends, timeout=MOMENT, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
+
+        def is_over() -> bool:
+            ended = any(all(one.reward.done() for one in group) for group in groups)
+            return ended or (is_due is not None and is_due())
+
+        engine.gate.set()
+        await asyncio.sleep(0)  # those that were begun ask
+        end = time.monotonic() + MOMENT
+        while groups and not (await engine.draw(is_over) or is_over() or time.monotonic() > end):
+            engine.changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(engine.changed.wait(), LOOK if is_due else MOMENT)
 
     async def _give_up(self, chats: Sequence[LiveChat]) -> None:
         for one in chats:

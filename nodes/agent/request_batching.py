@@ -9,16 +9,18 @@ with all requests, when every conversation that goes on waits for it.
 So which requests share a call does not depend on how long a tool took, and a run can be had again bit for
 bit.
 
-Where conversations outlive a call of their op (``live_chats.py``), a gate is open while there is one: then
-an engine without overlap makes one call, of some tokens for each; any other goes on until it is to be still.
+Where conversations outlive a call of their op (``live_chats.py``), a round of such an engine is one call, of
+some tokens for each: of all, or where rounds may depend on time of those that wait by then. Engines whose
+calls overlap go on until they are to be still.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rlgraph.nodes.rollout.partial import extended
@@ -48,7 +50,7 @@ class RequestBatcher:
         self.waiting: list[PendingRequest] = []
         self.threads = ThreadPoolExecutor(MOST) if engine.overlaps else None
         self.calls: set[Future[list[list[Generation]]]] = set()  # of threads, in flight
-        self.gate, self.still = asyncio.Event(), asyncio.Event()  # still: all wait, and the gate is closed
+        self.gate, self.changed = asyncio.Event(), asyncio.Event()  # changed: one asks, or is over
         self.gate.set()
 
     async def generate(self, asked: tuple[int, int], request: Request) -> Generation:
@@ -69,14 +71,52 @@ class RequestBatcher:
     def leave(self, conversation: int) -> None:
         """Note that a conversation has ended."""
         self.going_on.discard(conversation)
-        self._look()
+        self.changed.set()
 
-    async def round(self) -> None:
-        """Make one call, for engines without overlap; return once all that go on wait again."""
-        self.still.clear()
-        self.gate.set()
-        self._look()
-        await self.still.wait()
+    async def in_step(self) -> None:
+        """Make calls while conversations go on, each with all of them; none where they overlap anyway."""
+        while self.going_on and not self.threads:
+            await self.all_wait()
+            await self.draw()
+
+    async def all_wait(self) -> None:
+        """Return once all conversations that go on wait for the engine."""
+        while len(self.waiting) < len(self.going_on) or self._asked() != self.going_on:
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def draw(self, is_over: Callable[[], bool] | None = None) -> bool:
+        """Make one call with what waits, for engines without overlap; return whether that was most of it.
+
+        Where ``is_over`` may end it, tools go on meanwhile, and it ends too once more wait than it has.
+        """
+
+        def enough(ended: Sequence[int]) -> bool:
+            assert is_over
+            return is_over() or len(self.waiting) > len(waiting)
+
+        self._asked()
+        waiting, self.waiting = sorted(self.waiting, key=lambda each: each.asked), []
+        if not waiting:
+            return False
+        requests, places = merged([each.request for each in waiting])
+        generate = partial(self.engine.generate, requests, self.sampling)
+        try:
+            if is_over is None:
+                generations = generate()
+            else:
+                generations = await asyncio.to_thread(generate, enough, stays=True)
+        except Exception as error:
+            error.add_note(f"it was in a batch of {len(waiting)} turns")
+            for each in waiting:
+                if not each.answer.done():
+                    each.answer.set_exception(error)
+            return True
+        is_most = len(self.waiting) <= len(waiting)
+        for each, (request, seed) in zip(waiting, places, strict=True):
+            if not each.answer.done():  # it may have been cancelled meanwhile
+                each.answer.set_result(generations[request][seed])
+        return is_most
 
     async def settle(self) -> None:
         """Leave the engine alone until the gate is opened; what is in flight comes back as far as it is."""
@@ -103,35 +143,13 @@ class RequestBatcher:
             return generation
         waiting = PendingRequest(asked, request, asyncio.get_running_loop().create_future())
         self.waiting.append(waiting)
-        self._look()
+        self.changed.set()
         return await waiting.answer
 
-    def _look(self) -> None:
-        """Start a round once all conversations wait; others may still ask in this turn of the event loop."""
-        if self.threads is None and len(self.waiting) >= len(self.going_on):
-            asyncio.get_running_loop().call_soon(self._round)
-
-    def _round(self) -> None:
-        self.waiting = [each for each in self.waiting if not each.answer.done()]  # drops the cancelled
-        if {each.asked[0] for each in self.waiting} != self.going_on:
-            return
-        if not self.waiting or not self.gate.is_set():
-            self.still.set()
-            return
-        waiting = sorted(self.waiting, key=lambda each: each.asked)
-        self.waiting = []
-        if self.chunk:
-            self.gate.clear()
-        requests, places = merged([each.request for each in waiting])
-        try:
-            generations = self.engine.generate(requests, self.sampling)
-        except Exception as error:
-            error.add_note(f"it was in a batch of {len(waiting)} turns")
-            for each in waiting:
-                each.answer.set_exception(error)
-            return
-        for each, (request, seed) in zip(waiting, places, strict=True):
-            each.answer.set_result(generations[request][seed])
+    def _asked(self) -> set[int]:
+        """Return the conversations that wait; drop requests that were cancelled."""
+        self.waiting = [each for each in self.waiting if not each.answer.done()]
+        return {each.asked[0] for each in self.waiting}
 
 
 def merged(requests: Sequence[Request]) -> tuple[list[Request], list[tuple[int, int]]]:

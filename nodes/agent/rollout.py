@@ -118,11 +118,13 @@ def agent(
     With ``chunk``, as where generation streams, conversations that go on when a round ends stay on their
     worker, tools and all, and go on in the next one, with newer weights where there are such. A group goes
     on to the next step once all its conversations have ended. On the embedded engine a round is one call for
-    at most so many tokens of each turn, and what tools answer to that; on servers it ends with the first
-    group, or after a second, and cuts nothing. ``token_versions`` says which version of the weights drew each
-    token, and is -1 on what others wrote; ``tokens/generated`` counts those of groups that have ended. A
-    conversation whose worker is lost, or whose run is resumed, begins anew from its prompt. All of it is for
-    steps before a filter with ``refill``.
+    at most so many tokens of each turn that waits for it; those that wait for tools go on in a later one. On
+    servers it ends with the first group, or after a second, and cuts nothing. Either ends early where weights
+    or other devices wait for it. With ``order: in_order``, and where nothing streams, no round of the
+    embedded engine depends on time: it is one call for all, and what tools answer to that.
+    ``token_versions`` says which version of the weights drew each token, and is -1 on what others wrote;
+    ``tokens/generated`` counts those of groups that have ended. A conversation whose worker is lost, or whose
+    run is resumed, begins anew from its prompt. All of it is for steps before a filter with ``refill``.
 
     Attributes:
         n: conversations per prompt, at least 1.
@@ -190,7 +192,8 @@ def agent(
         live = ctx.session["live"]
         live.engine.sampling = sampling
         keys = ctx.begun[0].tolist() if ctx.begun else []
-        held = live.round(keys, len(rows), n, partial(begin, engine=live.engine, threads=live.threads), loop)
+        new, is_due = partial(begin, engine=live.engine, threads=live.threads), ctx.is_due
+        held = live.round(keys, len(rows), n, new, loop, is_due if ctx.yields else None)
         ended = _leave(ctx, [held[first : first + n] for first in range(0, len(held), n)])
         chats, rewards = [one.chat for one in ended], [one.reward.result() for one in ended]
     else:
@@ -216,7 +219,10 @@ def _leave(ctx: Context, groups: Sequence[Sequence[LiveChat]]) -> list[LiveChat]
 async def _all(chats: Sequence[Chat], n: int, loop: Loop | None) -> list[float]:
     for chat in chats:
         chat.engine.going_on.add(chat.number)
-    return await asyncio.gather(*(conversation(chat, n, loop) for chat in chats))
+    rewards = asyncio.gather(*(conversation(chat, n, loop) for chat in chats))
+    calls = [asyncio.ensure_future(chat.engine.in_step()) for chat in chats[:1]]
+    await asyncio.wait([rewards, *calls], return_when=asyncio.FIRST_EXCEPTION)
+    return await rewards
 
 
 def _columns(chats: Sequence[Chat], n: int, rewards: Sequence[float]) -> Conversations:

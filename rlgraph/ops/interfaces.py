@@ -276,6 +276,7 @@ class Context:
     resumes: bool = False  # whether unfinished rows are taken up again
     begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
     is_due: Callable[[], bool] = lambda: False  # whether to leave what is unfinished now: others wait
+    yields: bool = False  # whether it may say so, and time may decide what a round draws
     left: Sequence[Any] = ()
     whole: Any = None
     spans: Sequence[tuple[str, str, float, float]] = ()  # lane, name, start, end of parts, since the epoch

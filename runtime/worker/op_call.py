@@ -74,7 +74,7 @@ class OpCall:
     def _round(self, body: Callable[..., Any], arguments: Mapping[str, Any], context: Context) -> Any:
         """Return what an op returns that may leave samples unfinished, and does so where others wait."""
         assert self.engines
-        context.is_due = self.engines.round_end.begin(self.node)
+        context.is_due, context.yields = self.engines.round_end.begin(self.node), True
         result = body(**arguments)
         if context.whole is not None and len(context.whole) < len(context.rows):
             self.engines.round_end.end(self.node)

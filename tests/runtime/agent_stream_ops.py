@@ -46,14 +46,28 @@ def asked(ctx: Context, *, batch: int) -> Asked:
 class Visit:
     """Wait."""
 
-    def __init__(self, number: int64[prompts], *, seconds: float = 0.002, note: str = "visits.jsonl") -> None:
+    def __init__(
+        self,
+        number: int64[prompts],
+        *,
+        seconds: float = 0.002,
+        note: str = "visits.jsonl",
+        waits_for: str | None = None,
+    ) -> None:
         self.number, self.seconds, self.note, self.visits = number, seconds, note, 0
+        self.waits_for = waits_for if number == 0 else None
 
     def create(self) -> None:
         add(self.note, begins=self.number, worker=os.getpid())
 
     def execute(self, turns: int) -> str:
         time.sleep(self.seconds * (self.number * turns % 5))
+        end = time.monotonic() + 25  # less than a call may take
+        while self.waits_for and not Path(self.waits_for).exists():
+            time.sleep(0.01)
+            if time.monotonic() > end:
+                add(self.note, late=self.number)
+                break
         self.visits += 1
         return str(self.number)
 

@@ -18,6 +18,7 @@ from agent_stream_ops import lines
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from rlgraph.nodes.agent import live_chats
 from rlgraph.nodes.agent.chat import Chat
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.rollout import Conversations, agent
@@ -107,11 +108,14 @@ class Rounds:
     rows: list[int] = field(default_factory=list)  # prompts that have not ended
     begun: list[Any] = field(default_factory=list)
     out: list[Conversations] = field(default_factory=list)
+    is_due: Callable[[], bool] | None = None  # None: rounds may not depend on time
 
     def go(self, new: Sequence[int] = (), **attributes: Any) -> list[int]:
         """Make a round with new prompts; return those that ended."""
         rows = [*self.rows, *new]
         context = Context("rollout", 0, 3, rows=rows, session=self.session, resumes=True, begun=self.begun)
+        if self.is_due:
+            context.is_due, context.yields = self.is_due, True
         prompt = Ragged.of([[3, 20 + row, 1, 4] for row in rows], torch.int64)
         tools = {name: Tool(tool, {}, {}) for name, tool in self.tools.items()}
         given = {"n": N, "max_new_tokens": 60, "chunk": 5, "tools": tools, **attributes}
@@ -302,8 +306,11 @@ def test_an_error_ends_the_round_and_frees_the_tools_of_others(
     assert len(freed) == 4
 
 
-def test_tools_go_on_between_rounds(engine: TransformersEngine, rounds: Callable[..., Rounds]) -> None:
-    """A tool that is slow, on an engine whose calls overlap, holds up no round and is not late for that."""
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_tools_go_on_between_rounds(
+    engine: TransformersEngine, rounds: Callable[..., Rounds], overlaps: bool
+) -> None:
+    """A tool that is slow holds up no round, and is not late for that."""
     waits = threading.Event()
 
     async def slow() -> str:
@@ -316,7 +323,8 @@ def test_tools_go_on_between_rounds(engine: TransformersEngine, rounds: Callable
         if chat.number == 0:
             assert await chat.use([ToolCall("slow")]) == ["done"]
 
-    every = rounds(InPieces(engine), uses, {"slow": slow})
+    every = rounds(InPieces(engine) if overlaps else engine, uses, {"slow": slow})
+    every.is_due = None if overlaps else lambda: False
     ended = every.go([0, 1])
     while 1 not in ended:
         ended += every.go()
@@ -325,6 +333,60 @@ def test_tools_go_on_between_rounds(engine: TransformersEngine, rounds: Callable
     while 0 not in ended:
         ended += every.go()
     assert sorted(ended) == [0, 1]
+
+
+def test_a_round_ends_at_its_next_token_where_it_is_due(
+    engine: TransformersEngine, rounds: Callable[..., Rounds]
+) -> None:
+    looks, lengths = iter([False, False, True]), list[int]()
+
+    async def one(chat: Chat) -> None:
+        await chat.turn()
+
+    generate = engine.generate
+
+    def noted(*args: Any, **given: Any) -> list[list[Generation]]:
+        made = generate(*args, **given)
+        lengths.extend(len(sample.tokens) for many in made for sample in many)
+        return made
+
+    engine.generate, engine.stops = noted, torch.tensor([287])  # type: ignore[method-assign]
+    every = rounds(engine, one, is_due=lambda: next(looks, False))
+    given = {"chunk": 8, "max_new_tokens": 12}
+    assert every.go([0], **given) == [] and lengths == [4] * N, "two tokens come before the first look"
+    assert every.go(**given) == [0] and lengths == [4] * N + [8] * N, "something was drawn again"
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_round_in_which_all_wait_for_tools_ends_where_it_is_due(
+    engine: TransformersEngine,
+    rounds: Callable[..., Rounds],
+    monkeypatch: pytest.MonkeyPatch,
+    overlaps: bool,
+) -> None:
+    monkeypatch.setattr(live_chats, "MOMENT", 1e9)
+    called, waits = threading.Event(), threading.Event()
+
+    async def slow() -> str:
+        called.set()
+        while not waits.is_set():
+            await asyncio.sleep(0.01)
+        return "done"
+
+    async def uses(chat: Chat) -> None:
+        await chat.turn()
+        assert await chat.use([ToolCall("slow")]) == ["done"]
+        await chat.turn()
+
+    every = rounds(InPieces(engine) if overlaps else engine, uses, {"slow": slow}, is_due=called.is_set)
+    while not called.is_set():
+        assert every.go([] if every.rows else [0]) == []
+    assert every.go() == [], "nothing but the tool goes on"
+    waits.set()
+    every.is_due = lambda: False
+    while every.rows:
+        every.go()
+    assert every.out[-1].turns.tolist() == [2] * N
 
 
 # runs
@@ -371,6 +433,16 @@ def test_every_conversation_is_begun_once_and_used_once() -> None:
     ]
     assert max(len({*versions}) for versions in long) > 1, "new weights have not reached one that goes on"
     assert not [one for one in threading.enumerate() if "run_forever" in one.name]
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_a_slow_tool_holds_up_no_other_conversation() -> None:
+    """The first prompt's tools answer once an iteration has used others."""
+    used = Path("a.used").resolve()
+    iterations = run("a", f"walked.tools.visit.waits_for='{used}'")
+    check(iterations)
+    assert 0 not in iterations[0]["groups"] and {*begun("a").values()} == {N}
+    assert not [line for line in lines("a.visits") if "late" in line]
 
 
 @pytest.mark.usefixtures("in_folder")
