@@ -78,7 +78,20 @@ class LiveChats:
             loop: leads it.
             is_due: says whether the round is to end before its time; None: it may not depend on time.
         """
-        return self._wait(self._round(keys, samples, n, begin, loop, is_due))
+
+        async def driven() -> list[LiveChat]:
+            asked = [self.live.get(key) for key in keys] + [None] * (samples - len(keys))
+            await self._give_up([*{*self.live.values()}.difference(asked)])
+            chats = [one or self._begun(begin(place), n, loop) for place, one in enumerate(asked)]
+            self.live = {one.key: one for one in chats}
+            await self._drive([chats[first : first + n] for first in range(0, samples, n)], is_due)
+            failed = [one for one in chats if one.reward.done() and one.reward.exception()]
+            if failed:
+                await self._give_up(chats)
+                failed[0].reward.result()
+            return chats
+
+        return self._wait(driven())
 
     def settle(self) -> None:
         """Leave the engine alone until the next round."""
@@ -95,26 +108,6 @@ class LiveChats:
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
-    async def _round(
-        self,
-        keys: Sequence[int],
-        samples: int,
-        n: int,
-        begin: Callable[[int], Chat],
-        loop: Loop | None,
-        is_due: Callable[[], bool] | None,
-    ) -> list[LiveChat]:
-        asked = [self.live.get(key) for key in keys] + [None] * (samples - len(keys))
-        await self._give_up([*{*self.live.values()}.difference(asked)])
-        chats = [one or self._begun(begin(place), n, loop) for place, one in enumerate(asked)]
-        self.live = {one.key: one for one in chats}
-        await self._drive([chats[first : first + n] for first in range(0, samples, n)], is_due)
-        failed = [one for one in chats if one.reward.done() and one.reward.exception()]
-        if failed:
-            await self._give_up(chats)
-            failed[0].reward.result()
-        return chats
 
     def _begun(self, chat: Chat, n: int, loop: Loop | None) -> LiveChat:
         self.engine.going_on.add(chat.number)

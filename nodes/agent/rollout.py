@@ -200,7 +200,7 @@ def agent(
         engine, threads = RequestBatcher(model, sampling), ThreadPoolExecutor(parallel)
         chats = [begin(number, engine, threads) for number in range(len(rows))]
         try:
-            rewards = asyncio.run(_all(chats, n, loop))
+            rewards = asyncio.run(_all(engine, chats, n, loop))
         finally:
             engine.close()
             threads.shutdown(wait=False, cancel_futures=True)
@@ -216,13 +216,11 @@ def _leave(ctx: Context, groups: Sequence[Sequence[LiveChat]]) -> list[LiveChat]
     return [one for group, ended in zip(groups, whole, strict=True) for one in group if ended]
 
 
-async def _all(chats: Sequence[Chat], n: int, loop: Loop | None) -> list[float]:
-    for chat in chats:
-        chat.engine.going_on.add(chat.number)
-    rewards = asyncio.gather(*(conversation(chat, n, loop) for chat in chats))
-    calls = [asyncio.ensure_future(chat.engine.in_step()) for chat in chats[:1]]
-    await asyncio.wait([rewards, *calls], return_when=asyncio.FIRST_EXCEPTION)
-    return await rewards
+async def _all(engine: RequestBatcher, chats: Sequence[Chat], n: int, loop: Loop | None) -> list[float]:
+    engine.going_on.update(chat.number for chat in chats)
+    every = asyncio.gather(*(conversation(chat, n, loop) for chat in chats))
+    rewards, _ = await asyncio.gather(every, engine.in_step())
+    return rewards
 
 
 def _columns(chats: Sequence[Chat], n: int, rewards: Sequence[float]) -> Conversations:

@@ -95,10 +95,6 @@ class Flow(Rounds):
             seen = np.concatenate([seen, numbers])
         return replace(_together(parts), rows=self.buffer)
 
-    def taken(self) -> int:
-        """Return the rows of the source that ``waiting`` and iterations have."""
-        return self.open[0].first if self.open else self.position
-
     @property
     def is_settled(self) -> bool:
         """Return whether nothing that was begun is unfinished; only in order weights wait for that."""
@@ -116,7 +112,11 @@ class Flow(Rounds):
         ]
         while self.open and self.open[0].done:
             self._absorb(self.open.popleft())
-        while self.wanted and (places := self._chosen(self.wanted[0][0].entry.iteration)) is not None:
+        while self.wanted:
+            iteration = self.wanted[0][0].entry.iteration
+            self._drop_old(iteration)
+            if (places := self._chosen(iteration)) is None:
+                break
             self._give(places)
         if self.whole is None:
             return []
@@ -238,6 +238,13 @@ class Flow(Rounds):
         intake.values |= {f"perf/speed/{self.home}-{device}": speed for device, speed in enumerate(speeds)}
         self.dropped = 0
 
+    def _drop_old(self, iteration: int) -> None:
+        """Drop rows that are too old for an iteration; groups that are begun are as their round ends."""
+        young = self._are_young(self.buffer, iteration)
+        self.dropped += int((~young).sum())
+        self.clock.drop(self.buffer.prompts[~young].tolist())
+        self.buffer = self.buffer.left(np.flatnonzero(young))
+
     def _are_young(self, rows: BufferedRows, iteration: int) -> Any:
         """Return bool: of each row whether it may be used in an iteration."""
         return np.array([self.rules.is_young(made, iteration) for made in rows.made.tolist()], bool)
@@ -249,10 +256,6 @@ class Flow(Rounds):
             ordered: list[int] = self._in_order(np.array(places, np.int64), iteration).tolist()
             return ordered
 
-        young = self._are_young(self.buffer, iteration)
-        self.dropped += int((~young).sum())
-        self.clock.drop(self.buffer.prompts[~young].tolist())
-        self.buffer = self.buffer.left(np.flatnonzero(young))
         made, prompts = self.buffer.made.tolist(), self.buffer.prompts.tolist()
         places = self.rules.chosen(iteration, made, prompts, self.ahead, arrange)
         return None if places is None else np.array(places, np.int64)
