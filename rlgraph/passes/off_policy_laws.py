@@ -99,7 +99,7 @@ def behaviour_logprobs(graph: Graph, node: Node, call: Call) -> Problem | None:
     names = [rollout.name, old.name]
     if behaviour is not rollout:
         law += f"`{behaviour.writes[0]}` is {source(behaviour)}, and the rows are sampled by `{rollout.name}`"
-        remedy = f"set: {{{node.name}.in.rollout_logprobs: {_measured(rollout)}}}"
+        remedy = f"set: {{{node.name}.in.rollout_logprobs: {measured(rollout)}}}"
         return refusal("wrong-behaviour", law, graph, node, [behaviour.name, *names], remedy)
     if (old.weights != rollout.weights and not _newer(old, rollout, node)) or old.op.engine != "train":
         law += f"`old_logprobs` is to be what weights of `{rollout.model}` make of them since, "
@@ -190,12 +190,12 @@ def _corrected_twice(graph: Graph, node: Node, why: str) -> Problem | None:
 
 def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
     """Return what makes a loss with a ratio legal on rows of an older version."""
-    ratio = f"set: {{{node.name}.in.old_logprobs: {_measured(rollout)}}}"
+    ratio = f"set: {{{node.name}.in.old_logprobs: {measured(rollout)}}}"
     decoupled = f"replace: {{{node.name}.loss: {{kind: decoupled_ppo, cap: 2.0}}}}"
     if _clips(node):
         decoupled = f"set: {{{DECOUPLED.format(node.name)}}}"
-    if _measured(rollout) != "rollout_logprobs":
-        decoupled += f", set: {{{node.name}.in.rollout_logprobs: {_measured(rollout)}}}"
+    if measured(rollout) != "rollout_logprobs":
+        decoupled += f", set: {{{node.name}.in.rollout_logprobs: {measured(rollout)}}}"
     edits = [ratio, _weights(graph, node, rollout), decoupled]
     return ", or ".join(reversed(edits) if clips_around_older(node, rollout) else edits)
 
@@ -218,7 +218,7 @@ def _weights(graph: Graph, node: Node, rollout: Node) -> str:
     before = read_from(graph, node, "rollout_weights")
     writer = read_from(graph, node, "old_logprobs")
     old = writer.writes[0].partition("/")[0] if writer else "old_logprobs"
-    ins = {"old_logprobs": old, "rollout_logprobs": _measured(rollout)}
+    ins = {"old_logprobs": old, "rollout_logprobs": measured(rollout)}
     renamed = ", ".join(f"{port}: {column}" for port, column in ins.items() if port != column)
     call = "{op: correction.tis" + (f", in: {{{renamed}}}" if renamed else "") + "}"
     named = [name for name in node.rows if name != FINISHED]  # what streams is given to it in any case
@@ -243,7 +243,7 @@ def _there(graph: Graph, column: str) -> bool:
     return column in graph.columns or any(column in node.writes for node in graph.dropped)
 
 
-def _measured(rollout: Node) -> str:
+def measured(rollout: Node) -> str:
     """Return the column of the log-probs that a rollout measured itself, as the graph calls it."""
     return rollout.called.outs.get("rollout_logprobs", "rollout_logprobs").partition("/")[0]
 

@@ -21,7 +21,7 @@ from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.ir.trace import read_from, refusal, sampler
 from rlgraph.passes.lower import optimizer_steps
-from rlgraph.passes.off_policy_laws import DECOUPLED, clips_around_older
+from rlgraph.passes.off_policy_laws import DECOUPLED, clips_around_older, measured
 from rlgraph.passes.refill import aged
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
@@ -199,10 +199,23 @@ def _clipped(graph: Graph) -> Iterator[Problem]:
             continue
         law = f"the loss ppo_clip of node `{node.name}` clips around `{rollout.weights}`: tokens whose ratio "
         law += "the updates since have taken out of the clip are not learned from"
-        remedy = f"set: {{{node.name}.in.old_logprobs: old_logprobs, {DECOUPLED.format(node.name)}}}"
-        if not any("old_logprobs" in other.writes for other in (*graph.nodes, *graph.dropped)):
-            remedy += f", add: {{old_logprobs: {{op: logprobs, model: {node.model}}}}}"
-        yield refusal("stale-clip", law, graph, node, [rollout.name], remedy)
+        yield refusal("stale-clip", law, graph, node, [rollout.name], _decoupled(graph, node, rollout))
+
+
+def _decoupled(graph: Graph, node: Node, rollout: Node) -> str:
+    """Return the edits that clip an update around the weights that it starts from."""
+    writers = [other for other in (*graph.nodes, *graph.dropped) if "old_logprobs" in other.writes]
+    there = bool(writers) and all(sampler(graph, writer.domain) is rollout for writer in writers)
+    old = f"{node.name}_logprobs" if writers and not there else "old_logprobs"
+    ins, drew = [f"{node.name}.in.old_logprobs: {old}"], measured(rollout)
+    ins += [f"{node.name}.in.rollout_logprobs: {drew}"] if drew != "rollout_logprobs" else []
+    remedy = f"set: {{{', '.join([*ins, DECOUPLED.format(node.name)])}}}"
+    if there:
+        return remedy
+    outs = {port: rollout.called.outs[port].partition("/")[0] for port in ("tokens", "loss_mask")}
+    own = ", ".join(f"{port}: {column}" for port, column in outs.items() if port != column)
+    given = f", in: {{{own}}}" if own else ""
+    return f"{remedy}, add: {{{old}: {{op: logprobs, model: {node.model}{given}}}}}"
 
 
 def _endless(graph: Graph, tree: Tree) -> Iterator[Problem]:

@@ -66,14 +66,33 @@ def warned(graph: str, *overrides: str) -> list[Problem]:
     return warnings_of(compile_graph(graph, overrides, 1))
 
 
-def edited(graph: str, text: str) -> list[Problem]:
-    """The warnings of a graph with edits, written in one line as remedies are."""
+def edited(graph: str, *texts: str) -> list[Problem]:
+    """The warnings of a graph with edits, each text written in one line as remedies are."""
     algorithm = load(graph)
-    for word, content in yaml.safe_load(f"{{{text}}}").items():
+    for word, content in (edit for text in texts for edit in yaml.safe_load(f"{{{text}}}").items()):
         algorithm = algorithm.edit(**{word: content})
     algorithm.check()
     written = algorithm.written()
     return find_warnings(written, lower_tree(interpolate(written), 1))
+
+
+@pytest.mark.parametrize(
+    ("graph", "node", "column"),
+    [
+        ("grpo", "update_policy", "rollout_logprobs"),
+        ("grpo", "update_policy", "drawn"),
+        ("erl", "update_retry", "retry_logprobs"),  # another rollout's rows than old_logprobs has
+    ],
+)
+def test_a_remedy_of_a_stale_clip_has_the_columns_of_the_rows_that_it_is_for(
+    graph: str, node: str, column: str
+) -> None:
+    edit = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}, schedule.staleness: 2, "
+    edit += f"{'rollout.out.rollout_logprobs: drawn, ' if column == 'drawn' else ''}"
+    edit += f"update_policy.in.old_logprobs: {column if graph == 'grpo' else 'rollout_logprobs'}}}"
+    remedies = [one.remedy for one in edited(graph, edit) if one.kind == "stale-clip"]
+    assert any(f"set: {{{node}." in remedy for remedy in remedies)
+    assert "stale-clip" not in {one.kind for one in edited(graph, edit, *remedies)}
 
 
 def dead(graph: str, text: str) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rlgraph.printing.alarm import alarm_text
 from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.watchdog import Rule, Watchdog, rules
+from rlgraph.syntax.settings import Stream
 
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
@@ -36,6 +38,7 @@ BEGAN = {
     "update_policy/entropy": 0.58,
     "update_policy/no_advantage": 0.4,
     "update_policy/rollout_gap": 0.001,
+    "update_policy/rollout_kl": 0.001,
     "update_policy/kl_ref": 0.003,
     "update_policy/clip_fraction": 0.01,
     "update_policy/ratio": 1.0,
@@ -57,6 +60,7 @@ WRONG: Mapping[str, Mapping[str, float]] = {
     "length-gone": {"rollout/length": 10.0, "reward/mean": 0.2},
     "repetition": {"rollout/repetitive": 0.4},
     "engines-apart": {"update_policy/rollout_gap": 0.08},
+    "rows-old": {"update_policy/rollout_kl": 0.08},
     "reference-left": {"update_policy/kl_ref": 3.0},
     "clipped": {"update_policy/clip_fraction": 0.4},
     "steps-skipped": {"update_policy/skipped": 2},
@@ -78,6 +82,11 @@ def plan() -> Plan:
     return compile_graph("ppo", ("update_policy.kl_coef=0.01",), 1)
 
 
+def stale(plan: Plan) -> Plan:
+    """The same, as if its updates had rows of older weights."""
+    return replace(plan, schedule=plan.schedule.model_copy(update={"stream": Stream(staleness=2)}))
+
+
 def lines(wrong: Mapping[str, float], count: int = 40) -> Iterator[Line]:
     """A run in which all is well, and then something is not, for so many iterations."""
     every = chain(10 * [BEGAN], 20 * [WELL], count * [WELL | dict(wrong)])
@@ -97,6 +106,7 @@ def test_it_is_silent_while_all_is_well(plan: Plan) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_speaks_once_after_so_many_iterations_in_a_row(rule: Rule, plan: Plan) -> None:
     wrong = WRONG[rule.name]
+    plan = stale(plan) if rule.stale else plan
     alarms = {alarm["rule"]: alarm for alarm in said(plan, lines(wrong))}
     assert alarms[rule.name]["step"] == 30 + rule.times
     assert alarms.keys() - {rule.name} <= {"groups-alike"} or rule.name == "reward-flat"
@@ -142,7 +152,8 @@ def test_what_is_no_number_counts_for_nothing(plan: Plan) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_what_it_proposes_can_be_typed(rule: Rule, plan: Plan) -> None:
-    (alarm,) = (alarm for alarm in said(plan, lines(WRONG[rule.name])) if alarm["rule"] == rule.name)
+    every = said(stale(plan) if rule.stale else plan, lines(WRONG[rule.name]))
+    (alarm,) = (alarm for alarm in every if alarm["rule"] == rule.name)
     assert len(alarm["edits"]) == len(rule.edits) - SET.count(rule.name) and "{" not in alarm["law"]
     for edit in alarm["edits"]:
         now = compile_graph("ppo", ("update_policy.kl_coef=0.01", edit), 1)
@@ -152,6 +163,12 @@ def test_what_it_proposes_can_be_typed(rule: Rule, plan: Plan) -> None:
 
 # rules of whose settings this graph has one already: temperature, epochs, aggregate, serve.dtype
 SET = ["groups-alike", "clipped", "length-gone", "engines-apart"]
+
+
+def test_what_older_weights_explain_is_no_difference_of_engines(plan: Plan) -> None:
+    wrong = WRONG["engines-apart"] | WRONG["rows-old"]
+    assert [alarm["rule"] for alarm in said(plan, lines(wrong))] == ["engines-apart"]
+    assert [alarm["rule"] for alarm in said(stale(plan), lines(wrong))] == ["rows-old"]
 
 
 def test_settings_that_another_graph_has_not_are_proposed() -> None:
