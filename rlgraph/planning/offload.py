@@ -215,7 +215,7 @@ def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Seque
             if gap.returns is not None:
                 last = gap.returns == len(steps)
                 anchor, side = (steps[-1], 1) if last else (steps[gap.returns], 0)
-                lent = [one.node for one in order if anchor.facts.collects and one.leaves]  # what a pool draws
+                lent = [one.node for one in order if anchor.facts.collects and one.leaves]  # drawn on it
                 why = BETWEEN if last else f"`{(lent or [anchor.node])[0]}` needs them"
                 _join(around, anchor, side, _move("back", pool, footprint, gap.item, why), numbers)
     return around

@@ -39,7 +39,7 @@ class Watchdog:
     """Reads a run's metrics line by line; each rule speaks up once, of each node."""
 
     def __init__(self, plan: Plan) -> None:
-        stale = bool(plan.schedule.staleness or plan.schedule.stream and plan.schedule.stream.staleness)
+        stale = bool(plan.schedule.staleness or (plan.schedule.stream and plan.schedule.stream.staleness))
         self.plan, self.rules = plan, [rule for rule in rules() if rule.stale in (None, stale)]
         self.began: dict[str, list[float]] = defaultdict(list)
         self.held: Counter[tuple[str, str]] = Counter()  # rule, node -> lines in a row

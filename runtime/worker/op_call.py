@@ -175,14 +175,16 @@ class OpCall:
         """Return what a column has to be, on the rows that this worker read."""
         plan = self.plan.columns[self.scope.phase]
         own, read = plan[column], {plan[name].domain: part for name, part in columns.items()}
-        ports = registry.load(self.function.target).inputs
-        along = {self.function.ins.get(port.name) for port in ports if port.type.axis == own.type.axis}
+        op = registry.load(self.function.target)
+        along = {self.function.ins.get(port.name) for port in op.inputs if port.type.axis == own.type.axis}
         alike = [
             part.lengths
             for name, part in columns.items()
             if own.type.axis and name in along and plan[name].domain == own.domain
         ]
-        rows, domain = None, self.plan.domains[self.scope.phase][own.domain]
+        domain = self.plan.domains[self.scope.phase][own.domain]
+        # the rounds of a region are numbered by what they ask of their source
+        rows = None if self.scope.asks is None else self.scope.asks * op.declared.of_each
         if own.domain in read:
             rows = len(read[own.domain])
         elif domain.parent in read:

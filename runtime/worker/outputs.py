@@ -16,7 +16,7 @@ from rlgraph.nodes.support.row_field import is_json
 from rlgraph.ops.column_types import LISTED
 from rlgraph.runtime.columns.part import DTYPES, Part, pack
 
-REMEDY = "return one value per row that the op reads, in their order"
+REMEDY = "return one value per row that the op reads, in their order; of a source, as many as it is asked for"
 FINITE = "mend the op, or go on with what it gives: schedule.on_nan=skip"
 
 

@@ -51,6 +51,14 @@ def numbers(ctx: Context, *, batch: int) -> int64[prompts]:
     return torch.arange(ctx.position, ctx.position + batch)
 
 
+@op(makes="prompts", rows="all", roles={"rows": "batch"})
+def few_numbers(ctx: Context, *, batch: int) -> int64[prompts]:
+    """Row numbers, at last fewer than asked for."""
+    import torch
+
+    return torch.arange(ctx.position, ctx.position + (batch if ctx.position < 32 else batch // 2))
+
+
 @op(makes="samples", times="n", rows="each", leaves=2)
 def draw(
     model: ServeEngine,

@@ -166,3 +166,8 @@ def test_nothing_is_kept_of_rows_that_are_dropped(monkeypatch: pytest.MonkeyPatc
     assert sum(line["finished/dropped"] for line in metrics("a")) > 0
     (flow,) = flows
     assert flow.clock.times.keys() <= {*flow.ahead, *flow.buffer.prompts.tolist()}
+
+
+def test_a_source_that_gives_fewer_rows_than_asked_for_is_named() -> None:
+    with pytest.raises(RunError, match=r"`numbers` .* returned .* with \d+ rows .* \d+ rows"):
+        run("a", f"numbers={{op: '{Path(__file__).parent / 'stream_ops.py'}:few_numbers', batch: 8}}")
