@@ -7,9 +7,11 @@ as a script, which imports nothing but the standard library.
 
 import glob
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -64,6 +66,8 @@ def main(session: str, segments: str, advice: str) -> None:
         time.sleep(AGAIN_S)
     end(session, b" ".join(known).decode().split())
     unlink(segments)
+    for folder in glob.glob(f"{tempfile.gettempdir()}/{session}-*"):  # of servers whose worker was killed
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def unlink(segments: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -255,8 +256,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_the_driver_unlinks_what_is_left() -> None:
     columns, sweeper = SharedColumns(SESSION), Sweeper(SESSION, segments_of(SESSION), "")
     assert columns.put("column", np.arange(5), np.array([0, 5])) and left()
+    servers_own = Path(tempfile.mkdtemp(prefix=f"{os.environ['RLGRAPH_SESSION']}-"))
     sweeper.close()
-    assert not left()
+    assert not left() and not servers_own.exists()
     columns.close()
 
 

@@ -66,8 +66,8 @@ class Server:
         self.client = before.client if before else launch.kind(url, secrets.token_hex(16))
         self.log = logs / f"{launch.name}-{host}-{self.port.number}.log"
         logs.mkdir(parents=True, exist_ok=True)
-        # what it writes to its folder for temporary files, as SGLang its sockets, goes with it
-        self.folder = Path(tempfile.mkdtemp(prefix="rlgraph-"))
+        # what it writes to its folder of temporary files, as SGLang its sockets, goes with it or the run
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{os.environ.get('RLGRAPH_SESSION', 'rlgraph')}-"))
         self.configuration = self.folder / "server.yaml"  # SGLang takes no other suffix
         self.configuration.touch(mode=0o600)
         self.configuration.write_text(launch.configuration(host, self.port.number, self.client.key))
