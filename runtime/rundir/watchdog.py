@@ -39,8 +39,7 @@ class Watchdog:
     """Reads a run's metrics line by line; each rule speaks up once, of each node."""
 
     def __init__(self, plan: Plan) -> None:
-        stale = bool(plan.schedule.staleness or (plan.schedule.stream and plan.schedule.stream.staleness))
-        self.plan, self.rules = plan, [rule for rule in rules() if rule.stale in (None, stale)]
+        self.plan, self.rules = plan, [rule for rule in rules() if rule.stale in (None, _has_old_rows(plan))]
         self.began: dict[str, list[float]] = defaultdict(list)
         self.held: Counter[tuple[str, str]] = Counter()  # rule, node -> lines in a row
         self.spoke = set[tuple[str, str]]()
@@ -81,6 +80,13 @@ class Watchdog:
         edits = [edit for edit in every if not _is_set(self.plan, edit)]
         law = f"{rule.law.format_map(numbers)}: `{name}`, {rule.times} iterations in a row"
         return {"rule": rule.name, "law": law, "why": rule.why.format_map(numbers), "edits": edits}
+
+
+def _has_old_rows(plan: Plan) -> bool:
+    """Return whether updates have rows that older weights drew: ahead of training, kept, or replayed."""
+    kept = any(region.keep for region in plan.regions.values())
+    replayed = any(one.holds for one in plan.functions["train"].values())
+    return bool(plan.schedule.staleness) or kept or replayed
 
 
 def _nodes(rule: Rule, values: Mapping[str, float]) -> list[str]:

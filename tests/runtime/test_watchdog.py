@@ -18,7 +18,6 @@ from rlgraph.printing.alarm import alarm_text
 from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.watchdog import Rule, Watchdog, rules
-from rlgraph.syntax.settings import Stream
 
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
@@ -84,7 +83,7 @@ def plan() -> Plan:
 
 def stale(plan: Plan) -> Plan:
     """The same, as if its updates had rows of older weights."""
-    return replace(plan, schedule=plan.schedule.model_copy(update={"stream": Stream(staleness=2)}))
+    return replace(plan, schedule=plan.schedule.model_copy(update={"staleness": 2}))
 
 
 def lines(wrong: Mapping[str, float], count: int = 40) -> Iterator[Line]:
@@ -165,10 +164,15 @@ def test_what_it_proposes_can_be_typed(rule: Rule, plan: Plan) -> None:
 SET = ["groups-alike", "clipped", "length-gone", "engines-apart"]
 
 
-def test_what_older_weights_explain_is_no_difference_of_engines(plan: Plan) -> None:
+def test_what_older_weights_explain_is_no_difference_of_engines(plan: Plan, in_demo: None) -> None:
     wrong = WRONG["engines-apart"] | WRONG["rows-old"]
     assert [alarm["rule"] for alarm in said(plan, lines(wrong))] == ["engines-apart"]
     assert [alarm["rule"] for alarm in said(stale(plan), lines(wrong))] == ["rows-old"]
+    graph, note = str(HERE / "learned.yaml"), "rollout_weights.note=note"
+    streamed = compile_graph(graph, (note,), 2)
+    assert [alarm["rule"] for alarm in said(streamed, lines(wrong))] == ["rows-old"]
+    at_once = compile_graph(graph, (note, "schedule.stream.staleness=0"), 2)
+    assert [alarm["rule"] for alarm in said(at_once, lines(wrong))] == ["engines-apart"]
 
 
 def test_settings_that_another_graph_has_not_are_proposed() -> None:
