@@ -1,6 +1,6 @@
 """Kill a run's processes at random moments, resume it, and hold what comes out against an undisturbed twin.
 
-    PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --seed 1 --chains 2 [--streamed] DIR
+    PYTHONPATH=tests/helpers python tests/runtime/chaos.py --kills 500 --chains 2 [--streamed|--served] DIR
 
 A chain is a run that is killed several times, and then left to end. Moments are lines that the run prints,
 and a random while after them; what is killed is the driver, one of the workers, a process that ops run in,
@@ -12,7 +12,8 @@ that by moment and process; the script ends with 1 where anything differs.
 A run that streams is no twin of another: of it each prompt must have been used once, in one iteration, and no
 row may be older than it promises. It learns to write ones, and what its last evaluation says is held against
 runs that nobody disturbed, each with a seed of its own: the means of both may differ by no more than chance
-lets them (three standard errors).
+lets them (three standard errors). One that is served (its Python has SGLang, PYTHONPATH also
+runtime/engines/sglang/cpu) streams from two servers, and processes of these are killed too: the run goes on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -46,18 +48,19 @@ SETTINGS = ("schedule={iterations: 8, save_every: 2, record_every: 1}", "eval.ev
 MOMENTS = {
     "start": r"starting workers",
     "load": r"loading models",
-    "iterate": r"after 0 iterations|resumed after|iteration 1/",
+    "iterate": r"after 0 iterations|resumed after|iteration 1/|train sample 1 ",
     "checkpoint": r"saving a checkpoint",
     "evaluate": r"after 4 iterations",
     "export": r"writing the models",
 }
 STREAMED_MOMENTS = ("start", "load", "iterate", "iterate", "iterate", "checkpoint", "export")
 PROCESSES = ("driver", "worker", "op", "raylet", "gcs_server", "all")
+SERVER = "server"  # any process of one; where there are servers, killed as often as all others together
 CHAIN = 4  # kills of a run
 WITHIN_S = 1.0  # after a moment
 NONE = "none"
 SHARED = Path("/dev/shm")
-LEFT_S, LIMIT_S = 20, 300
+LEFT_S, LIMIT_S = 20, 400
 
 
 @dataclass
@@ -80,11 +83,16 @@ STREAMED = (
     "models.policy.optimizer.lr=1e-3",
     "rewards.seconds=0.6",
 )
-UNDISTURBED, ERRORS = 8, 3.0  # runs; standard errors by which means may differ
+SERVED = ("models.policy.serve.engine=sglang", "pools.gen.devices=2", "rewards.seconds=3")
+UNDISTURBED, ERRORS = {"streamed": 8, "served": 4}, 3.0  # runs; standard errors by which means may differ
+
+
+def is_served(run_dir: Path) -> bool:
+    return run_dir.parent.name == "served"
 
 
 def is_streamed(run_dir: Path) -> bool:
-    return run_dir.parent.name == "streamed"
+    return run_dir.parent.name == "streamed" or is_served(run_dir)
 
 
 def command(run_dir: Path) -> list[str]:
@@ -92,8 +100,9 @@ def command(run_dir: Path) -> list[str]:
     graph, settings = ("ones.yaml", SETTINGS)
     if is_streamed(run_dir):
         own = f"rollout_weights.note={run_dir}.jsonl", f"seed={run_dir.name.rpartition('-')[2]}"
-        graph, settings = "learned.yaml", (*STREAMED, *own)
-    run = [sys.executable, "-u", "-m", "rlgraph", "run", str(HERE / graph), *settings, "--devices", "2"]
+        graph, settings = "learned.yaml", (*STREAMED, *(SERVED if is_served(run_dir) else ()), *own)
+    devices = ["--devices", "3" if is_served(run_dir) else "2"]
+    run = [sys.executable, "-u", "-m", "rlgraph", "run", str(HERE / graph), *settings, *devices]
     return [*run, "--run-dir", str(run_dir), *go_on]
 
 
@@ -149,7 +158,8 @@ def targets(process: str, driver: int, token: str, chance: random.Random) -> lis
     names = holders(token)
     if process == "all":
         return [driver, *names]
-    wanted = {"worker": r"ray::Worker", "op": r"ray::(?!Worker)"}.get(process, rf"/{process}\b")
+    own = {"worker": r"ray::Worker", "op": r"ray::(?!Worker)", SERVER: r"sglang(::|\.launch_server)"}
+    wanted = own.get(process, rf"/{process}\b")
     found = [pid for pid, name in sorted(names.items()) if re.search(wanted, name)]
     return [chance.choice(found)] if found else []
 
@@ -163,41 +173,51 @@ def session_of(token: str) -> str:
     return NONE
 
 
-def killed(run_dir: Path, moment: str, process: str, counts: Counts, chance: random.Random) -> str:
+def killed(run_dir: Path, strikes: Sequence[tuple[str, str]], counts: Counts, chance: random.Random) -> str:
     """Begin or resume a run, and kill a process of it at a moment; it may have ended before.
+
+    Args:
+        strikes: The moment and the process; after servers, which a run survives, what is killed of it next.
 
     Returns:
         What the names of its shared memory begin with.
     """
-    token, said, session = uuid.uuid4().hex, [], NONE
-    long = is_streamed(run_dir) and moment == "iterate"
-    after_s = chance.uniform(0, STREAMED_S if long else WITHIN_S)
+    token, said, session, to_come = uuid.uuid4().hex, [], NONE, [*strikes]
     with begun(run_dir, token) as run:
         assert run.stdout
-        watch = threading.Timer(LIMIT_S, run.kill)
+        watch = threading.Timer(LIMIT_S * len(strikes), run.kill)
         watch.start()
         for line in run.stdout:
             said.append(line)
-            if re.search(MOMENTS[moment], line):
-                time.sleep(after_s)
-                struck, session = targets(process, run.pid, token, chance), session_of(token)
-                end(struck)
-                counts.kills[moment, process] += bool(struck)
+            if not re.search(MOMENTS[to_come[0][0]], line):
+                continue
+            moment, process = to_come.pop(0)
+            long = is_streamed(run_dir) and moment == "iterate"
+            time.sleep(chance.uniform(0, STREAMED_S if long else WITHIN_S))
+            struck, session = targets(process, run.pid, token, chance), session_of(token)
+            end(struck)
+            counts.kills[moment, process] += bool(struck)
+            if not to_come:
                 break
         watch.cancel()
+        killed_last = " then ".join(f"{process} killed at {moment}" for moment, process in strikes)
         try:
             said.append(run.communicate(timeout=LIMIT_S)[0])
         except subprocess.TimeoutExpired:
-            counts.trouble.append(f"{process} killed at {moment}: nothing for {LIMIT_S} s\n{''.join(said)}")
+            counts.trouble.append(f"{killed_last}: nothing for {LIMIT_S} s\n{''.join(said)}")
             os.killpg(run.pid, signal.SIGKILL)
+    moment, process = strikes[-1]
     if "Traceback" in "".join(said) and process != "all":
-        counts.trouble.append(f"{process} killed at {moment}:\n{''.join(said)}")
+        counts.trouble.append(f"{killed_last}:\n{''.join(said)}")
+    if process == SERVER and moment not in ("start", "load") and run.returncode:
+        counts.trouble.append(f"{killed_last}: the run has not gone on\n{''.join(said)}")
     limit = time.monotonic() + LEFT_S
     while (left := holders(token)) and time.monotonic() < limit:
         time.sleep(0.5)
-    if left or (shared := [*SHARED.glob(f"{session}-*")] if process != "all" else []):
+    files = [*SHARED.glob(f"{session}-*"), *Path(tempfile.gettempdir()).glob(f"{session}-*")]
+    if left or (shared := files if process != "all" else []):
         counts.leaked[moment, process] += 1
-        counts.trouble.append(f"{process} killed at {moment}: {left or shared} is left\n{''.join(said)}")
+        counts.trouble.append(f"{killed_last}: {left or shared} is left\n{''.join(said)}")
         end(left)
     return session
 
@@ -210,11 +230,16 @@ def end(processes: Iterable[int]) -> None:
 
 def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.Random) -> None:
     """Kill a run several times, let it end, and compare it with its twin."""
-    struck, sessions = [], []
+    sessions = []
     moments = STREAMED_MOMENTS if is_streamed(run_dir) else tuple(MOMENTS)
-    for _ in range(kills):
-        struck.append((chance.choice(moments), chance.choice(PROCESSES)))
-        sessions.append(killed(run_dir, *struck[-1], counts, chance))
+    processes = (*PROCESSES, *[SERVER] * len(PROCESSES) * is_served(run_dir))
+    struck: list[tuple[str, str]] = []
+    while len(struck) < kills:
+        strikes = [(chance.choice(moments), chance.choice(processes))]
+        while strikes[-1][1] == SERVER and strikes[-1][0] != "export" and len(struck + strikes) < kills:
+            strikes.append((chance.choice(moments[2:]), chance.choice(processes)))
+        sessions.append(killed(run_dir, strikes, counts, chance))
+        struck += strikes
     done = subprocess.run(command(run_dir), capture_output=True, text=True, timeout=LIMIT_S)
     counts.chains += 1
     if done.returncode:
@@ -235,9 +260,9 @@ def chain(run_dir: Path, twin: Path, kills: int, counts: Counts, chance: random.
     print(f"{counts.kills.total()} kills, {counts.equal} of {counts.chains} chains as promised", flush=True)
 
 
-def chaos(folder: Path, kills: int, seed: int, chains: int = 1, streamed: bool = False) -> Counts:
+def chaos(folder: Path, kills: int, seed: int, chains: int = 1, kind: str = "") -> Counts:
     """Kill as often as that, in chains, some of them at the same time; print the table."""
-    folder = folder / "streamed" if streamed else folder
+    folder, streamed = folder / kind, bool(kind)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["RLGRAPH_TEST_FILES"] = str(folder / "demo_files")
     if not (folder / "demo_files").exists():
@@ -247,7 +272,7 @@ def chaos(folder: Path, kills: int, seed: int, chains: int = 1, streamed: bool =
         shutil.rmtree(twin, ignore_errors=True)
         subprocess.run(command(twin), check=True, stdout=subprocess.DEVNULL)
     with ThreadPoolExecutor(chains) as pool:
-        for number in range(UNDISTURBED if streamed else 0):
+        for number in range(UNDISTURBED.get(kind, 0)):
             done.append(pool.submit(undisturbed, folder / f"undisturbed-{number}", counts))
         for number in range(-(-kills // CHAIN)):
             run_dir, some = folder / f"chain-{number}", min(CHAIN, kills - number * CHAIN)
@@ -265,9 +290,10 @@ def chaos(folder: Path, kills: int, seed: int, chains: int = 1, streamed: bool =
 
 def table(counts: Counts) -> str:
     """Return kills, leaks and chains as text."""
-    lines = [f"{'moment':<12}" + "".join(f"{process:>12}" for process in PROCESSES)]
+    processes = (*PROCESSES, SERVER)
+    lines = [f"{'moment':<12}" + "".join(f"{process:>12}" for process in processes)]
     for moment in MOMENTS:
-        cells = [(counts.kills[moment, process], counts.leaked[moment, process]) for process in PROCESSES]
+        cells = [(counts.kills[moment, process], counts.leaked[moment, process]) for process in processes]
         lines.append(f"{moment:<12}" + "".join(f"{kills:>9} ({leaks})" for kills, leaks in cells))
     left = f"in brackets: after how many a process or shared memory was left after {LEFT_S} s"
     lines.append(f"{counts.kills.total()} kills; {left}")
@@ -286,9 +312,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--chains", type=int, default=1, help="at the same time")
-    parser.add_argument("--streamed", action="store_true", help="a run that streams")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--streamed", action="store_const", const="streamed", help="a run that streams")
+    kinds.add_argument("--served", action="store_const", const="served", help="and has SGLang's servers")
     options = parser.parse_args()
-    counts = chaos(options.folder, options.kills, options.seed, options.chains, options.streamed)
+    kind = options.streamed or options.served or ""
+    counts = chaos(options.folder, options.kills, options.seed, options.chains, kind)
     sys.exit(bool(counts.trouble or counts.leaked.total()))
 
 
