@@ -27,6 +27,10 @@ PR_SET_PDEATHSIG = 1
 COMPILED = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"  # what torch compiles outlives a server
 
 
+class EndedError(RunError):
+    """The process of a server ended before it answered."""
+
+
 class Program(Protocol):
     """The settings of a server's process: the model's path, a file, the command line, the environment."""
 
@@ -89,13 +93,14 @@ class Server:
         """Return when it answers.
 
         Raises:
-            RunError: it ended, or did not answer in time: with its last lines.
+            EndedError: it ended: with its last lines.
+            RunError: it did not answer in time: likewise.
         """
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             if not self.is_alive():
                 self.close()
-                raise RunError(f"{self.obituary()}{self.last_lines()}")
+                raise EndedError(f"{self.obituary()}{self.last_lines()}")
             if self.client.is_healthy():
                 self.unlink_files()
                 return

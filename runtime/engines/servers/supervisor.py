@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rlgraph.errors import RunError
-from rlgraph.runtime.engines.servers.process import Server
+from rlgraph.runtime.engines.servers.process import EndedError, Server
 from rlgraph.runtime.messages.errors import ServerLostError
 
 START, BLINK = 600.0, 0.5  # seconds in which a server has to be up, and between looks at whether it runs
@@ -76,7 +76,7 @@ class Supervisor(ABC):
         """Start a new server in the place of one that is lost, in the state that was wanted of it.
 
         Raises:
-            ServerLostError: it was lost more often than it may be, or the new one does not come up.
+            ServerLostError: it was lost more often than it may be, or the new one is not up in time.
         """
         done = False
         while not done:
@@ -90,6 +90,8 @@ class Supervisor(ABC):
             self.server = self.begin(self.server)
             try:
                 self.server.wait(self.timeout)
+            except EndedError:  # that counts, too
+                continue
             except RunError as error:  # others may hold its memory: new workers begin without them
                 raise ServerLostError(str(error)) from error
             if short := self.shortage():
