@@ -84,7 +84,7 @@ STREAMED = (
     "rewards.seconds=0.6",
 )
 SERVED = ("models.policy.serve.engine=sglang", "pools.gen.devices=2", "rewards.seconds=3")
-UNDISTURBED, ERRORS = {"streamed": 8, "served": 4}, 3.0  # runs; standard errors by which means may differ
+UNDISTURBED, ERRORS = 8, 3.0  # runs; standard errors by which means may differ
 
 
 def is_served(run_dir: Path) -> bool:
@@ -272,7 +272,7 @@ def chaos(folder: Path, kills: int, seed: int, chains: int = 1, kind: str = "") 
         shutil.rmtree(twin, ignore_errors=True)
         subprocess.run(command(twin), check=True, stdout=subprocess.DEVNULL)
     with ThreadPoolExecutor(chains) as pool:
-        for number in range(UNDISTURBED.get(kind, 0)):
+        for number in range(UNDISTURBED if streamed else 0):
             done.append(pool.submit(undisturbed, folder / f"undisturbed-{number}", counts))
         for number in range(-(-kills // CHAIN)):
             run_dir, some = folder / f"chain-{number}", min(CHAIN, kills - number * CHAIN)
