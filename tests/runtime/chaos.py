@@ -209,7 +209,8 @@ def killed(run_dir: Path, strikes: Sequence[tuple[str, str]], counts: Counts, ch
     moment, process = strikes[-1]
     if "Traceback" in "".join(said) and process != "all":
         counts.trouble.append(f"{killed_last}:\n{''.join(said)}")
-    if process == SERVER and moment not in ("start", "load") and run.returncode:
+    hit = strikes[: len(strikes) - len(to_come)]
+    if run.returncode and all(one == SERVER and at not in ("start", "load") for at, one in hit):
         counts.trouble.append(f"{killed_last}: the run has not gone on\n{''.join(said)}")
     limit = time.monotonic() + LEFT_S
     while (left := holders(token)) and time.monotonic() < limit:
