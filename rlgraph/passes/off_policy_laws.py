@@ -11,6 +11,7 @@ sampled makes up for it, and so do importance weights:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rlgraph.errors import Problem
@@ -219,8 +220,7 @@ def _weights(graph: Graph, node: Node, rollout: Node) -> str:
     writer = read_from(graph, node, "old_logprobs")
     old = writer.writes[0].partition("/")[0] if writer else "old_logprobs"
     ins = {"old_logprobs": old, "rollout_logprobs": measured(rollout)}
-    renamed = ", ".join(f"{port}: {column}" for port, column in ins.items() if port != column)
-    call = "{op: correction.tis" + (f", in: {{{renamed}}}" if renamed else "") + "}"
+    call = f"{{op: correction.tis{renamed(ins)}}}"
     named = [name for name in node.rows if name != FINISHED]  # what streams is given to it in any case
     several = f"[{', '.join(named)}]" if len(named) > 1 else "".join(named)
     rows = f", rows: {several}" if several else ""
@@ -241,6 +241,12 @@ def _recompute(graph: Graph, rollout: Node, old: Node) -> str:
 def _there(graph: Graph, column: str) -> bool:
     """Return whether the user's graph writes a column, if only for nobody."""
     return column in graph.columns or any(column in node.writes for node in graph.dropped)
+
+
+def renamed(ins: Mapping[str, str]) -> str:
+    """Return `, in: {port: column}` of an edit, for the ports whose columns have other names; "" of none."""
+    others = ", ".join(f"{port}: {column}" for port, column in ins.items() if port != column)
+    return f", in: {{{others}}}" if others else ""
 
 
 def measured(rollout: Node) -> str:

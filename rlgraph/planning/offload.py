@@ -215,10 +215,14 @@ def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Seque
             if gap.returns is not None:
                 last = gap.returns == len(steps)
                 anchor, side = (steps[-1], 1) if last else (steps[gap.returns], 0)
-                lent = [one.node for one in order if anchor.facts.collects and one.leaves]  # drawn on it
-                why = BETWEEN if last else f"`{(lent or [anchor.node])[0]}` needs them"
+                why = BETWEEN if last else f"`{_user(anchor, order)}` needs them"
                 _join(around, anchor, side, _move("back", pool, footprint, gap.item, why), numbers)
     return around
+
+
+def _user(step: Step, order: Sequence[Step]) -> str:
+    """Return the node that a step needs an engine for: a collect of a pool that is lent draws samples."""
+    return next((one.node for one in order if one.leaves and step.facts.collects), step.node)
 
 
 def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]) -> str:

@@ -21,7 +21,7 @@ from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.ir.trace import read_from, refusal, sampler
 from rlgraph.passes.lower import optimizer_steps
-from rlgraph.passes.off_policy_laws import DECOUPLED, clips_around_older, measured
+from rlgraph.passes.off_policy_laws import DECOUPLED, clips_around_older, measured, renamed
 from rlgraph.passes.refill import aged
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
@@ -213,9 +213,7 @@ def _decoupled(graph: Graph, node: Node, rollout: Node) -> str:
     if there:
         return remedy
     outs = {port: rollout.called.outs[port].partition("/")[0] for port in ("tokens", "loss_mask")}
-    own = ", ".join(f"{port}: {column}" for port, column in outs.items() if port != column)
-    given = f", in: {{{own}}}" if own else ""
-    return f"{remedy}, add: {{{old}: {{op: logprobs, model: {node.model}{given}}}}}"
+    return f"{remedy}, add: {{{old}: {{op: logprobs, model: {node.model}{renamed(outs)}}}}}"
 
 
 def _endless(graph: Graph, tree: Tree) -> Iterator[Problem]:
