@@ -4,7 +4,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, each process would compile all that it imports
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test nightly sglang cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser docs pictures clean
+.PHONY: help install demo test nightly sglang peers cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser docs pictures clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,7 +44,7 @@ test: install  ## Lint, types, and all tests but the nightly ones
 # Properties are tried on more examples, too. What MINUTES don't suffice for is named at the end; a fifth is SGLang's.
 MINUTES ?= 60
 NIGHTLY = -m "nightly or hypothesis" --hypothesis-profile nightly --until
-nightly: install .sglang/installed  ## Tests that are slow or repeat, as far as MINUTES (60) go
+nightly: install .sglang/installed .peers/installed  ## Tests that are slow or repeat, as far as MINUTES (60) go
 	start=$$(date +%s); \
 	{ $(call again,$(PYTEST) $(NIGHTLY) $$((start + 48 * $(MINUTES)))); } && \
 	{ $(call again,$(SGLANG_PYTEST) $(NIGHTLY) $$((start + 60 * $(MINUTES)))); }
@@ -62,6 +62,17 @@ SGLANG_PYTEST = PYTHONPATH=$(SGLANG) OMP_NUM_THREADS=1 .sglang/bin/python -m pyt
 
 sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and run its tests (about 3 minutes)
 	$(call again,$(SGLANG_PYTEST))
+
+# TRL and verl, whose own functions say what is right: beside what .venv has, which a .pth leads to
+.peers/installed: requirements/peers.txt .venv/installed
+	$(PYTHON) -m venv --clear .peers
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > .peers/of_venv
+	mv .peers/of_venv "$$(.peers/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_of_venv.pth"
+	.peers/bin/python $(PINNED)/peers.txt
+	@touch $@
+
+peers: .peers/installed  ## Ask TRL's and verl's own functions for right values, and record them for tests (tests/peers)
+	.peers/bin/python tests/peers/record.py
 
 # What a machine with a GPU and without internet needs beside torch and transformers travels as wheels
 WHEELS := build/cuda-wheels
@@ -146,4 +157,4 @@ pictures: demo  ## Make the pictures in docs/pictures anew (graphviz, chromium: 
 	$(SHOT) --window-size=1400,820 --screenshot=docs/pictures/stream_run.png 'file://$(CURDIR)/build/streaming.html#groups'
 
 clean:  ## Remove what make made
-	rm -rf .venv .sglang build dist runs demo_files demo_tool_files *.egg-info
+	rm -rf .venv .sglang .peers build dist runs demo_files demo_tool_files *.egg-info

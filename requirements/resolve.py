@@ -55,6 +55,10 @@ SETS: dict[str, tuple[str, Arguments]] = {
         "What rlgraph-compiler[run,dev] resolves to beside torch.txt: for make demo and make test.",
         (str(PROJECT), *("--extra", "run", "--extra", "dev"), *HASHED, "-c", str(FOLDER / "torch.txt")),
     ),
+    "peers.txt": (
+        "TRL and verl, which tests/peers asks for right values, beside what .venv has: for make peers.",
+        (str(FOLDER / "peers.in"), "--no-deps", *HASHED),
+    ),
     "sglang-cpu.txt": (
         "What runtime/engines/sglang/cpu/requirements.txt lists but torch's builds: for make sglang.",
         (str(SGLANG_CPU), "--no-deps", *HASHED),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,24 +76,6 @@ def test_folders_import_what_the_page_of_the_architecture_says(request: pytest.F
     if request.config.getoption("--bless"):
         PAGE.write_text(before + OPEN + "".join(lines) + CLOSE + after)
     assert PAGE.read_text() == before + OPEN + "".join(lines) + CLOSE + after
-
-
-def gives_a_reason(path: Path) -> bool:
-    """Whether a paragraph of a file's docstring says why it is one file."""
-    return "\n\nOne file" in (ast.get_docstring(ast.parse(path.read_text())) or "")
-
-
-def test_no_folder_has_more_than_fifteen_files() -> None:
-    modules = [path for path in FILES if path.name != "__init__.py"]
-    folders = Counter(str(path.parent.relative_to(ROOT)) for path in modules)
-    assert {folder: count for folder, count in folders.items() if count > 15} == {}
-
-
-def test_no_file_has_more_than_300_lines_without_a_reason() -> None:
-    long = [
-        str(path) for path in FILES if len(path.read_text().splitlines()) > 300 and not gives_a_reason(path)
-    ]
-    assert long == [], "shorten them, or say in a paragraph of the docstring, `One file: ...`, why not"
 
 
 def is_type(node: ast.stmt) -> bool:
