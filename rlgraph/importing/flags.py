@@ -1,0 +1,79 @@
+"""Settings that are flags of a program (argparse): a command line, or the launch script that has it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import GraphError, Problem
+from rlgraph.importing.draft import UNKNOWN
+from rlgraph.importing.importer import KeyOutcome
+from rlgraph.importing.shell import Command, Launch, commands_of, flags_of, launches_of
+
+
+@dataclass(frozen=True)
+class FlagSettings:
+    """What a user gave as flags.
+
+    Attributes:
+        program: the one that is launched, of those that were asked for.
+        given: the flags by their names, without the dashes.
+        file: the launch script, if there is one.
+        launches: how many different launches the script has.
+        line: where in the script the launch stands.
+    """
+
+    program: str
+    given: dict[str, Any]
+    file: Path | None = None
+    launches: int = 1
+    line: int = 0
+
+    def outcomes(self) -> list[KeyOutcome]:
+        """Return what the user has to know of the script itself."""
+        if self.launches == 1:
+            return []
+        text = f"it has {self.launches} launches, and this is the one of line {self.line}"
+        return [KeyOutcome(str(self.file), UNKNOWN, "hand", f"{text}; another is --launch 2 and so on")]
+
+
+def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -> FlagSettings:
+    """Return the settings of a command line: a launch script, flags, or a script and flags that count more.
+
+    Words before the flags may also be the command itself: ``python3 -m openrlhf.cli.train_ppo_ray --...``.
+
+    Args:
+        words: what stands behind ``rlgraph import SYSTEM``.
+        programs: the trainers, as ``rlgraph.importing.shell.launches_of`` takes them.
+        launch: which launch of a script is meant, from 1.
+
+    Raises:
+        GraphError: the script can't be read, or launches none of the programs.
+    """
+    if not words or words[0].startswith("--"):
+        return FlagSettings(programs[0], flags_of(words))
+    file = Path(words[0])
+    if not file.is_file():
+        return _command_line(words, programs)
+    launches = launches_of(commands_of(file), programs)
+    if not launches:
+        law = f"{file} launches none of {', '.join(programs)}"
+        remedy = "give the script that does, or the flags themselves"
+        raise GraphError([Problem("no-launch", law, None, tuple(programs), remedy)])
+    if not 1 <= launch <= len(launches):
+        places = ", ".join(f"{n} (line {one.line}: {one.program})" for n, one in enumerate(launches, 1))
+        raise GraphError(
+            [Problem("no-launch", f"{file} has no launch {launch}", None, (), f"it has {places}")]
+        )
+    chosen = launches[launch - 1]
+    given = flags_of(chosen.words) | flags_of(words[1:])
+    return FlagSettings(chosen.program, given, file, len(launches), chosen.line)
+
+
+def _command_line(words: Sequence[str], programs: Sequence[str]) -> FlagSettings:
+    launches: list[Launch] = launches_of([Command(tuple(words), 1)], programs)
+    if not launches:
+        law = f"there is no file {words[0]}"
+        remedy = f"give a launch script, or flags, as --name value; programs: {', '.join(programs)}"
+        raise GraphError([Problem("no-file", law, None, (), remedy)])
+    return FlagSettings(launches[0].program, flags_of(launches[0].words))
