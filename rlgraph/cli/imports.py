@@ -1,4 +1,4 @@
-"""`rlgraph import`: settings of verl or of TRL become a graph."""
+"""`rlgraph import`: settings of another system become a graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTPUT_PATH = click.option(
 
 @click.group(name="import")
 def import_settings() -> None:
-    """Write settings of verl or of TRL as a graph, and list what became of each key."""
+    """Write settings of another system as a graph, and list what became of each key."""
 
 
 @import_settings.command()
@@ -45,6 +45,21 @@ def trl(source: Path, overrides: Sequence[str], trainer: str | None, output: Pat
     from rlgraph.importing.trl import import_trl
 
     _write(import_trl(source, overrides, _folder(output), trainer), output)
+
+
+FLAGS = {"ignore_unknown_options": True}  # those of the trainer, which are not ours
+
+
+@import_settings.command(context_settings=FLAGS)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT.sh] [--FLAG VALUE]...")
+@click.option("--trainer", type=click.Choice(["ppo", "sft", "dpo", "rm"]), help="Whose flags they are [ppo].")
+@click.option("--launch", type=click.IntRange(1), default=1, help="Which launch of a script is meant.")
+@OUTPUT_PATH
+def openrlhf(words: Sequence[str], trainer: str | None, launch: int, output: Path | None) -> None:
+    """Import settings of OpenRLHF: a launch script, which is not run, or the flags themselves."""
+    from rlgraph.importing.openrlhf import import_openrlhf
+
+    _write(import_openrlhf(words, _folder(output), trainer, launch), output)
 
 
 def _folder(output: Path | None) -> Path:

@@ -76,11 +76,13 @@ class KeyTable:
         return row if row and (row.known is None or first in (*row.known, "_target_")) else None
 
     def renamed(self, key: str) -> str:
-        """Return a key as the table spells it."""
-        renames = self.facts.get("renames", {})
-        for old in sorted(renames, key=len, reverse=True):
-            if key == old or key.startswith(f"{old}."):
-                return str(renames[old]) + key[len(old) :]
+        """Return a key as the table spells it: by the names of all trainers, then by those of its own."""
+        of_trainer = self.facts.get("renames_of", {}).get(self.kind, {})
+        for renames in (self.facts.get("renames", {}), of_trainer):
+            for old in sorted(renames, key=len, reverse=True):
+                if key == old or key.startswith(f"{old}."):
+                    key = str(renames[old]) + key[len(old) :]
+                    break
         return key
 
     def markdown(self) -> Iterator[str]:
@@ -96,5 +98,19 @@ def table_of(name: str, kind: str = "") -> KeyTable:
     facts = source.read(Path(__file__).parent / f"{name}.yaml").plain()
     sections, of = facts["sections"], facts.get("sections_of", {})
     kept = [section for section in sections if not kind or kind in of.get(section, [kind])]
-    rows = {key: KeyRow(key, section, says) for section in kept for key, says in sections[section].items()}
+    models = facts.get("models_of", {}).get(kind, {})
+    rows = {
+        key: KeyRow(key, section, _of_model(says, models))
+        for section in kept
+        for key, says in sections[section].items()
+    }
     return KeyTable(facts["name"], kind, rows, facts)
+
+
+def _of_model(says: Mapping[str, Any], models: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what the table says of a key, for a trainer that trains another model than `policy`."""
+    to = says.get("to") or ""
+    for theirs, ours in models.items():
+        if to.startswith(f"models.{theirs}."):
+            return {**says, "to": f"models.{ours}{to.removeprefix(f'models.{theirs}')}"}
+    return says

@@ -1,0 +1,270 @@
+"""OpenRLHF: which nodes its trainers would run, and values that follow from several flags."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import GraphError, Problem, nearest
+from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.flags import read_flags
+from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.options import Options
+from rlgraph.importing.table import table_of
+
+CORRECTION = "algo.advantage.is_correction"
+FILTER = "algo.dynamic_filtering_enable"
+KL, KL_IN_LOSS = "algo.kl.init_coef", "algo.kl.use_loss"
+NO_LIMIT = 1000  # rounds of a refill that is to have no limit
+GRAPHS = {"sft": "sft", "dpo": "dpo", "rm": "reward_model"}
+SOURCES = {"ppo": "prompts", "sft": "examples", "dpo": "pairs", "rm": "pairs"}
+
+
+def import_openrlhf(
+    words: Sequence[str], folder: Path = Path(), trainer: str | None = None, launch: int = 1
+) -> Imported:
+    """Return the graph, to be written to a folder, that does what a trainer of OpenRLHF does.
+
+    Args:
+        words: a launch script, which is not run, or flags, or both: see ``rlgraph.importing.flags``.
+        folder: where the graph is to be written.
+        trainer: ppo, sft, dpo or rm, where flags are given alone; null is ppo.
+        launch: which launch of a script is meant, from 1.
+
+    Raises:
+        GraphError: the script can't be read, or the estimator is none that there is a graph for.
+    """
+    programs = table_of("openrlhf").facts["programs"]
+    settings = read_flags(words, tuple(programs), launch)
+    is_flags_alone = settings.file is None and (not words or words[0].startswith("--"))
+    kind = trainer or ("ppo" if is_flags_alone else programs[settings.program])
+    options = Options(table_of("openrlhf", kind), settings.given, folder)
+    draft = draft_of(options)
+    outcomes = [*settings.outcomes(), *told(options), *outcomes_of(options, draft, BY)]
+    name = settings.file.stem if settings.file else kind
+    return Imported(graph_name(name), "OpenRLHF", draft, outcomes)
+
+
+def draft_of(options: Options) -> Draft:
+    """Return the parent of a trainer with the nodes that its flags ask for."""
+    kind = options.table.kind
+    draft = _policy_gradient(options) if kind == "ppo" else Draft(GRAPHS[kind])
+    draft.remove("schedule.iterations")
+    source = SOURCES[kind]
+    draft.set(f"{source}.template", "chat" if options["data.apply_chat_template"] else "plain")
+    if kind == "sft":
+        draft.set("examples.batch", options["train.batch_size"])
+        draft.set("examples.answer", options["data.output_key"])
+    elif kind in ("dpo", "rm"):
+        draft.set("pairs.batch", options["train.batch_size"])
+        draft.set("pairs.question", options["data.prompt_key"])
+    return draft
+
+
+def _policy_gradient(options: Options) -> Draft:
+    estimators, name = options.table.facts["estimators"], str(options["algo.advantage.estimator"])
+    if name not in estimators:
+        law = f"--algo.advantage.estimator {name}: there is no graph for this estimator of OpenRLHF's"
+        raise GraphError([Problem("no-graph", law, None, tuple(estimators), nearest(name, estimators))])
+    draft = Draft(estimators[name]["extends"])
+    _data(draft, options)
+    _reward(draft, options)
+    _loss(draft, options)
+    _reference(draft, options, estimators[name]["compares"] == "tokens")
+    if options["reward.overlong_buffer_len"] is not None:
+        penalty = {"op": "reward.overlong", "on": "rewards", "limit": "${nodes.rollout.max_new_tokens}"}
+        buffer = int(options["reward.overlong_buffer_len"])
+        factor = float(options["reward.overlong_penalty_factor"])
+        draft.edit("insert", overlong={**penalty, "buffer": buffer, "penalty": factor})
+    if options.is_on(FILTER):
+        _filter(draft)
+    if options.is_on(f"{CORRECTION}_enable"):
+        draft.edit("add", rollout_weights=_correction(options))
+    return draft
+
+
+def _data(draft: Draft, options: Options) -> None:
+    """Read OpenRLHF's rows, and evaluate where it does."""
+    draft.set("prompts.answer", options["data.label_key"])
+    draft.set("prompts.answer_after", None)
+    longest, most = options["data.max_len"], options["rollout.max_new_tokens"]
+    draft.set("rollout.max_new_tokens", most or longest)
+    draft.set("rollout.max_total_tokens", longest)
+    if not options["data.prompt_max_len"]:
+        draft.set("prompts.max_prompt_tokens", longest - most if most and most < longest else longest - 1)
+    if options.is_on("eval.steps") and options["eval.dataset"]:
+        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": {"n": 1, "temperature": 0}}
+        report = {"reward": "rewards"}
+        draft.set("eval", {"every": options["eval.steps"], "nodes": nodes, "report": report})
+
+
+def _reward(draft: Draft, options: Options) -> None:
+    """Score by a reward model where OpenRLHF does; a function or a service needs the user."""
+    path = options["reward.model_name_or_path"]
+    if not path or options["reward.remote_url"] or options["train.agent_func_path"]:
+        return
+    reward = {"path": options.path(str(path)), "head": "value", "frozen": True}
+    draft.edit("add", **{"models.reward": reward})
+    draft.edit("replace", rewards={"op": "reward.model", "model": "reward"})
+
+
+def _loss(draft: Draft, options: Options) -> None:
+    """Give the update OpenRLHF's loss, whatever the parent's is: it clips ratios with every estimator."""
+    low, high = options["actor.eps_clip_low_high"] or [options["actor.eps_clip"]] * 2
+    loss: dict[str, Any] = {"kind": "ppo_clip", "clip": low, "clip_high": high}
+    aggregate = "token-mean"
+    if options["actor.policy_loss_type"] == "gspo":
+        loss["kind"], aggregate = "gspo", "seq-mean-token-mean"
+    elif options["actor.dual_clip"] is not None:
+        loss["dual_clip"] = options["actor.dual_clip"]
+    draft.edit("replace", **{"update_policy.loss": loss})
+    draft.remove("update_policy.norm")
+    draft.set("update_policy.aggregate", aggregate)
+    if not draft.has("old_logprobs"):
+        draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
+    draft.set("update_policy.minibatches", minibatches(options))
+    if draft.has("update_critic"):
+        draft.set("update_critic.minibatches", minibatches(options))
+        draft.set("update_critic.epochs", options["train.max_epochs"])
+
+
+def _reference(draft: Draft, options: Options, per_token: bool) -> None:
+    """Put the KL where OpenRLHF has it: into the loss, into each token's reward, or nowhere."""
+    coefficient, in_loss = options[KL], options.is_on(KL_IN_LOSS)
+    draft.remove("update_policy.kl_coef", "update_policy.kl")
+    if not coefficient:
+        draft.remove("ref_logprobs", "models.ref")
+        if per_token:
+            draft.set("shaped.beta", 0.0)
+        return
+    if not draft.has("ref_logprobs"):
+        reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
+        draft.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+    if in_loss:
+        draft.set("update_policy.kl_coef", kl_coefficient(options))
+        draft.set("update_policy.kl", options["algo.kl.estimator"])
+        if per_token:
+            draft.set("shaped.beta", 0.0)
+    elif per_token:
+        draft.set("shaped.beta", kl_coefficient(options))
+        draft.set("shaped.kl", options["algo.kl.estimator"])
+    else:
+        _kl_behind_the_group(draft, options)
+
+
+def _kl_behind_the_group(draft: Draft, options: Options) -> None:
+    """Take a KL off each token's advantage, after samples were compared: the return-to-go of -beta KL."""
+    penalty = {"op": "advantage.kl_penalty", "beta": kl_coefficient(options)}
+    draft.edit("insert", penalised={**penalty, "on": "advantages", "kl": options["algo.kl.estimator"]})
+
+
+def _filter(draft: Draft) -> None:
+    """Sample groups of one reward again, as dynamic filtering does."""
+    draft.edit("add", informative={"op": "filter.mixed", "refill": {"rounds": NO_LIMIT}})
+    for node in ("old_logprobs", "ref_logprobs", "values", "shaped", "scored", "advantages"):
+        if draft.has(node):
+            draft.set(f"{node}.rows", "informative")
+
+
+def _correction(options: Options) -> dict[str, Any]:
+    """Return the node that weighs tokens by how far the engine that sampled is from the one that trains."""
+    low, high = options[f"{CORRECTION}_threshold"]
+    kind = options[f"{CORRECTION}_type"]
+    if kind == "icepop":
+        return {"op": "correction.mis", "level": "token", "low": low, "high": high}
+    if kind == "seq-mask-tis":
+        return {"op": "correction.geometric", "low": low, "high": high}
+    return {"op": "correction.tis", "level": "token", "floor": low, "cap": high}
+
+
+def told(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to see to that stands behind no flag."""
+    facts, kind = options.table.facts["told"], options.table.kind
+    yield KeyOutcome("the data", UNKNOWN, "hand", facts["files"])
+    if kind != "ppo":
+        return
+    url = options["reward.remote_url"]
+    if options["train.agent_func_path"]:
+        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["agent"])
+    elif url:
+        is_service = str(url).startswith("http")
+        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["url" if is_service else "remote"])
+    elif not options["reward.model_name_or_path"]:
+        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["none"])
+
+
+def kl_coefficient(options: Options) -> Any:
+    """Return the coefficient of the KL: a number, or one that follows a target."""
+    if options["algo.kl.target"] is None:
+        return options[KL]
+    return {
+        "adaptive": options[KL],
+        "target": options["algo.kl.target"],
+        "horizon": options["algo.kl.horizon"],
+    }
+
+
+def minibatches(options: Options) -> int:
+    """Return the optimizer steps of a pass: OpenRLHF's training batches are counted in samples."""
+    samples = options["rollout.batch_size"] * options["rollout.n_samples_per_prompt"]
+    return max(int(samples // options["train.batch_size"]), 1)
+
+
+def lora(value: int, options: Options) -> Mapping[str, Any] | None:
+    alpha, targets = options["ds.lora.alpha"], options["ds.lora.target_modules"]
+    listed = targets if isinstance(targets, list) or targets == "all-linear" else [targets]
+    return {"rank": value, "alpha": float(alpha), "targets": listed} if value else None
+
+
+def _has_minimum(options: Options, where: str) -> bool:
+    return options[f"{where}lr_scheduler"] == "cosine_with_min_lr"
+
+
+def min_lr(value: float, options: Options) -> float:
+    where = "actor." if options.table.kind == "ppo" else ""
+    if not _has_minimum(options, where):
+        raise Idle("decides nothing: the schedule has no minimum")
+    return value
+
+
+def critic_min_lr(value: float, options: Options) -> float:
+    if not _has_minimum(options, "critic."):
+        raise Idle("decides nothing: the schedule has no minimum")
+    return value
+
+
+def freezing(value: int, options: Options) -> int | None:
+    """Return the first iteration that trains the policy; OpenRLHF counts steps from 1, and trains above."""
+    if value < 0:
+        raise Idle("decides nothing: nothing is frozen")
+    return int(value) + 1
+
+
+def aux_loss(value: float, _: Options) -> float | None:
+    if not value:
+        raise Idle("decides nothing: it is 0")
+    return value
+
+
+def share(value: float, _: Options) -> float:
+    if not 0 <= value < 1:
+        raise Hand("it is no share: set optimizer.warmup_steps, in optimizer steps")
+    return float(value) if value else 0
+
+
+def files(value: Any, options: Options) -> list[str]:
+    return [options.path(path) for path in str(value).split(",")]
+
+
+BY: By = {
+    "files": files,
+    "path": lambda value, o: o.path(value),
+    "natural": lambda value, _: max(int(value), 0),
+    "devices": lambda _, o: o["actor.num_nodes"] * o["actor.num_gpus_per_node"],
+    "micro_tokens": lambda value, o: int(value) * int(o["ds.ring_attn_size"]),
+    "lora": lora,
+    "min_lr": min_lr,
+    "critic_min_lr": critic_min_lr,
+    "freezing": freezing,
+    "aux_loss": aux_loss,
+    "share": share,
+}
