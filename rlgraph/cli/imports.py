@@ -62,6 +62,25 @@ def openrlhf(words: Sequence[str], trainer: str | None, launch: int, output: Pat
     _write(import_openrlhf(words, _folder(output), trainer, launch), output)
 
 
+def _slime_like(name: str) -> None:
+    """Add the command of a system that has slime's flags."""
+
+    @import_settings.command(name=name, context_settings=FLAGS)
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT.sh] [--FLAG VALUE]...")
+    @click.option("--launch", type=click.IntRange(1), default=1, help="Which launch of a script is meant.")
+    @OUTPUT_PATH
+    def command(words: Sequence[str], launch: int, output: Path | None) -> None:
+        from rlgraph.importing.slime import import_slime
+
+        _write(import_slime(words, _folder(output), launch, name), output)
+
+    command.help = f"Import settings of {name}: a launch script, which is not run, or the flags themselves."
+
+
+_slime_like("slime")
+_slime_like("miles")
+
+
 def _folder(output: Path | None) -> Path:
     return output.parent if output else Path()
 

@@ -83,8 +83,11 @@ def outcomes_of(options: Options, draft: Draft, by: By) -> Iterator[KeyOutcome]:
         elif row.to and row.default is not None:
             yield judged.outcome(row, row.key, row.default, given=False)
     for key in options.values:
+        family = options.table.row(key)
         if key.endswith("_target_"):
             yield KeyOutcome(options.spelled[key], options.values[key], "default", "a class of Hydra's")
+        elif key not in seen and family is not None and family.section == "families":
+            yield judged.outcome(family, options.spelled[key], options.values[key])
         elif key not in seen:
             text = f"it is no key of {options.table.name} that is known here; see what reads it"
             yield KeyOutcome(options.spelled[key], options.values[key], "hand", text)

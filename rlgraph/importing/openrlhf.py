@@ -216,7 +216,7 @@ def lora(value: int, options: Options) -> Mapping[str, Any] | None:
 
 
 def _has_minimum(options: Options, where: str) -> bool:
-    return options[f"{where}lr_scheduler"] == "cosine_with_min_lr"
+    return bool(options[f"{where}lr_scheduler"] == "cosine_with_min_lr")
 
 
 def min_lr(value: float, options: Options) -> float:

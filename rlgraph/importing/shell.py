@@ -202,9 +202,9 @@ def _words_of(script: Script, node: Node) -> Iterator[str]:
     expansion = _only_expansion(node)
     if expansion is not None:
         name, is_whole = _array_of(expansion)
-        if name in script.variables and is_whole:
+        if is_whole:  # an array that is set nowhere has no words, and no environment can hold one
             is_quoted = node.type == "string"
-            for word in script.variables[name]:
+            for word in script.variables.get(name, ()):
                 yield from [word] if is_quoted or UNKNOWN.search(word) else word.split()
             return
     text = _expanded_text(script, node)

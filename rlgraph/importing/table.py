@@ -8,7 +8,7 @@ documents are made of them.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +63,7 @@ class KeyTable:
     kind: str
     rows: Mapping[str, KeyRow]
     facts: Mapping[str, Any]
+    families: Mapping[str, KeyRow] = field(default_factory=dict)  # by how keys begin that have no row
 
     def row(self, key: str) -> KeyRow | None:
         """Return the row of a key: its own, or that of the nearest key above it."""
@@ -71,7 +72,7 @@ class KeyTable:
         above = key
         while above and above + BELOW not in self.rows:
             above = above.rpartition(".")[0]
-        row = self.rows.get(above + BELOW)
+        row = self.rows.get(above + BELOW) or self.families.get(_family(key, self.families))
         first = key[len(above) + 1 :].partition(".")[0]
         return row if row and (row.known is None or first in (*row.known, "_target_")) else None
 
@@ -104,7 +105,17 @@ def table_of(name: str, kind: str = "") -> KeyTable:
         for section in kept
         for key, says in sections[section].items()
     }
-    return KeyTable(facts["name"], kind, rows, facts)
+    families = {
+        says["begins"]: KeyRow(f"{says['begins']}*", "families", says) for says in facts.get("families", ())
+    }
+    architecture = {"none": "the shape of a model is that of its config.json"}
+    rows |= {key: KeyRow(key, "model", architecture) for key in facts.get("architecture", ())}
+    return KeyTable(facts["name"], kind, rows, facts, families)
+
+
+def _family(key: str, families: Mapping[str, KeyRow]) -> str:
+    """Return how a key begins, of the beginnings that have a row: the longest, or nothing."""
+    return max((begins for begins in families if key.startswith(begins)), key=len, default="")
 
 
 def _of_model(says: Mapping[str, Any], models: Mapping[str, str]) -> Mapping[str, Any]:

@@ -1,0 +1,281 @@
+"""slime and miles: which nodes their trainer would run, and values that follow from several flags."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import GraphError, Problem, nearest
+from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.flags import read_flags
+from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.options import Options
+from rlgraph.importing.table import table_of
+
+NO_LIMIT = 1000  # rounds of a refill that is to have no limit
+NONZERO_STD = "check_reward_nonzero_std"  # the filter of groups that slime ships
+
+
+def import_slime(
+    words: Sequence[str], folder: Path = Path(), launch: int = 1, name: str = "slime"
+) -> Imported:
+    """Return the graph, to be written to a folder, that does what slime's trainer does, or miles'.
+
+    Args:
+        words: a launch script, which is not run, or flags, or both: see ``rlgraph.importing.flags``.
+        folder: where the graph is to be written.
+        launch: which launch of a script is meant, from 1.
+        name: slime or miles, for the report.
+
+    Raises:
+        GraphError: the script can't be read, or the estimator is none that there is a graph for.
+    """
+    settings = read_flags(words, tuple(table_of("slime").facts["programs"]), launch)
+    kind = "sft" if settings.given.get("loss-type") == "sft_loss" else "rl"
+    options = Options(table_of("slime", kind), settings.given, folder)
+    draft = _sft(options) if kind == "sft" else _policy_gradient(options)
+    if not options.is_on("num-rollout"):
+        draft.remove("schedule.iterations")
+    if settings.program == "train_async.py" and kind == "rl":
+        draft.set("schedule.staleness", 1)
+    outcomes = [*settings.outcomes(), *told(options), *outcomes_of(options, draft, BY)]
+    graph = graph_name(settings.file.stem if settings.file else name)
+    return Imported(graph, name, draft, outcomes)
+
+
+def _sft(options: Options) -> Draft:
+    """Return the graph of slime's SFT: rows of messages, of which every turn of the assistant is learnt."""
+    draft = Draft("sft")
+    draft.set("examples.question", options["input-key"])
+    draft.set("examples.answer", options["label-key"])
+    draft.set("examples.assistant_turns", "all")
+    draft.set("examples.batch", options["global-batch-size"] or options["rollout-batch-size"])
+    draft.set("examples.max_tokens", None)
+    draft.set("update_policy.aggregate", _aggregate(options))
+    return draft
+
+
+def _aggregate(options: Options) -> str:
+    return "token-mean" if options.is_on("calculate-per-token-loss") else "seq-mean-token-mean"
+
+
+def _policy_gradient(options: Options) -> Draft:
+    estimators, name = options.table.facts["estimators"], str(options["advantage-estimator"])
+    if name not in estimators:
+        law = f"--advantage-estimator {name}: there is no graph for this estimator"
+        raise GraphError([Problem("no-graph", law, None, tuple(estimators), nearest(name, estimators))])
+    draft = Draft(estimators[name]["extends"])
+    _data(draft, options)
+    _rewards(draft, options)
+    _loss(draft, options, name)
+    _reference(draft, options, estimators[name]["compares"] == "tokens")
+    if name == "ppo":
+        draft.set("advantages.whiten", options.is_on("normalize-advantages"))
+    if NONZERO_STD in str(options["dynamic-sampling-filter-path"]):
+        _filter(draft, options)
+    if options.is_on("use-tis"):
+        weights = {"op": "correction.tis", "level": "token", "cap": options["tis-clip"]}
+        low = options["tis-clip-low"]
+        draft.edit("add", rollout_weights={**weights, "floor": low} if low else weights)
+    if not options.is_on("colocate") and options["rollout-num-gpus"]:
+        draft.edit("add", **{"pools.rollout": {"devices": options["rollout-num-gpus"]}})
+        draft.set("models.policy.serve.pool", "rollout")
+    return draft
+
+
+def _data(draft: Draft, options: Options) -> None:
+    """Read slime's rows, and evaluate where it does."""
+    draft.set("prompts.answer", options["label-key"])
+    draft.set("prompts.answer_after", None)
+    draft.set("prompts.template", "chat" if options["apply-chat-template"] else "plain")
+    context, longest = options["rollout-max-context-len"], options["rollout-max-response-len"]
+    if longest or context:
+        draft.set("rollout.max_new_tokens", longest or context)
+    if context:
+        draft.set("rollout.max_total_tokens", context)
+        if not options["rollout-max-prompt-len"]:
+            draft.set("prompts.max_prompt_tokens", context - 1)
+    elif not options["rollout-max-prompt-len"]:
+        draft.set("prompts.max_prompt_tokens", None)
+    if options.is_on("eval-interval"):
+        sampled = {"n": 1, "temperature": options["rollout-temperature"]}
+        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": sampled}
+        report = {"reward": "rewards"}
+        draft.set("eval", {"every": options["eval-interval"], "nodes": nodes, "report": report})
+
+
+def _rewards(draft: Draft, options: Options) -> None:
+    """Score by the op that stands in for slime's grader, if there is one."""
+    grader = _grader(options)
+    if grader and not options["custom-rm-path"]:
+        draft.edit("replace", rewards=grader)
+
+
+def _grader(options: Options) -> dict[str, Any] | None:
+    name = str(options["rm-type"] or "").removeprefix("boxed_")
+    grader: dict[str, Any] | None = options.table.facts["graders"].get(name)
+    return grader
+
+
+def _loss(draft: Draft, options: Options, estimator: str) -> None:
+    """Give the update slime's loss: it clips ratios with every estimator, by tokens or by sequences."""
+    low, high = options["eps-clip"], options["eps-clip-high"]
+    high = low if high is None else high
+    loss: dict[str, Any] = {"kind": "ppo_clip", "clip": low, "clip_high": high}
+    if estimator in ("gspo", "cispo"):
+        loss["kind"] = estimator
+    elif options["eps-clip-c"] is not None:
+        loss["dual_clip"] = options["eps-clip-c"]
+    draft.edit("replace", **{"update_policy.loss": loss})
+    draft.set("update_policy.aggregate", _aggregate(options))
+    draft.set("update_policy.minibatches", minibatches(options))
+    if draft.has("update_critic"):
+        draft.set("update_critic.minibatches", minibatches(options))
+        draft.set("update_critic.aggregate", _aggregate(options))
+    if options.is_on("use-rollout-logprobs"):
+        draft.set("update_policy.in", {"old_logprobs": "rollout_logprobs"})
+        draft.remove("old_logprobs")
+
+
+def _reference(draft: Draft, options: Options, per_token: bool) -> None:
+    """Put the KL where slime has it: into each token's reward, into the loss, or nowhere."""
+    estimator = {"low_var_kl": "k3"}.get(options["kl-loss-type"], options["kl-loss-type"])
+    in_reward = options["kl-coef"] if per_token else 0
+    in_loss = options.is_on("use-kl-loss")
+    draft.remove("update_policy.kl_coef", "update_policy.kl")
+    if per_token:
+        draft.set("shaped.beta", float(in_reward))
+        draft.set("shaped.kl", estimator)
+    if in_loss:
+        if not draft.has("ref_logprobs"):
+            reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
+            draft.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+        draft.set("update_policy.kl", estimator)
+        draft.set("update_policy.kl_coef", options["kl-loss-coef"])
+        if options.is_on("use-unbiased-kl"):
+            draft.set("update_policy.kl_weighted", True)
+    elif not in_reward and not per_token:
+        draft.remove("ref_logprobs", "models.ref")
+    if options["ref-update-interval"] and draft.has("models.ref"):
+        every = options["ref-update-interval"]
+        draft.edit("add", refresh={"op": "update.copy", "model": "ref", "of": "policy@next", "every": every})
+
+
+def _filter(draft: Draft, options: Options) -> None:
+    """Sample groups of one reward again, as dynamic sampling does."""
+    refill: dict[str, Any] = {"rounds": NO_LIMIT}
+    asked, wanted = options["over-sampling-batch-size"], options["rollout-batch-size"]
+    if asked and wanted and asked > wanted:
+        refill["expected"] = round(wanted / asked, 6)
+    draft.edit("add", informative={"op": "filter.mixed", "refill": refill})
+    for node in ("old_logprobs", "ref_logprobs", "values", "shaped", "scored", "advantages"):
+        if draft.has(node):
+            draft.set(f"{node}.rows", "informative")
+
+
+def told(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to see to that stands behind no flag, or behind several."""
+    facts = options.table.facts["told"]
+    yield KeyOutcome("the model", UNKNOWN, "hand", facts["model"])
+    if options.table.kind == "sft":
+        return
+    rm_type, grader = options["rm-type"], _grader(options)
+    if options["custom-rm-path"]:
+        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["custom_rm"].format())
+    elif options["rm-url"] or rm_type == "remote_rm":
+        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["remote"].format())
+    elif grader:
+        text = facts["same_grader"].format(rm_type=rm_type, op=grader["op"])
+        yield KeyOutcome("the reward", UNKNOWN, "hand", text)
+    elif rm_type:
+        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["no_grader"].format(rm_type=rm_type))
+    else:
+        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["none"])
+    sets = options["eval-prompt-data"]
+    if isinstance(sets, list) and len(sets) > 2:
+        yield KeyOutcome("the evaluation", UNKNOWN, "hand", facts["eval_sets"])
+
+
+def minibatches(options: Options) -> int:
+    """Return the optimizer steps of an iteration: slime's global batches are counted in samples."""
+    if options["num-steps-per-rollout"]:
+        return int(options["num-steps-per-rollout"])
+    batch, step = options["rollout-batch-size"], options["global-batch-size"]
+    if not isinstance(batch, int) or not isinstance(step, int):
+        return 1
+    samples = batch * int(options["n-samples-per-prompt"])
+    return max(samples // step, 1)
+
+
+def files(value: Any, options: Options) -> list[str]:
+    """Return the files of prompt-data; a selection of rows, as data.jsonl@[0:100], can't be kept."""
+    if "@" in str(value):
+        raise Hand("it takes some rows of a file: write these to a file of their own")
+    return [options.path(str(value))]
+
+
+def eval_files(value: Any, options: Options) -> Any:
+    """Return the sets of an evaluation by their names: slime has names and files in turn."""
+    if not isinstance(value, list) or len(value) % 2:
+        raise Hand("it is no list of names and files in turn: set eval.nodes.prompts.files")
+    names, paths = value[::2], value[1::2]
+    return {str(name): [options.path(str(path))] for name, path in zip(names, paths, strict=True)}
+
+
+def min_lr(value: float, options: Options) -> float:
+    if not value or options["lr-decay-style"] == "constant":
+        raise Idle("decides nothing: the rate falls to 0, or does not fall")
+    return round(value / float(options["lr"]), 9)
+
+
+def lora(value: int, options: Options) -> Mapping[str, Any] | None:
+    targets = options["target-modules"]
+    listed = str(targets).split(",") if targets and targets != "all-linear" else "all-linear"
+    return {"rank": value, "alpha": float(options["lora-alpha"]), "targets": listed} if value else None
+
+
+def epochs(value: int, options: Options) -> int:
+    if options["num-rollout"]:
+        raise Idle("decides nothing: num-rollout counts")
+    return value
+
+
+def critic_only(value: int, _: Options) -> int | None:
+    """Return the first iteration that trains the policy, counted from 1."""
+    return int(value) + 1 if value else None
+
+
+def above_zero(value: float, _: Options) -> float:
+    if not value:
+        raise Idle("decides nothing: it is 0")
+    return value
+
+
+def share(value: float, _: Options) -> float:
+    if not 0 < value < 1:
+        raise Hand("it is no share: set models.policy.optimizer.warmup_steps, in optimizer steps")
+    return float(value)
+
+
+def mapping(value: Any, _: Options) -> Any:
+    if not isinstance(value, dict):
+        raise Hand("it is no JSON of a mapping: set prompts.template_options")
+    return value
+
+
+BY: By = {
+    "files": files,
+    "eval_files": eval_files,
+    "path": lambda value, o: o.path(str(value)),
+    "natural": lambda value, _: max(int(value), 0),
+    "listed": lambda value, _: value if isinstance(value, list) else [value],
+    "devices": lambda _, o: o["actor-num-nodes"] * o["actor-num-gpus-per-node"],
+    "micro_tokens": lambda value, o: int(value) * int(o["context-parallel-size"]),
+    "betas": lambda _, o: [o["adam-beta1"], o["adam-beta2"]],
+    "min_lr": min_lr,
+    "lora": lora,
+    "epochs": epochs,
+    "critic_only": critic_only,
+    "above_zero": above_zero,
+    "share": share,
+    "mapping": mapping,
+}
