@@ -80,8 +80,8 @@ def outcomes_of(options: Options, draft: Draft, by: By) -> Iterator[KeyOutcome]:
         elif row.key in options.values:
             seen.add(row.key)
             yield judged.outcome(row, options.spelled[row.key], options.values[row.key])
-        elif row.to and row.default is not None:
-            yield judged.outcome(row, row.key, row.default, given=False)
+        elif row.to and (default := options[row.key] if row.follows else row.default) is not None:
+            yield judged.outcome(row, row.key, default, given=False)
     for key in options.values:
         if key.endswith("_target_"):
             yield KeyOutcome(options.spelled[key], options.values[key], "default", "a class of Hydra's")

@@ -38,9 +38,11 @@ class Options:
         self.values = {key: self._of_key(key) for key in self.values}
 
     def __getitem__(self, key: str) -> Any:
-        """Return what is given, or else the framework's default."""
+        """Return what is given, or else the framework's default, which may be the value of another key."""
         value, row = self.values.get(key), self.table.rows.get(key)
-        return row.default if row and (value is None or self.is_odd(key)) else value
+        if row and (value is None or self.is_odd(key)):
+            return self[row.follows] if row.follows else row.default
+        return value
 
     def is_odd(self, key: str) -> bool:
         """Return whether a text is given where the framework has a number or a switch, as ``$((1024))``."""
