@@ -93,6 +93,7 @@ LOSSES: dict[str, str] = {
     "decoupled_ppo_approx": "rlgraph.nodes.loss.policy:decoupled_ppo_approx",
     "sft": "rlgraph.nodes.loss.policy:sft",
     "reinforce": "rlgraph.nodes.loss.policy:reinforce",
+    "dro": "rlgraph.nodes.loss.policy:dro",
     "fipo": "rlgraph.nodes.loss.policy:fipo",
     "cispo": "rlgraph.nodes.loss.policy:cispo",
     "sapo": "rlgraph.nodes.loss.policy:sapo",

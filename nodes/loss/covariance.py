@@ -12,7 +12,8 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT, ppo_clip, ratio
+from rlgraph.nodes.loss.policy import ppo_clip
+from rlgraph.nodes.loss.ratio import LOG_RATIO_LIMIT, RatioLevel, ratio_of
 from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -91,7 +92,9 @@ def clip_cov(
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     restrained: boolean[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     clip: PositiveFloat = 0.2,
     clip_high: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
@@ -102,13 +105,16 @@ def clip_cov(
     ``restrained`` is the column of covariance.band.
 
     Attributes:
+        level: whose ratio rho is, token or sequence, as of ppo_clip.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: clip_cov, clip: 0.2}}
     """
-    losses = ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high)
+    losses = ppo_clip(
+        logprobs, old_logprobs, advantages, loss_mask, level=level, clip=clip, clip_high=clip_high
+    )
     return logprobs.like(losses.values.masked_fill(restrained.values, 0.0))
 
 
@@ -118,7 +124,9 @@ def kl_cov(
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     restrained: boolean[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     coef: NonNegativeFloat = 1.0,
 ) -> float32[samples, tokens]:
     """The policy gradient, with a KL penalty on tokens of high covariance (KL-Cov, arXiv 2505.22617).
@@ -127,13 +135,14 @@ def kl_cov(
     Nothing is clipped. ``restrained`` is the column of covariance.top.
 
     Attributes:
+        level: whose ratio rho is, token or sequence, as of ppo_clip.
         coef: what a nat costs on a restrained token, at least 0.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: kl_cov, coef: 1.0}}
     """
     moved = (logprobs.values - old_logprobs.values).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).abs()
-    losses = -advantages.values * ratio(logprobs.values, old_logprobs.values)
+    losses = -advantages.values * ratio_of(logprobs, old_logprobs, loss_mask, level)
     return logprobs.like(losses + coef * moved * restrained.values)
 
 
