@@ -52,7 +52,7 @@ def band(
     Example:
         restrained: {op: covariance.band, minibatches: 4}
     """
-    sizes = _sizes(ctx, loss_mask, minibatches)
+    sizes = minibatch_sizes(ctx, loss_mask, minibatches)
     covariance = _covariance(ctx, old_logprobs, advantages, loss_mask, sizes)
     between = (covariance > low) & (covariance < high)
     return _chosen(ctx, loss_mask, sizes, _draws(ctx, loss_mask), between, share)
@@ -81,7 +81,7 @@ def top(
     Example:
         restrained: {op: covariance.top, minibatches: 4}
     """
-    sizes = _sizes(ctx, loss_mask, minibatches)
+    sizes = minibatch_sizes(ctx, loss_mask, minibatches)
     covariance = _covariance(ctx, old_logprobs, advantages, loss_mask, sizes)
     return _chosen(ctx, loss_mask, sizes, covariance, None, share)
 
@@ -146,7 +146,7 @@ def kl_cov(
     return logprobs.like(losses + coef * moved * restrained.values)
 
 
-def _sizes(ctx: Context, loss_mask: Ragged, minibatches: int) -> list[int]:
+def minibatch_sizes(ctx: Context, loss_mask: Ragged, minibatches: int) -> list[int]:
     """Return the written tokens of each mini-batch; its rows stand together."""
     owner = torch.tensor(list(ctx.rows), dtype=torch.int64) * minibatches // max(1, ctx.total_rows)
     written = torch.zeros(minibatches, dtype=torch.int64).index_add(0, owner, loss_mask.sum())

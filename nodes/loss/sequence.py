@@ -11,7 +11,6 @@ from pydantic import PositiveFloat
 from rlgraph.nodes.loss.policy import ppo_clip
 from rlgraph.nodes.loss.ratio import LOG_RATIO_LIMIT, masked_mean
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import boolean, float32, op, samples, tokens
 
 

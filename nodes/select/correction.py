@@ -9,6 +9,7 @@ A sequence is what its loss mask covers. All weights are 0 outside it. Sums run 
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -31,7 +32,7 @@ def tis(
     *,
     level: Level = "token",
     floor: NonNegativeFloat = 0.0,
-    cap: PositiveFloat = 2.0,
+    cap: PositiveFloat | None = 2.0,
 ) -> float32[samples, tokens]:
     """Truncated importance weights (V-trace, arXiv 1802.01561; https://fengyao.notion.site/off-policy-rl).
 
@@ -43,13 +44,14 @@ def tis(
         level: token, a ratio each; sequence, the product of a sequence's ratios on each of its tokens, which
             is unbiased and varies far more.
         floor: the least that a weight may be, at least 0; 0 for as little as rho.
-        cap: the most that a weight may be, above 0.
+        cap: the most that a weight may be, above 0; null for as much as rho.
 
     Example:
         rollout_weights: {op: correction.tis, cap: 2.0}
     """
     ratio = _ratio(old_logprobs, rollout_logprobs, loss_mask, level)
-    return _weights(ctx, ratio.clamp(floor, cap), (ratio > cap) | (ratio < floor), loss_mask)
+    most = math.inf if cap is None else cap
+    return _weights(ctx, ratio.clamp(floor, most), (ratio > most) | (ratio < floor), loss_mask)
 
 
 @op(assumes=("behaviour_logprobs",))
@@ -132,7 +134,11 @@ def _ratio(old: Ragged, rollout: Ragged, loss_mask: Ragged, level: Level) -> tor
 
 
 def _divergence(
-    old: Ragged, rollout: Ragged, loss_mask: Ragged, kind: KlKind, over: Literal["mean", "sum", "max", "token"]
+    old: Ragged,
+    rollout: Ragged,
+    loss_mask: Ragged,
+    kind: KlKind,
+    over: Literal["mean", "sum", "max", "token"],
 ) -> torch.Tensor:
     """Return KL(rollout || old) of each token, or what its sequence comes to, ``[all tokens]``."""
     values = kl(rollout.values.double(), old.values.double(), kind)
