@@ -153,10 +153,8 @@ def response_limits(
         return [most] * len(prompts)
     for row, ids in enumerate(prompts):
         if len(ids) >= total:
-            law = (
-                f"`{ctx.node}`: prompt {ctx.number(row)} of the batch has {len(ids):,} tokens, which leaves "
-            )
-            law += f"no room for a response within max_total_tokens ({total:,})"
+            law = f"`{ctx.node}`: prompt {ctx.number(row)} of the batch has {len(ids):,} tokens: within "
+            law += f"max_total_tokens ({total:,}) there is no room for a response"
             remedy = f"let data.prompts drop such questions, by max_prompt_tokens: {total - 1}, or raise it"
             raise RunError(f"{law}\n  {remedy}")
     return [min(most, total - len(ids)) for ids in prompts]
