@@ -1,7 +1,7 @@
 """What TRL's GRPOTrainer makes of generated rows: advantages, weights of the sampler's rows, what is learnt.
 
 A real trainer with a tiny model runs ``_generate_and_score_completions``; the responses, their log-probs and
-their rewards come from here instead of a model, so that each setting is seen on the same rows. Eight responses,
+their rewards come from here instead of a model, so that each setting is seen on the same rows. Eight rows,
 four per prompt, of 5 tokens; the last of some is the end token, others are truncated.
 """
 
