@@ -1,15 +1,17 @@
 """Which launch scripts and configurations of other systems become graphs that check and plan?
 
-    python benchmarks/import_scripts.py FOLDER [--system verl] [--reasons] [--json FILE]
+    python benchmarks/import_scripts.py FOLDER [--system verl] [--json FILE]
 
-FOLDER is a checkout that the user has: verl's, TRL's, or one's own scripts. It is copied, and each `*.sh` of the
-copy runs under bash, where every command but a few harmless ones only records its words: without a network, on a
-file system that is read-only outside of the copy, for a few seconds. Of the words recorded, each system's entry in
-``SYSTEMS`` takes those that start one of its trainers. They are given to `rlgraph import`, and the graph to
-`rlgraph check --no-code` and `rlgraph plan`, on as many H100s as it has devices.
+FOLDER is a checkout that the user has: verl's, TRL's, or one's own scripts. It is copied, and each `*.sh`
+of the copy runs under bash, where every command but a few harmless ones only records its words: without a
+network, on a file system that is read-only outside of the copy, for a few seconds. Of the words recorded,
+each system's entry in ``SYSTEMS`` takes those that start one of its trainers. They are given to
+`rlgraph import`, and the graph to `rlgraph check` and `rlgraph plan`, on as many H100s as it has devices.
 
-A model at a local path, which is not here, is planned as the model on the hub that its last name is of. The result
-of a command is one of ``CLASSES``; the table counts them per trainer.
+A model at a local path, which is not here, is planned as the model on the hub that its last name is of, and
+one whose size is not known as Qwen's dense model or mixture of about the size in its name. Where a plan does
+not fit and names a setting of memory that would, it is planned with that: `with a remedy`. A file with a reward function is taken to have the function; no code of FOLDER's is loaded. What becomes of a
+command is one of ``CLASSES``; the table counts them per trainer.
 """
 
 from __future__ import annotations
@@ -32,9 +34,18 @@ import yaml
 from click.testing import CliRunner
 
 from rlgraph.cli.main import main as rlgraph
-from rlgraph.costs.model_size import known_models
+from rlgraph.costs.model_size import known_models, size_of
+from rlgraph.errors import GraphError
 
-CLASSES = ("plans", "refused by plan", "refused by check", "refused by import", "fails", "hangs")
+CLASSES = (
+    "plans",
+    "with a stand-in",
+    "refused by plan",
+    "refused by check",
+    "refused by import",
+    "fails",
+    "hangs",
+)
 ALLOWED = (
     "awk basename cat cut date dirname expr grep head hostname id ls nproc printf readlink realpath sed seq "
     "sort tail tr true uname uniq wc whoami"
@@ -45,8 +56,8 @@ ARGUMENTS = (
 )  # given to a script; the second where it wants some and starts nothing without
 SCRIPT_SECONDS, IMPORT_SECONDS = 10, 20
 
-# Bash reads this file before a script. What is not found in PATH is recorded; a program given to Python as text
-# fails, as one does that asks whether a package is installed.
+# Bash reads this file before a script. What is not found in PATH is recorded; a program given to Python as
+# text fails, as one does that asks whether a package is installed.
 PRELUDE = """
 record() { printf '%s\\0' "$@" > "$RECORDS/$BASHPID-$RANDOM-$RANDOM"; }
 command_not_found_handle() {
@@ -92,6 +103,7 @@ class Outcome:
 
 # verl: python3 -m verl.trainer.main_ppo [--config-path P] [--config-name N] key=value ...
 VERL_MODULES = re.compile(r"(^|[./])(main_\w+|sft_trainer\w*|fsdp_sft_trainer|fully_async_main|\w*main\w*)$")
+VERL_OWN = ("ppo_trainer", "sft_trainer", "sft_trainer_engine")  # what the table's defaults are of
 VERL_ROOTS = ("verl", "recipe")
 VERL_CONFIGS = re.compile(r"(^|/)config(s)?/[^/]+\.yaml$")
 
@@ -114,10 +126,12 @@ def verl_words(root: Path, script: Path, words: Sequence[str]) -> Iterator[Comma
 def _verl_file(
     root: Path, script: Path, module: str, words: Sequence[str]
 ) -> tuple[list[str], Sequence[str]]:
-    """Return the configuration that `--config-name` means, where it is one of the checkout, and other words."""
-    text = " ".join(words)
-    name = re.search(r"--config-name[= ](\S+)", text)
-    if name is None:
+    """Return the file that `--config-name` means, where it is one of the checkout, and other words."""
+    name = re.search(r"--config-name[= ](\S+)", " ".join(words))
+    source = root / f"{module.replace('.', '/')}.py"
+    if name is None and source.is_file():
+        name = re.search(r"""config_name=["'](\w+)""", source.read_text())
+    if name is None or name[1] in VERL_OWN:
         return [], words
     found = sorted(root.rglob(f"{name[1].removesuffix('.yaml')}.yaml"))
     near = Path(*module.split(".")[:-1])
@@ -193,12 +207,14 @@ def commands_of(root: Path, system: str) -> Iterator[Command]:
     chosen = [SYSTEMS[system]] if system else [*SYSTEMS.values()]
     for script in sorted(root.rglob("*.sh")):
         for where, arguments in [(root, a) for a in ARGUMENTS] + [(script.parent, ARGUMENTS[0])]:
-            found = [
-                c
-                for words in recorded(root, script, where, arguments)
-                for s in chosen
-                for c in s.of_words(root, script, words)
-            ]
+            found = []
+            for words in recorded(root, script, where, arguments):
+                own = (
+                    words[: -len(arguments)]
+                    if arguments and words[-len(arguments) :] == [*arguments]
+                    else words
+                )
+                found += [command for s in chosen for command in s.of_words(root, script, own)]
             if found:
                 yield from found
                 break
@@ -237,23 +253,26 @@ def result_of(command: Command, folder: Path) -> Outcome:
             code, text, crash = called("import", command.system, *command.arguments, "-o", str(graph))
             if crash or code or not graph.exists():
                 return Outcome(command, "fails" if crash else "refused by import", crash or said(text))
-            given = hub_models(graph)
+            stub_functions(graph)
+            given, stands_in = hub_models(graph)
             stage = "check"
-            code, text, crash = called("check", str(graph), "--no-code", *given)
+            code, text, crash = called("check", str(graph), *given)
             if crash or code:
                 return Outcome(command, "fails" if crash else "refused by check", crash or said(text))
         stage = "plan"
         with within(IMPORT_SECONDS * 3):
-            devices = devices_of(graph)
-            cluster = f"h100-{devices}"
-            code, text, crash = called(
-                "plan", str(graph), "--no-code", "--cluster", cluster, "--brief", *given
-            )
-            if crash or code:
-                return Outcome(command, "fails" if crash else "refused by plan", crash or said(text))
+            plan = ["plan", str(graph), "--cluster", f"h100-{devices_of(graph)}", "--brief", *given]
+            code, text, crash = called(*plan)
+            if crash:
+                return Outcome(command, "fails", crash)
+            if code:
+                reason, remedy = said(text), re.findall(r"^ +(?:or )?((?:models\.\S+=\S+ ?)+)", text, re.M)
+                if not remedy or called(*plan, *remedy[0].split())[0]:
+                    return Outcome(command, "refused by plan", reason)
+                return Outcome(command, "with a remedy", remedy[0].strip())
     except Late:
         return Outcome(command, "hangs", stage)
-    return Outcome(command, "plans")
+    return Outcome(command, "with a stand-in" if stands_in else "plans")
 
 
 def called(*words: str) -> tuple[int, str, str]:
@@ -279,18 +298,50 @@ def devices_of(graph: Path) -> int:
     return max(sum(devices), 1) if devices else 8
 
 
-def hub_models(graph: Path) -> list[str]:
-    """Return settings that give models at paths that are not here the hub's name of the same last word."""
-    cards = {name.partition("/")[2].lower(): name for name in known_models()}
-    settings = []
-    for model, path in re.findall(r"models\.(\w+)\.path: (\S+)", graph.read_text()):
-        name = Path(path.strip("\"'")).name
-        for end in ("", "-instruct", "-base", "-hf"):
-            short = name.lower().removesuffix(end)
-            if (os.path.isabs(path.strip("\"'")) or path.count("/") != 1) and short in cards:
-                settings.append(f"models.{model}.path={cards[short].partition('/')[0]}/{name}")
-                break
-    return settings
+def stub_functions(graph: Path) -> None:
+    """Give a graph functions that do nothing in place of those of files that are not its own."""
+    text = graph.read_text()
+    names = set(re.findall(r"\.py:(\w+)", text))
+    stubs = "".join(f"def {name}(**given):\n    return 0.0\n" for name in sorted(names))
+    file = Path(tempfile.mkstemp(".py", "stubs", graph.parent)[1])  # a new one: what is loaded stays
+    file.write_text(stubs)
+    graph.write_text(re.sub(r"[^\s\"'{}\[\],]*\.py:(\w+)", rf"{file.name}:\1", text))
+
+
+def hub_models(graph: Path) -> tuple[list[str], bool]:
+    """Return settings that give models of unknown size others, and whether one of these is a stand-in."""
+    makers = dict.fromkeys(name.partition("/")[0] for name in known_models())
+    settings, stands_in = [], False
+    for model, text in re.findall(r"models\.(\w+)\.path: (\S+)", graph.read_text()):
+        path = text.strip("\"'")
+        if "${" in path or has_size(path):
+            continue
+        names = [f"{maker}/{Path(path).name}" for maker in makers]
+        known = next((name for name in names if path and has_size(name)), None)
+        stands_in = stands_in or known is None
+        settings.append(f"models.{model}.path={known or stand_in(path)}")
+    return settings, stands_in
+
+
+def stand_in(path: str) -> str:
+    """Return the model of Qwen's that is nearest to the size that a path says, 7B where it says none."""
+    sizes = re.findall(r"(\d+(?:\.\d+)?)[bB](?![a-zA-Z])", Path(path).name)
+    billions = float(sizes[0]) if sizes else 7.0
+    if "-A" in path or "oe" in Path(path).name:
+        kinds = {30.0: "Qwen/Qwen3-30B-A3B", 235.0: "Qwen/Qwen3-235B-A22B", 671.0: "deepseek-ai/DeepSeek-V3"}
+    else:
+        names = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
+        kinds = {float(name[:-1]): f"Qwen/Qwen2.5-{name}" for name in names}
+    return kinds[min(kinds, key=lambda size: abs(size - billions))]
+
+
+def has_size(path: str) -> bool:
+    """Return whether a model's size is known here."""
+    try:
+        size_of(path)
+    except GraphError as error:
+        return "size of" not in str(error)
+    return True
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -303,7 +354,9 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"{system + ' ' + trainer:<60}" + "".join(f"{row[name]:>19}" for name in CLASSES)
     total = Counter(outcome.result for outcome in outcomes)
     yield f"{'all ' + str(len(outcomes)):<60}" + "".join(f"{total[name]:>19}" for name in CLASSES)
-    reasons = Counter((o.result, re.sub(r"\d+", "N", o.reason)) for o in outcomes if o.reason)
+    reasons = Counter(
+        (o.result, re.sub(r"\d+", "N", re.sub(r"/tmp/\S+?yaml:", "", o.reason))) for o in outcomes if o.reason
+    )
     for (result, reason), count in reasons.most_common():
         yield f"{count:>4}  {result}: {reason}"
 

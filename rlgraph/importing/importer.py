@@ -132,6 +132,8 @@ class Judge:
             return "none", str(row.none)
         if value in (None, "", {}, []) or ("default" in row.says and value == row.default):
             return "default", f"{self.options.table.name}'s own default"
+        if row.shape and known and row.by:
+            self.by[row.by](value, self.options)  # it may have something to say of the value
         return ("taken", str(row.shape)) if row.shape and known else ("hand", str(row.hand))
 
     def _taken(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
