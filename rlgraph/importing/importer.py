@@ -19,6 +19,7 @@ class Idle(Exception):
     """A value that decides nothing here; the message says why."""
 
 
+OPEN = (".path", ".files")  # what stays open where it is not known
 UNTOLD = "taken from the defaults of {}, as ours are others"
 By = Mapping[str, Callable[[Any, Options], Any]]
 
@@ -86,6 +87,9 @@ def outcomes_of(options: Options, draft: Draft, by: By) -> Iterator[KeyOutcome]:
         family = options.table.row(key)
         if key.endswith("_target_"):
             yield KeyOutcome(options.spelled[key], options.values[key], "default", "a class of Hydra's")
+        elif key.startswith("${shell:"):
+            text = "flags that the launch script has under a condition: give those that are meant"
+            yield KeyOutcome(key, UNKNOWN, "hand", text)
         elif key not in seen and family is not None and family.section == "families":
             yield judged.outcome(family, options.spelled[key], options.values[key])
         elif key not in seen:
@@ -123,8 +127,9 @@ class Judge:
         condition = row.says.get("if")
         if condition and not self.options.is_on(condition):
             return "default", f"decides nothing: {condition} is off"
-        is_reference = isinstance(value, str) and "${" in value
-        if self.options.is_odd(row.key) or (is_reference and (row.to or row.shape)):
+        if self.options.is_odd(row.key) or (is_reference(value) and (row.to or row.shape)):
+            if row.to and row.to.endswith(OPEN) and self.draft.value(row.to) is not UNKNOWN:
+                self.draft.set(row.to, "???")  # another model or file in its place would be a wrong one
             raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
         if row.to:
             return self._taken(row, value)
@@ -161,6 +166,13 @@ class Judge:
             return "default", f"as in the graph, {row.to}: {flow(ours)}"
         self.draft.edit("set", **{row.to: ours})
         return "taken", f"{row.to}: {flow(ours)}"
+
+
+def is_reference(value: Any) -> bool:
+    """Return whether a value, or what a list holds, stands for something that is not known here."""
+    if isinstance(value, list):
+        return any(is_reference(item) for item in value)
+    return isinstance(value, str) and "${" in value
 
 
 def graph_name(text: str) -> str:

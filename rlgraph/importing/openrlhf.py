@@ -1,5 +1,6 @@
 """OpenRLHF: which nodes its trainers would run, and values that follow from several flags."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def _policy_gradient(options: Options) -> Draft:
     _reward(draft, options)
     _loss(draft, options)
     _reference(draft, options, estimators[name]["compares"] == "tokens")
+    _truncated(draft, options)
     if options["reward.overlong_buffer_len"] is not None:
         penalty = {"op": "reward.overlong", "on": "rewards", "limit": "${nodes.rollout.max_new_tokens}"}
         buffer = int(options["reward.overlong_buffer_len"])
@@ -78,7 +80,7 @@ def _policy_gradient(options: Options) -> Draft:
     if options.is_on(FILTER):
         _filter(draft)
     if options.is_on(f"{CORRECTION}_enable"):
-        draft.edit("add", rollout_weights=_correction(options))
+        _correct(draft, options)
     return draft
 
 
@@ -148,13 +150,32 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
         draft.set("shaped.beta", kl_coefficient(options))
         draft.set("shaped.kl", options["algo.kl.estimator"])
     else:
-        _kl_behind_the_group(draft, options)
+        _kl_behind_the_group(draft, options, str(options["algo.advantage.estimator"]))
 
 
-def _kl_behind_the_group(draft: Draft, options: Options) -> None:
-    """Take a KL off each token's advantage, after samples were compared: the return-to-go of -beta KL."""
-    penalty = {"op": "advantage.kl_penalty", "beta": kl_coefficient(options)}
-    draft.edit("insert", penalised={**penalty, "on": "advantages", "kl": options["algo.kl.estimator"]})
+def _kl_behind_the_group(draft: Draft, options: Options, estimator: str) -> None:
+    """Take a KL off each token's return, after rewards were compared within their group.
+
+    OpenRLHF normalises rewards per prompt first, and adds -beta KL of each token then: the advantage is the
+    return-to-go of both.
+    """
+    std = "group" if estimator == "group_norm" else "none"
+    normal: dict[str, Any] = {"op": "reward.whiten", "mean": "group", "std": std, "eps": 1e-9}
+    if estimator == "rloo":
+        normal["leave_one_out"] = True
+    shaped = {"op": "reward.kl_penalty", "beta": kl_coefficient(options), "kl": options["algo.kl.estimator"]}
+    draft.edit("add", normal=normal)
+    draft.edit("add", shaped={**shaped, "in": {"rewards": "normal"}})
+    whiten = estimator == "reinforce_baseline"  # it alone of these normalises over the batch, too
+    advantages = {"op": "advantage.reinforce_pp", "gamma": 1.0, "whiten": whiten}
+    draft.edit("replace", advantages={**advantages, "in": {"rewards": "shaped"}})
+
+
+def _truncated(draft: Draft, options: Options) -> None:
+    """Change what truncated responses get, as OpenRLHF's stop_properly_penalty_coef does."""
+    penalty = options["reward.stop_properly_penalty_coef"]
+    if penalty is not None and penalty <= 0:
+        draft.edit("insert", ended={"op": "reward.truncated", "on": "rewards", "reward": float(penalty)})
 
 
 def _filter(draft: Draft) -> None:
@@ -165,15 +186,21 @@ def _filter(draft: Draft) -> None:
             draft.set(f"{node}.rows", "informative")
 
 
-def _correction(options: Options) -> dict[str, Any]:
-    """Return the node that weighs tokens by how far the engine that sampled is from the one that trains."""
+def _correct(draft: Draft, options: Options) -> None:
+    """Weigh tokens by how far the engine that sampled is from the one that trains."""
     low, high = options[f"{CORRECTION}_threshold"]
     kind = options[f"{CORRECTION}_type"]
     if kind == "icepop":
-        return {"op": "correction.mis", "level": "token", "low": low, "high": high}
-    if kind == "seq-mask-tis":
-        return {"op": "correction.geometric", "low": low, "high": high}
-    return {"op": "correction.tis", "level": "token", "floor": low, "cap": high}
+        draft.edit(
+            "add", rollout_weights={"op": "correction.mis", "level": "token", "low": low, "high": high}
+        )
+    elif kind == "seq-mask-tis":  # sequences are left out by their geometric mean, and weighed by token
+        draft.edit("add", weights={"op": "correction.tis", "level": "token", "cap": None})
+        bounds = {"kl": "k1", "threshold": -math.log(low), "least": -math.log(high)}
+        draft.edit("add", rollout_weights={"op": "correction.reject", **bounds})
+    else:
+        weights = {"op": "correction.tis", "level": "token", "floor": low, "cap": high}
+        draft.edit("add", rollout_weights=weights)
 
 
 def told(options: Options) -> Iterator[KeyOutcome]:

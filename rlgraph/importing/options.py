@@ -45,9 +45,14 @@ class Options:
         return value
 
     def is_odd(self, key: str) -> bool:
-        """Return whether a text is given where the framework has a number or a switch, as ``$((1024))``."""
-        row = self.table.rows.get(key)
-        return isinstance(self.values.get(key), str) and isinstance(row and row.default, int | float)
+        """Return whether a text is given where the framework has a number or a switch, as ``$((1024))``.
+
+        So is what a launch script does not say, ``${shell:NAME}``, wherever it stands.
+        """
+        row, value = self.table.rows.get(key), self.values.get(key)
+        if isinstance(value, str) and "${shell:" in value:
+            return True
+        return isinstance(value, str) and isinstance(row and row.default, int | float)
 
     def is_on(self, key: str) -> bool:
         """Return whether a switch is on: true, or a number above 0."""

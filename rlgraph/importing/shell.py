@@ -204,7 +204,11 @@ def _words_of(script: Script, node: Node) -> Iterator[str]:
         name, is_whole = _array_of(expansion)
         if is_whole:  # an array that is set nowhere has no words, and no environment can hold one
             is_quoted = node.type == "string"
-            for word in script.variables.get(name, ()):
+            words = script.variables.get(name, [])
+            if words == [_unknown(name)]:  # flags that are not known, and no value of the flag before them
+                yield f"--{_unknown(name)}"
+                return
+            for word in words:
                 yield from [word] if is_quoted or UNKNOWN.search(word) else word.split()
             return
     text = _expanded_text(script, node)

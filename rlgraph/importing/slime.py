@@ -33,11 +33,15 @@ def import_slime(
     kind = "sft" if settings.given.get("loss-type") == "sft_loss" else "rl"
     options = Options(table_of("slime", kind), settings.given, folder)
     draft = _sft(options) if kind == "sft" else _policy_gradient(options)
-    if not options.is_on("num-rollout"):
+    if options["num-epoch"] and not options["num-rollout"]:
         draft.remove("schedule.iterations")
     if settings.program == "train_async.py" and kind == "rl":
-        draft.set("schedule.staleness", 1)
-    outcomes = [*settings.outcomes(), *told(options), *outcomes_of(options, draft, BY)]
+        _ahead(draft)
+    said = [*settings.outcomes(), *told(options)]
+    if draft.value("schedule.staleness"):
+        text = options.table.facts["told"]["ahead"]
+        said.append(KeyOutcome("train_async.py", UNKNOWN, "hand", text))
+    outcomes = [*said, *outcomes_of(options, draft, BY)]
     graph = graph_name(settings.file.stem if settings.file else name)
     return Imported(graph, name, draft, outcomes)
 
@@ -76,8 +80,9 @@ def _policy_gradient(options: Options) -> Draft:
         weights = {"op": "correction.tis", "level": "token", "cap": options["tis-clip"]}
         low = options["tis-clip-low"]
         draft.edit("add", rollout_weights={**weights, "floor": low} if low else weights)
-    if not options.is_on("colocate") and options["rollout-num-gpus"]:
-        draft.edit("add", **{"pools.rollout": {"devices": options["rollout-num-gpus"]}})
+    if not options.is_on("colocate") and "rollout-num-gpus" in options.values:
+        size = options["rollout-num-gpus"] or options["actor-num-gpus-per-node"]
+        draft.edit("add", **{"pools.rollout": {"devices": size}})
         draft.set("models.policy.serve.pool", "rollout")
     return draft
 
@@ -131,8 +136,10 @@ def _loss(draft: Draft, options: Options, estimator: str) -> None:
     if draft.has("update_critic"):
         draft.set("update_critic.minibatches", minibatches(options))
         draft.set("update_critic.aggregate", _aggregate(options))
+    if options.is_on("use-opsm"):
+        draft.set("update_policy.off_policy_limit", options["opsm-delta"])
     if options.is_on("use-rollout-logprobs"):
-        draft.set("update_policy.in", {"old_logprobs": "rollout_logprobs"})
+        draft.set("update_policy.in.old_logprobs", "rollout_logprobs")
         draft.remove("old_logprobs")
 
 
@@ -149,15 +156,25 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
         if not draft.has("ref_logprobs"):
             reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
             draft.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
-        draft.set("update_policy.kl", estimator)
-        draft.set("update_policy.kl_coef", options["kl-loss-coef"])
+        if options["kl-loss-coef"]:
+            draft.set("update_policy.kl", estimator)
+            draft.set("update_policy.kl_coef", options["kl-loss-coef"])
+        else:  # a measurement alone
+            draft.set("update_policy.in.watched_logprobs", "ref_logprobs")
         if options.is_on("use-unbiased-kl"):
-            draft.set("update_policy.kl_weighted", True)
+            draft.set("update_policy.kl_unbiased", True)
     elif not in_reward and not per_token:
         draft.remove("ref_logprobs", "models.ref")
     if options["ref-update-interval"] and draft.has("models.ref"):
         every = options["ref-update-interval"]
         draft.edit("add", refresh={"op": "update.copy", "model": "ref", "of": "policy@next", "every": every})
+
+
+def _ahead(draft: Draft) -> None:
+    """Generate an iteration ahead, as train_async does: the ratio is to what sampled (see ``told``)."""
+    draft.set("schedule.staleness", 1)
+    draft.set("update_policy.in.old_logprobs", "rollout_logprobs")
+    draft.remove("old_logprobs", "rollout_weights")
 
 
 def _filter(draft: Draft, options: Options) -> None:
@@ -233,6 +250,20 @@ def lora(value: int, options: Options) -> Mapping[str, Any] | None:
     return {"rank": value, "alpha": float(options["lora-alpha"]), "targets": listed} if value else None
 
 
+def devices(_: int, options: Options) -> int:
+    keys = ("actor-num-nodes", "actor-num-gpus-per-node")
+    if any(options.is_odd(key) for key in keys):
+        raise Hand("nodes or GPUs are not known: set pools.main.devices")
+    nodes, gpus = (int(options[key]) for key in keys)
+    return nodes * gpus
+
+
+def offload(value: bool, options: Options) -> bool:
+    if options.is_on("lora-rank"):
+        raise Idle("decides nothing: the optimizer is of adapters alone, and small")
+    return value
+
+
 def epochs(value: int, options: Options) -> int:
     if options["num-rollout"]:
         raise Idle("decides nothing: num-rollout counts")
@@ -268,7 +299,8 @@ BY: By = {
     "path": lambda value, o: o.path(str(value)),
     "natural": lambda value, _: max(int(value), 0),
     "listed": lambda value, _: value if isinstance(value, list) else [value],
-    "devices": lambda _, o: o["actor-num-nodes"] * o["actor-num-gpus-per-node"],
+    "devices": devices,
+    "offload": offload,
     "micro_tokens": lambda value, o: int(value) * int(o["context-parallel-size"]),
     "betas": lambda _, o: [o["adam-beta1"], o["adam-beta2"]],
     "min_lr": min_lr,

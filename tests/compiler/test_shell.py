@@ -64,6 +64,11 @@ UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
         {"n": "shell"},
     ),
     "one that only a condition sets": ("if true; then\n  N=8\nfi\npython train.py --n $N", {"n": 8}),
+    "an array that two branches set": (
+        'if [ -n "$K" ]; then\n  W=(--key 1)\nelse\n  W=()\nfi\npython train.py --n 3 ${W[@]} --m 2',
+        {"n": 3, "${shell:W}": True, "m": 2},
+    ),
+    "an array that is set nowhere": ("python train.py --n 3 ${W[@]} --m 2", {"n": 3, "m": 2}),
     "arithmetic": ("python train.py --n $((2*4))", {"n": "shell"}),
 }
 
