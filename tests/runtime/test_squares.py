@@ -41,9 +41,9 @@ def test_chunks_are_the_softmax_of_whole_logits(
             p = torch.softmax(logits, -1).square().sum(-1)
             expected += [float(p[t - 1]) for t, mine in enumerate(written) if mine]
         plain, _ = token_scores(model, batch, temperature, "none")
-    assert sorted(squares.tolist()) == pytest.approx(sorted(expected), abs=1e-12)
         again, entropies = token_entropies(model, batch, temperature)
         _, measured = token_scores(model, batch, temperature, "detached")
+    assert sorted(squares.tolist()) == pytest.approx(sorted(expected), abs=1e-12)
     assert torch.equal(logprobs, plain), "as the pass without them has it"
     assert torch.equal(again, plain), "likewise"
     assert measured is not None
