@@ -318,7 +318,12 @@ def test_settings_of_the_sft_trainer_are_a_graph_that_imitates() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [("data.path=x.parquet", "data.response_key=r"), ("model.path=x", "data.n_samples=8")]
+    "given",
+    [
+        ("data.path=x.parquet", "data.response_key=r"),
+        ("model.path=x", "data.n_samples=8"),
+        ("data.output_path=x", "actor_rollout_ref.model.path=y"),
+    ],
 )
 def test_what_trains_nothing_is_refused(given: tuple[str, ...]) -> None:
     result = called(*given)
