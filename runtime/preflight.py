@@ -245,8 +245,17 @@ class Preflight:
             self.problem("data", f"node `{node}`: {error}", mark, hint.strip(" ;"))
             return
         place, tokens = data.longest()
-        for reader, room, model in self._readers(phase, function):
+        for reader, room, total, model in self._readers(phase, function):
             context = self.context.get(model)
+            if total is not None and tokens >= total:
+                bound = f"{reader}.{self.plan.functions[phase][reader].roles['total_limit']}"
+                law = f"the question at {place} has {tokens} tokens: {bound} {total} leaves no room for "
+                law += "a response"
+                limit = function.roles.get("prompt_limit", "max_tokens")
+                self.problem("no-room", law, mark, f"drop the longer ones by {node}.{limit}={total - 1}")
+                continue
+            if total is not None:
+                room = min(room, total - tokens)
             if context is not None and tokens + room > context:
                 more = f"{reader}.{self.plan.functions[phase][reader].roles.get('response_limit')}"
                 new = f", and with {more} {room} that is {tokens + room}" if room else ""
@@ -255,15 +264,16 @@ class Preflight:
                 remedy = f"drop the longer ones by {node}.{limit}={max(context - room, 1)}"
                 self.problem("context", law, mark, remedy + (f", or lower {more}" if room else ""))
 
-    def _readers(self, phase: str, source: Function) -> list[tuple[str, int, str]]:
-        """Return nodes whose model sees this source's tokens: name, tokens that it adds, model."""
+    def _readers(self, phase: str, source: Function) -> list[tuple[str, int, int | None, str]]:
+        """Return nodes whose model sees this source's tokens: name, tokens that it adds and has, model."""
         written, columns = set(source.outs.values()), self.plan.columns[phase]
         readers = []
         for node, function in self.plan.functions[phase].items():
             ins = [columns[name] for name in function.ins.values()]
             reads = {column.origin for column in ins if column.domain == columns[column.origin].domain}
             if function.model and reads & written:
-                readers.append((node, int(function.value("response_limit", 0)), function.model))
+                limits = int(function.value("response_limit", 0)), function.value("total_limit")
+                readers.append((node, *limits, function.model))
         return readers
 
     def _mark(self, phase: str, node: str, key: str = "files") -> Mark:

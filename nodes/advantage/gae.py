@@ -63,20 +63,25 @@ def reinforce_pp(
     loss_mask: boolean[samples, tokens],
     *,
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    whiten: bool = True,
 ) -> float32[samples, tokens]:
     """REINFORCE++ (arXiv 2501.03262): the discounted return-to-go, whitened over the batch; no critic.
 
     G_t = r_t + gamma G_{t+1}; A = (G - mean) / sqrt(unbiased variance + 1e-8) over the loss mask of the whole
     batch. "Next" is the next token that the policy wrote: returns pass undiscounted through tokens outside
-    the loss mask (tool output), where A is 0 and rewards don't count.
+    the loss mask (tool output), where A is 0 and rewards don't count. Without ``whiten`` A = G: behind
+    reward.kl_penalty on rewards that are normalised already, a group-relative advantage less the KL from each
+    token on.
 
     Attributes:
         gamma: discount per token, 0 to 1.
+        whiten: whether returns are shifted and scaled to mean 0 and variance 1 over the loss mask.
 
     Example:
         advantages: {op: advantage.reinforce_pp, in: {rewards: shaped}}
     """
-    return scatter(_whiten(rewards.compact(loss_mask).discounted(gamma)), loss_mask)
+    returns = rewards.compact(loss_mask).discounted(gamma)
+    return scatter(_whiten(returns) if whiten else returns, loss_mask)
 
 
 @op()

@@ -8,6 +8,8 @@ Sums run in float64, so that the order of rows doesn't show in float32.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import PositiveFloat
 
 from rlgraph.nodes.advantage.gae import whitened
@@ -123,22 +125,26 @@ def gpg(
     loss_mask: boolean[samples, tokens],
     *,
     f_norm: PositiveFloat = 1.0,
+    counted: Literal["gradient", "reward"] = "gradient",
 ) -> float32[samples, tokens]:
     """Group policy gradient (GPG, arXiv 2504.02546): centred rewards, made up for samples without gradient.
 
     A = (samples / samples where s - mu is not 0) (s - mu) / f_norm, counted over the whole batch: groups of
-    equal rewards give no gradient, and would otherwise thin the mean. A group of one has mu = 0. All 0 where
-    no sample has a gradient. 0 where ``loss_mask`` is false.
+    equal rewards give no gradient, and would otherwise thin the mean. With ``counted: reward`` those are
+    counted where s is not 0, as verl 0.9.1 does: other samples, unless rewards are 0 and 1. A group of one
+    has mu = 0. All 0 where no sample has a gradient. 0 where ``loss_mask`` is false.
 
     Attributes:
         f_norm: what advantages are divided by, in units of the reward, above 0.
+        counted: which samples the scale counts: gradient, those with s - mu other than 0; reward, those with
+            s other than 0.
 
     Example:
         advantages: {op: advantage.gpg}
     """
     centred, _, _ = centred_by_group(rewards, group)
-    felt = (centred.abs() > EQUAL).sum().clamp(min=1)
-    return loss_mask.where_true(centred * len(centred) / felt / f_norm)
+    felt = (rewards != 0) if counted == "reward" else (centred.abs() > EQUAL)
+    return loss_mask.where_true(centred * len(centred) / felt.sum().clamp(min=1) / f_norm)
 
 
 @op(rows="group", assumes=("groups",), when=EPS)

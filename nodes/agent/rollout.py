@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from rlgraph.nodes.rollout.rollout import (
     StopId,
     StopText,
     repeats,
+    response_limits,
     seed,
 )
 from rlgraph.nodes.support.lazy import numpy, torch
@@ -73,6 +75,7 @@ def agent(
     *,
     n: AtLeastOne = 1,
     max_new_tokens: AtLeastOne,
+    max_total_tokens: Annotated[int, Field(ge=2)] | None = None,
     temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
@@ -129,6 +132,7 @@ def agent(
     Attributes:
         n: conversations per prompt, at least 1.
         max_new_tokens: the most tokens behind the prompt, of all turns and what tools answer together.
+        max_total_tokens: the most tokens of a conversation, its prompt among them; null: no bound of its own.
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
@@ -173,6 +177,7 @@ def agent(
         *(regex, json_schema),
     )
     prompt_ids = prompt.tolist()
+    behind = response_limits(ctx, prompt_ids, max_new_tokens, max_total_tokens)
 
     def begin(number: int, engine: RequestBatcher, threads: ThreadPoolExecutor) -> Chat:
         return Chat(
@@ -183,7 +188,7 @@ def agent(
             pieces=pieces,
             tools=Toolbox(offers, number // n, threads, tool_timeout),
             parser=parser.body if parser else hermes,
-            limits=limits,
+            limits=replace(limits, max_new_tokens=behind[number // n]),
         )
 
     if chunk and ctx.resumes:

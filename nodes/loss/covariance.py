@@ -12,7 +12,8 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT, ppo_clip, ratio
+from rlgraph.nodes.loss.policy import ppo_clip
+from rlgraph.nodes.loss.ratio import LOG_RATIO_LIMIT, RatioLevel, ratio_of
 from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -51,7 +52,7 @@ def band(
     Example:
         restrained: {op: covariance.band, minibatches: 4}
     """
-    sizes = _sizes(ctx, loss_mask, minibatches)
+    sizes = minibatch_sizes(ctx, loss_mask, minibatches)
     covariance = _covariance(ctx, old_logprobs, advantages, loss_mask, sizes)
     between = (covariance > low) & (covariance < high)
     return _chosen(ctx, loss_mask, sizes, _draws(ctx, loss_mask), between, share)
@@ -80,7 +81,7 @@ def top(
     Example:
         restrained: {op: covariance.top, minibatches: 4}
     """
-    sizes = _sizes(ctx, loss_mask, minibatches)
+    sizes = minibatch_sizes(ctx, loss_mask, minibatches)
     covariance = _covariance(ctx, old_logprobs, advantages, loss_mask, sizes)
     return _chosen(ctx, loss_mask, sizes, covariance, None, share)
 
@@ -91,7 +92,9 @@ def clip_cov(
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     restrained: boolean[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     clip: PositiveFloat = 0.2,
     clip_high: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
@@ -102,13 +105,16 @@ def clip_cov(
     ``restrained`` is the column of covariance.band.
 
     Attributes:
+        level: whose ratio rho is, token or sequence, as of ppo_clip.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: clip_cov, clip: 0.2}}
     """
-    losses = ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high)
+    losses = ppo_clip(
+        logprobs, old_logprobs, advantages, loss_mask, level=level, clip=clip, clip_high=clip_high
+    )
     return logprobs.like(losses.values.masked_fill(restrained.values, 0.0))
 
 
@@ -118,7 +124,9 @@ def kl_cov(
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
     restrained: boolean[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     coef: NonNegativeFloat = 1.0,
 ) -> float32[samples, tokens]:
     """The policy gradient, with a KL penalty on tokens of high covariance (KL-Cov, arXiv 2505.22617).
@@ -127,17 +135,18 @@ def kl_cov(
     Nothing is clipped. ``restrained`` is the column of covariance.top.
 
     Attributes:
+        level: whose ratio rho is, token or sequence, as of ppo_clip.
         coef: what a nat costs on a restrained token, at least 0.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: kl_cov, coef: 1.0}}
     """
     moved = (logprobs.values - old_logprobs.values).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).abs()
-    losses = -advantages.values * ratio(logprobs.values, old_logprobs.values)
+    losses = -advantages.values * ratio_of(logprobs, old_logprobs, loss_mask, level)
     return logprobs.like(losses + coef * moved * restrained.values)
 
 
-def _sizes(ctx: Context, loss_mask: Ragged, minibatches: int) -> list[int]:
+def minibatch_sizes(ctx: Context, loss_mask: Ragged, minibatches: int) -> list[int]:
     """Return the written tokens of each mini-batch; its rows stand together."""
     owner = torch.tensor(list(ctx.rows), dtype=torch.int64) * minibatches // max(1, ctx.total_rows)
     written = torch.zeros(minibatches, dtype=torch.int64).index_add(0, owner, loss_mask.sum())

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
-from rlgraph.nodes.loss.policy import ratio
+from rlgraph.nodes.loss.ratio import ratio
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import float32, op, samples, tokens

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from rlgraph.nodes.loss.ratio import LOG_RATIO_LIMIT, RatioLevel, ratio, ratio_of
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals, boolean, float32, op, samples, tokens
@@ -15,7 +16,6 @@ Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 PolicyAggregation = Literal[Aggregation, "seq-mean-token-sum-norm"]
 KlKind = Literal["k1", "k2", "k3", "abs"]
 
-LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
 
 
@@ -24,28 +24,41 @@ def ppo_clip(
     logprobs: float32[samples, tokens],
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     clip: PositiveFloat = 0.2,
     clip_high: PositiveFloat | None = None,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
+    delta: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
     """Clipped policy-gradient loss (PPO, arXiv 1707.06347).
 
     max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), rho = exp(clamp(logprobs - old_logprobs, -20, 20));
     with ``dual_clip`` c, where A < 0, no more than -A c (arXiv 1912.09729). ``clip_high`` above ``clip`` is
-    the decoupled clip of DAPO (arXiv 2503.14476).
+    the decoupled clip of DAPO (arXiv 2503.14476). With ``delta`` the first of the two has min(rho, delta)
+    for rho: two-sided clipping (INTELLECT-2, arXiv 2505.07291). Where delta is above 1 + clip_high that is
+    ``dual_clip: delta``; where it is not, a ratio above delta has no gradient where A > 0 either.
+
+    With ``level: sequence`` rho is s = exp(lp - sg(lp) + sg(mean_t(lp - old))), the mean over the sequence's
+    loss mask and clamped to +-20, sg the stop of gradients: the loss of GSPO (arXiv 2507.18071), whose clip
+    is far narrower.
 
     Attributes:
+        level: whose ratio it is: token, each one's own; sequence, the geometric mean of a sequence's.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
         dual_clip: the most that the ratio may count where A < 0, above 1; null for no cap.
+        delta: the most that the ratio may be before it is compared with the clipped one, above 0; null for
+            no cap.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: ppo_clip, clip: 0.2, clip_high: 0.28}}
     """
-    advantage, rho = advantages.values, ratio(logprobs.values, old_logprobs.values)
+    advantage, rho = advantages.values, ratio_of(logprobs, old_logprobs, loss_mask, level)
     clipped = rho.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
-    losses = torch.maximum(-advantage * rho, -advantage * clipped)
+    free = rho if delta is None else rho.clamp(max=delta)
+    losses = torch.maximum(-advantage * free, -advantage * clipped)
     if dual_clip is not None:
         losses = torch.where(advantage < 0, torch.minimum(losses, -advantage * dual_clip), losses)
     return logprobs.like(losses)
@@ -57,10 +70,13 @@ def decoupled_ppo(
     old_logprobs: float32[samples, tokens],
     rollout_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     clip: PositiveFloat = 0.2,
     clip_high: PositiveFloat | None = None,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
+    delta: PositiveFloat | None = None,
     cap: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
     """PPO on rows of older weights: clipped around today's, weighed against those (AReaL, arXiv 2505.24298).
@@ -71,16 +87,28 @@ def decoupled_ppo(
     (``rollout_logprobs``, the behaviour policy) only decides what a row counts. First in arXiv 2110.00641.
 
     Attributes:
+        level: whose ratio rho is, token or sequence, as of ppo_clip.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
         dual_clip: as of ppo_clip; null for no cap, as in the paper.
+        delta: as of ppo_clip; null for no cap.
         cap: the most that a token's weight w may be, above 0; null for no cap, as in the paper.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo, clip: 0.2, cap: 2.0}}
     """
     weight = ratio(old_logprobs.values, rollout_logprobs.values).clamp(max=cap or math.inf)
-    losses = ppo_clip(logprobs, old_logprobs, advantages, clip=clip, clip_high=clip_high, dual_clip=dual_clip)
+    losses = ppo_clip(
+        logprobs,
+        old_logprobs,
+        advantages,
+        loss_mask,
+        level=level,
+        clip=clip,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+        delta=delta,
+    )
     return logprobs.like(weight * losses.values)
 
 
@@ -89,7 +117,9 @@ def decoupled_ppo_approx(
     logprobs: float32[samples, tokens],
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     staleness: PositiveFloat = 1.0,
     clip: PositiveFloat = 0.2,
     clip_high: PositiveFloat | None = None,
@@ -103,6 +133,7 @@ def decoupled_ppo_approx(
     decoupled_ppo with p for ``old_logprobs``, and ``old_logprobs`` for ``rollout_logprobs``.
 
     Attributes:
+        level: whose ratio rho is, token or sequence, as of ppo_clip.
         staleness: by how many updates the weights that sampled are older than those that an update starts
             from, above 0: the graph's schedule.staleness.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
@@ -113,7 +144,17 @@ def decoupled_ppo_approx(
         update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo_approx, staleness: 1}}
     """
     between = logprobs.like(proximal(logprobs.values.detach(), old_logprobs.values, staleness))
-    return decoupled_ppo(logprobs, between, old_logprobs, advantages, clip=clip, clip_high=clip_high, cap=cap)
+    return decoupled_ppo(
+        logprobs,
+        between,
+        old_logprobs,
+        advantages,
+        loss_mask,
+        level=level,
+        clip=clip,
+        clip_high=clip_high,
+        cap=cap,
+    )
 
 
 def proximal(now: torch.Tensor, sampled: torch.Tensor, staleness: float) -> torch.Tensor:
@@ -151,24 +192,33 @@ def cispo(
     logprobs: float32[samples, tokens],
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     clip: PositiveFloat = 1.0,
     clip_high: PositiveFloat = 0.2,
+    cap: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
     """Clipped importance weights (CISPO, of MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
 
     -sg(clip(rho, 1 - clip, 1 + clip_high)) A logprobs, sg the stop of gradients, rho =
     exp(clamp(logprobs - old_logprobs, -20, 20)). The clip bounds a token's weight and leaves it its gradient,
     where that of ppo_clip takes the gradient away. With ``clip`` 1 there is no lower bound, as in the paper.
+    ``cap`` says the upper bound itself, which may then be 1 or less, as TRL's epsilon_high does: clip(rho,
+    low, cap) = min(max(rho, low), cap).
 
     Attributes:
+        level: whose ratio rho is, token or sequence, as of ppo_clip.
         clip: how far below 1 the weight may go, above 0; 1 for as far as it likes.
-        clip_high: how far above 1 the weight may go, above 0.
+        clip_high: how far above 1 the weight may go, above 0; not read where ``cap`` is given.
+        cap: the most that the weight may be, above 0; null for 1 + clip_high.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: cispo, clip_high: 0.2}}
     """
-    weight = ratio(logprobs.values.detach(), old_logprobs.values).clamp(1 - clip, 1 + clip_high)
+    most = 1 + clip_high if cap is None else cap
+    fixed = logprobs.like(logprobs.values.detach())
+    weight = ratio_of(fixed, old_logprobs, loss_mask, level).clamp(1 - clip, most)
     return logprobs.like(-weight * advantages.values * logprobs.values)
 
 
@@ -177,7 +227,9 @@ def sapo(
     logprobs: float32[samples, tokens],
     old_logprobs: float32[samples, tokens],
     advantages: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens] | None = None,
     *,
+    level: RatioLevel = "token",
     tau: PositiveFloat = 1.0,
     tau_negative: PositiveFloat = 1.05,
 ) -> float32[samples, tokens]:
@@ -188,15 +240,39 @@ def sapo(
     goes away from 1, the faster the larger t.
 
     Attributes:
+        level: whose ratio rho is, token or sequence, as of ppo_clip.
         tau: how fast the gradient fades where A > 0, above 0.
         tau_negative: how fast it fades where A <= 0, above 0.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: sapo}, aggregate: seq-mean-token-mean}
     """
-    advantage, rho = advantages.values, ratio(logprobs.values, old_logprobs.values)
+    advantage, rho = advantages.values, ratio_of(logprobs, old_logprobs, loss_mask, level)
     steepness = torch.where(advantage > 0, tau, tau_negative).to(rho.dtype)
     return logprobs.like(-advantage * torch.sigmoid(steepness * (rho - 1)) * 4 / steepness)
+
+
+@op(assumes=("sampling_logprobs",))
+def dro(
+    logprobs: float32[samples, tokens],
+    old_logprobs: float32[samples, tokens],
+    advantages: float32[samples, tokens],
+    *,
+    beta: PositiveFloat = 0.1,
+) -> float32[samples, tokens]:
+    """Direct reward optimisation (DRO, arXiv 2405.19107): a gradient that a square holds back, and no ratio.
+
+    -(A logprobs - beta / 2 (logprobs - old_logprobs)^2), of each token, as verl has it. The gradient is that
+    of -A logprobs where the policy has not moved, and 0 where it has by A / beta nats.
+
+    Attributes:
+        beta: what a squared nat costs, twice, in units of the advantage, above 0.
+
+    Example:
+        update_policy: {op: update.policy, model: policy, loss: {kind: dro, beta: 0.1}}
+    """
+    moved = logprobs.values - old_logprobs.values
+    return logprobs.like(-advantages.values * logprobs.values + beta / 2 * moved.square())
 
 
 @op(assumes=("sampling_logprobs",))
@@ -240,11 +316,6 @@ def fipo(
     weight[loss_mask.values] = heard_later.clamp(1 - less, 1 + more).to(moved.dtype)
     weighed = advantages.like(weight * advantages.values)
     return ppo_clip(logprobs, old_logprobs, weighed, clip=clip, clip_high=clip_high, dual_clip=limit)
-
-
-def ratio(logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
-    """Return rho = exp(logprobs - old_logprobs), the exponent clamped to +-20, ``[all tokens]``."""
-    return (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KlKind) -> torch.Tensor:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pydantic import PositiveFloat
 
-from rlgraph.nodes.loss.policy import LOG_RATIO_LIMIT
+from rlgraph.nodes.loss.policy import ppo_clip
+from rlgraph.nodes.loss.ratio import LOG_RATIO_LIMIT, masked_mean
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import boolean, float32, op, samples, tokens
 
 
@@ -29,7 +29,8 @@ def gspo(
     max(-A s, -A clip(s, 1 - clip, 1 + clip_high)), s = exp(lp - sg(lp) + sg(mean_t(lp - old))), the mean over
     the sequence's loss mask and clamped to +-20, sg the stop of gradients. Every token of a sequence has the
     value of its sequence's ratio, and the gradient of its own log-prob. Use it with ``aggregate:
-    seq-mean-token-mean``, which makes the gradient that of the ratio exp(mean_t(lp - old)).
+    seq-mean-token-mean``, which makes the gradient that of the ratio exp(mean_t(lp - old)). It is ppo_clip
+    with ``level: sequence`` and these clips.
 
     Attributes:
         clip: how far below 1 the sequence's ratio may count, above 0; far smaller than a token's.
@@ -38,11 +39,9 @@ def gspo(
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: gspo}, aggregate: seq-mean-token-mean}
     """
-    advantage, now = advantages.values, logprobs.values
-    straight_through = (now - now.detach()).exp()  # 1, with the gradient of the token's log-prob
-    rho = sequence_ratio(now.detach(), old_logprobs, loss_mask) * straight_through
-    losses = torch.maximum(-advantage * rho, -advantage * rho.clamp(1 - clip, 1 + clip_high))
-    return logprobs.like(losses)
+    return ppo_clip(
+        logprobs, old_logprobs, advantages, loss_mask, level="sequence", clip=clip, clip_high=clip_high
+    )
 
 
 @op(assumes=("sampling_logprobs",))
@@ -112,15 +111,3 @@ def vespo(
     rate = torch.where(gains, decay, decay_negative).to(log_ratio.dtype)
     weight = (k * log_ratio + rate * (1 - log_ratio.exp())).exp()
     return logprobs.like(-weight * advantages.values * logprobs.values)
-
-
-def sequence_ratio(logprobs: torch.Tensor, old_logprobs: Ragged, loss_mask: Ragged) -> torch.Tensor:
-    """Return exp(mean_t(logprobs - old_logprobs)) of each token's sequence, exponent in +-20."""
-    mean = masked_mean(old_logprobs.like(logprobs - old_logprobs.values), loss_mask)
-    return loss_mask.spread(mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()).values
-
-
-def masked_mean(column: Ragged, loss_mask: Ragged) -> torch.Tensor:
-    """Return each row's mean over its loss mask ``[samples]``; 0 for a row without one."""
-    masked = column.like(torch.where(loss_mask.values, column.values, 0))
-    return masked.sum() / loss_mask.sum().clamp(min=1)

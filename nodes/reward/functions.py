@@ -32,6 +32,7 @@ def verl(
     *,
     function: FileFunction,
     arguments: dict[str, Any] | None = None,
+    key: str = "score",
     timeout: PositiveFloat = 60.0,
     parallel: Annotated[int, Field(ge=1)] = 8,
     on_error: OnError = "fail",
@@ -49,6 +50,7 @@ def verl(
     Attributes:
         function: the function, as my_rewards.py:compute_score, in a file beside the graph.
         arguments: more arguments of each call, by name.
+        key: which number of the dict is the reward; of gdpo each reward has its own.
         timeout: seconds that one call may take, above 0.
         parallel: calls at a time, at least 1.
         on_error: what a call that fails, is late or gives no number does: fail, zero or drop, as in
@@ -69,8 +71,8 @@ def verl(
         given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
     rows = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
     told: list[Mapping[str, Any]] = []
-    judged = each(ctx, _scoring(scorer, arguments or {}, told), rows, on_error, timeout, parallel)
-    for name in dict.fromkeys(name for result in told for name in result if name != "score"):
+    judged = each(ctx, _scoring(scorer, arguments or {}, told, key), rows, on_error, timeout, parallel)
+    for name in dict.fromkeys(name for result in told for name in result if name != key):
         if numbers := [float(r[name]) for r in told if is_reward(r.get(name))]:
             ctx.record(name, numbers)
     return judged
@@ -129,14 +131,14 @@ def trl(
 
 
 def _scoring(
-    function: Callable[..., Any], arguments: Mapping[str, Any], told: list[Mapping[str, Any]]
+    function: Callable[..., Any], arguments: Mapping[str, Any], told: list[Mapping[str, Any]], key: str
 ) -> Callable[..., Any]:
     """Return what ``each`` calls: the function with its arguments, whose dicts are added to ``told``."""
 
     def number(result: Any) -> float:
         if isinstance(result, Mapping):
             told.append(result)
-            result = result["score"]
+            result = result[key]
         return float(result)
 
     def score(**row: Any) -> float:

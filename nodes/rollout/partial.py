@@ -19,6 +19,7 @@ from rlgraph.nodes.rollout.rollout import (
     StopText,
     assemble,
     record_lengths,
+    response_limits,
     seed,
 )
 from rlgraph.nodes.rollout.stop_text import cut_at_text
@@ -50,6 +51,7 @@ def partial(
     *,
     n: Annotated[int, Field(ge=1)] = 1,
     max_new_tokens: Annotated[int, Field(ge=1)],
+    max_total_tokens: Annotated[int, Field(ge=2)] | None = None,
     chunk: Annotated[int, Field(ge=1)] | None = None,
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0,
     stays: bool = False,
@@ -92,6 +94,8 @@ def partial(
     Attributes:
         n: responses per prompt, at least 1.
         max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
+        max_total_tokens: the most tokens of a prompt and its response together; null: no bound of its own. A
+            response may then have as many as its prompt leaves of it, and no more than max_new_tokens.
         chunk: the most tokens that a response gets in a round; null: all that it wants.
         enough: the share of a round's groups on a device after which the others are aborted; 1: none are.
         stays: whether engines go on with what is unfinished from where it is; ``schedule.stream`` sets it.
@@ -110,6 +114,7 @@ def partial(
         rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}
     """
     ids = prompt.tolist()
+    limits = response_limits(ctx, ids, max_new_tokens, max_total_tokens)
     samples = [*_begun(ctx), *[Generation()] * (n * len(ids))][: n * len(ids)]
     stays &= ctx.resumes
     if not ctx.resumes:
@@ -125,11 +130,11 @@ def partial(
         *(most, temperature, top_p, top_k, min_p, stop, stop_token_ids),
         *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
     )
-    _go_on(model, ids, samples, seeds, max_new_tokens, sampling, wanted, stays, ctx.is_due)
+    _go_on(model, ids, samples, seeds, limits, sampling, wanted, stays, ctx.is_due)
     generated = sum(len(sample.tokens) for sample in samples) - before
     ctx.record("tokens/generated", generated, kind="sum", over="tokens")
     groups = [samples[i * n : i * n + n] for i in range(len(ids))]
-    whole = [i for i, group in enumerate(groups) if all(_ended(s, max_new_tokens) for s in group)]
+    whole = [i for i, group in enumerate(groups) if all(_ended(s, limits[i]) for s in group)]
     if ctx.resumes:
         _leave(ctx, whole, groups)
     return _written(model, ctx, [(ids[i], ctx.rows[i], groups[i]) for i in whole])
@@ -140,7 +145,7 @@ def _go_on(
     ids: Sequence[list[int]],
     samples: list[Generation],
     seeds: Sequence[int],
-    longest: int,
+    limits: Sequence[int],
     sampling: Sampling,
     wanted: int,
     stays: bool,
@@ -148,11 +153,13 @@ def _go_on(
 ) -> None:
     """Give every sample that has not ended more tokens, until so many groups have nothing that runs.
 
-    Those of a prompt that have none yet share it.
+    ``limits`` are the most tokens of a response to each prompt. Those of a prompt that have none yet share
+    it.
     """
     requests, owners = [], []
     n = len(samples) // len(ids) if ids else 1
     for first in range(0, len(samples), n):
+        longest = limits[first // n]
         members = [i for i in range(first, first + n) if not _ended(samples[i], longest)]
         fresh = [i for i in members if not samples[i].tokens]
         for group in (fresh, *([i] for i in members if samples[i].tokens)):

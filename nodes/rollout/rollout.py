@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, NonNegativeFloat
 
+from rlgraph.errors import RunError
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
 from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, op
@@ -41,6 +42,7 @@ class Rollout(NamedTuple):
 
 SAMPLING: dict[Role, str] = {
     "response_limit": "max_new_tokens",
+    "total_limit": "max_total_tokens",
     "temperature": "temperature",
     "nucleus": "top_p",
 }
@@ -69,6 +71,7 @@ def rollout(
     *,
     n: Annotated[int, Field(ge=1)] = 1,
     max_new_tokens: Annotated[int, Field(ge=1)],
+    max_total_tokens: Annotated[int, Field(ge=2)] | None = None,
     temperature: NonNegativeFloat = 1.0,
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
     top_k: Annotated[int, Field(ge=0)] = 0,
@@ -98,6 +101,8 @@ def rollout(
     Attributes:
         n: responses per prompt, at least 1.
         max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
+        max_total_tokens: the most tokens of a prompt and its response together; null: no bound of its own. A
+            response may then have as many as its prompt leaves of it, and no more than max_new_tokens.
         temperature: what the logits are divided by; 0 takes the most likely token.
         top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
@@ -117,7 +122,11 @@ def rollout(
     """
     rows = [row * n + k for row in ctx.rows for k in range(n)]
     seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
-    requests = [Request(ids, seeds[i * n : i * n + n]) for i, ids in enumerate(prompt.tolist())]
+    limits = response_limits(ctx, prompt.tolist(), max_new_tokens, max_total_tokens)
+    requests = [
+        Request(ids, seeds[i * n : i * n + n], max_new_tokens=limit)
+        for i, (ids, limit) in enumerate(zip(prompt.tolist(), limits, strict=True))
+    ]
     sampling = Sampling(
         *(max_new_tokens, temperature, top_p, top_k, min_p, stop, stop_token_ids),
         *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
@@ -130,6 +139,25 @@ def rollout(
     columns = assemble(model.tokenizer, pairs, [row // n for row in rows])
     record_lengths(ctx, pairs, columns.responses)
     return columns
+
+
+def response_limits(
+    ctx: Context, prompts: Sequence[Sequence[int]], most: int, total: int | None
+) -> list[int]:
+    """Return the most tokens of each prompt's response, where it and its prompt have no more than ``total``.
+
+    Raises:
+        RunError: a prompt leaves no token for a response.
+    """
+    if total is None:
+        return [most] * len(prompts)
+    for row, ids in enumerate(prompts):
+        if len(ids) >= total:
+            law = f"`{ctx.node}`: prompt {ctx.number(row)} of the batch has {len(ids):,} tokens: within "
+            law += f"max_total_tokens ({total:,}) there is no room for a response"
+            remedy = f"let data.prompts drop such questions, by max_prompt_tokens: {total - 1}, or raise it"
+            raise RunError(f"{law}\n  {remedy}")
+    return [min(most, total - len(ids)) for ids in prompts]
 
 
 def seed(run: int, iteration: int, node: str, row: int) -> int:

@@ -15,6 +15,13 @@ class Squared(NamedTuple):
     squares: float32[samples, tokens]
 
 
+class Uncertain(NamedTuple):
+    """The columns that ``logprobs.entropy`` writes."""
+
+    logprobs: float32[samples, tokens]
+    entropy: float32[samples, tokens]
+
+
 @op(own=("routing",), assumes=("replayed",), roles={"temperature": "temperature", "keep": "keep"})
 def logprobs(
     model: TrainEngine,
@@ -67,6 +74,30 @@ def squares(
     """
     divisor = 1.0 if temperature is None else temperature
     return Squared(*model.squares(tokens, loss_mask, divisor, routing=routing))
+
+
+@op(own=("routing",), assumes=("replayed",), roles={"temperature": "temperature"})
+def entropies(
+    model: TrainEngine,
+    tokens: int64[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    routing: int64[samples, tokens, layers, k] | None,
+    *,
+    temperature: PositiveFloat | None = None,
+) -> Uncertain:
+    """Log-probs, and how open the choice of each token was: the entropy of its distribution, in one pass.
+
+    ``logprobs`` as the op of that name; ``entropy`` is -sum_v p_v log p_v over the vocabulary at the same
+    position, in nats (arXiv 2506.01939, for weight.entropy). Both are 0 where ``loss_mask`` is false.
+
+    Attributes:
+        temperature: what the logits are divided by, above 0; null: the rollout's.
+
+    Example:
+        old_logprobs: {op: logprobs.entropy, model: policy, out: {logprobs: old_logprobs}}
+    """
+    divisor = 1.0 if temperature is None else temperature
+    return Uncertain(*model.entropies(tokens, loss_mask, divisor, routing=routing))
 
 
 @op(head="value")

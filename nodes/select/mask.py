@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.ops import Tokenizer, boolean, int64, op, samples, tokens
+from rlgraph.ops import Context, Tokenizer, boolean, float32, int64, op, samples, tokens
 
 
 @op()
@@ -55,3 +55,36 @@ def steps(
         last = [len(pieces) - 1] if pieces else []
         out[row][loss_mask[row].nonzero()[[*last, *(bisect_left(stops, at) for at in ends)], 0]] = True
     return out
+
+
+@op()
+def complete(
+    ctx: Context, truncated: boolean[samples], loss_mask: boolean[samples, tokens]
+) -> boolean[samples, tokens]:
+    """The loss mask of samples that came to their end; nothing of those that a limit cut off.
+
+    Overlong filtering (DAPO, arXiv 2503.14476, section 3.4): what was cut off has a reward for what it did
+    not get to write. Given to an update as its ``loss_mask``, means count none of those tokens, and means
+    over sequences still count the sequences. Records ``masked``, the share of samples that are masked.
+
+    Example:
+        whole_mask: {op: mask.complete}
+        update_policy: {op: update.policy, model: policy, loss: {kind: ppo_clip}, in: {loss_mask: whole_mask}}
+    """
+    ctx.record("masked", truncated, kind="share")
+    return loss_mask.like(loss_mask.values & ~loss_mask.spread(truncated).values)
+
+
+@op()
+def weighed(
+    weights: float32[samples, tokens], loss_mask: boolean[samples, tokens]
+) -> boolean[samples, tokens]:
+    """The loss mask without tokens whose weight is 0.
+
+    An update still counts a token of weight 0 in its means; with this as its ``loss_mask`` it does not, as
+    verl's rejection by rollout correction has it.
+
+    Example:
+        kept_mask: {op: mask.weighed, in: {weights: rollout_weights}}
+    """
+    return loss_mask.like(loss_mask.values & (weights.values != 0))

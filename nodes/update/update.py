@@ -9,7 +9,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.loss import policy as losses
 from rlgraph.nodes.loss.policy import Aggregation, KlKind, PolicyAggregation
-from rlgraph.nodes.loss.sequence import gspo, sequence_ratio
+from rlgraph.nodes.loss.ratio import masked_mean, ratio, sequence_ratio
+from rlgraph.nodes.loss.sequence import gspo
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged, same
 from rlgraph.ops import Batch, Context, Loss, Metric, Objective, Totals, TrainEngine, op
@@ -18,15 +19,16 @@ from rlgraph.ops.declare import Role
 
 Metrics = dict[str, Metric | tuple[Any, Any]]  # scalars on the micro-batch's device
 NO_ADVANTAGE = 1e-6  # what is less is rounding
+WEIGHTS = ("rollout_weights", "token_weights")  # columns that a token's loss is multiplied by
 SPREAD = ("advantage", "ratio", "return", "value", "rollout_gap")  # of which there are _std, _min and _max
 PASSES: dict[Role, str] = {"minibatches": "minibatches", "epochs": "epochs"}
 
 
 @op(
     updates=True,
-    when={"ref_logprobs": "kl_coef", "kl": "kl_coef"},
+    when={"ref_logprobs": "kl_coef", "kl": "kl_coef", "kl_unbiased": "kl_coef"},
     own=("routing",),
-    assumes=("reference", "constant_norm", "replayed"),
+    assumes=("reference", "constant_norm", "replayed", "signed"),
     measures={"kl_coef": "kl_ref"},
     roles={**PASSES, "temperature": "temperature"},
 )
@@ -38,6 +40,8 @@ def policy(
     ref_logprobs: float32[samples, tokens] | None,
     rollout_logprobs: float32[samples, tokens] | None,
     rollout_weights: float32[samples, tokens] | None,
+    token_weights: float32[samples, tokens] | None,
+    watched_logprobs: float32[samples, tokens] | None,
     routing: int64[samples, tokens, layers, k] | None,
     *,
     loss: Loss,
@@ -48,6 +52,8 @@ def policy(
     norm: PositiveFloat | None = None,
     kl_coef: NonNegativeFloat = 0.0,
     kl: KlKind = "k3",
+    kl_unbiased: bool = False,
+    off_policy_limit: PositiveFloat | None = None,
     entropy_coef: float = 0.0,
     weight: NonNegativeFloat = 1.0,
     over: Literal["samples", "segments"] = "samples",
@@ -57,15 +63,17 @@ def policy(
     L = agg(w loss) + kl_coef agg(KL(policy, ref)) - entropy_coef agg(entropy), agg over the loss mask of a
     whole mini-batch, on all ranks (PPO, arXiv 1707.06347; the KL term: GRPO, arXiv 2402.03300). Reads the
     columns that the loss names, and ``ref_logprobs`` where ``kl_coef`` is not 0. w is ``rollout_weights``,
-    which a correction writes, or 1: a token of weight 0 adds nothing and is still counted by agg. With
-    ``routing`` of its own rollout a mixture routes each token to the experts that generated with it: routers
-    weigh those, and learn by that (R3, arXiv 2510.11370). Records
-    ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3, nats per
-    token), ``ratio``, ``clip_fraction`` (tokens whose ratio is outside the clip), ``advantage`` and
-    ``no_advantage`` (tokens whose advantage is 0, which have no gradient). Between ``rollout_logprobs`` and
-    ``old_logprobs`` (or the log-probs of now, where the loss reads none): ``rollout_gap``, |p_rollout -
-    p_old| per token, and ``rollout_kl``, KL(rollout, old) by k3. Of ``advantage``, ``ratio`` and
-    ``rollout_gap`` there are ``_std``, ``_min`` and ``_max`` beside the mean.
+    which a correction writes, or 1, times ``token_weights``, which ops as weight.entropy write, or 1: a token
+    of weight 0 adds nothing and is still counted by agg. With ``routing`` of its own rollout a mixture routes
+    each token to the experts that generated with it: routers weigh those, and learn by that (R3, arXiv
+    2510.11370). ``in: {watched_logprobs: COLUMN}`` adds nothing to L and measures KL(policy, column).
+
+    Records ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3,
+    nats per token), ``kl_watched`` (likewise), ``ratio``, ``clip_fraction`` (tokens whose ratio is outside
+    the clip), ``advantage`` and ``no_advantage`` (tokens whose advantage is 0, which have no gradient).
+    Between ``rollout_logprobs`` and ``old_logprobs`` (or the log-probs of now, where the loss reads none):
+    ``rollout_gap``, |p_rollout - p_old| per token, and ``rollout_kl``, KL(rollout, old) by k3. Of
+    ``advantage``, ``ratio`` and ``rollout_gap`` there are ``_std``, ``_min`` and ``_max`` beside the mean.
 
     Attributes:
         loss: the loss and its own attributes, e.g. {kind: ppo_clip, clip: 0.2}.
@@ -79,6 +87,13 @@ def policy(
         kl_coef: weight of the KL to the reference, at least 0; 0 for none; may be adaptive, and follows
             ``kl_ref`` then.
         kl: its estimator: k1, k2, k3 or abs.
+        kl_unbiased: whether to multiply each token's estimate by the ratio of the policy now to
+            ``old_logprobs``, of the loss's level: with k3 its gradient is then that of the KL itself
+            (DeepSeek-V3.2, arXiv 2512.02556, eq. 7), where that of the bare estimate is of another one.
+        off_policy_limit: of a sequence whose mean of log p_sampled - log p is above this, in nats per token,
+            tokens with A < 0 add nothing (DeepSeek-V3.2, eq. 9); log p is of now, log p_sampled of
+            ``rollout_logprobs``, or else ``old_logprobs``. Null for no limit. Records ``off_policy``, the
+            share of such tokens.
         entropy_coef: weight of the entropy bonus, in loss per nat; 0 for none.
         weight: what the whole of L counts, at least 0, beside the losses of nodes that join this one or that
             it ``joins``; the metric ``loss`` is without it.
@@ -94,11 +109,15 @@ def policy(
         "ref_logprobs": ref_logprobs,
         "rollout_logprobs": rollout_logprobs,
         "rollout_weights": rollout_weights,
+        "token_weights": token_weights,
+        "watched_logprobs": watched_logprobs,
         "routing": routing,
     }
     present = {name: column for name, column in extra.items() if column is not None}
     columns = {"tokens": tokens, "loss_mask": loss_mask, **present, **loss.columns}
-    objective = policy_objective(loss, aggregate, kl_coef, kl, entropy_coef, norm)
+    objective = policy_objective(
+        loss, aggregate, kl_coef, kl, entropy_coef, norm, kl_unbiased, off_policy_limit
+    )
     divisor = 1.0 if temperature is None else temperature
     several = bool(ctx.total_samples) and over == "samples"
     passes = minibatches, epochs, divisor, entropy_coef != 0, several, weight
@@ -169,6 +188,8 @@ def policy_objective(
     kl: KlKind,
     entropy_coef: float,
     norm: float | None = None,
+    kl_unbiased: bool = False,
+    off_policy_limit: float | None = None,
 ) -> Objective:
     """Return the objective of ``update.policy`` for a train engine: (batch, totals) -> (loss, metrics)."""
 
@@ -178,12 +199,18 @@ def policy_objective(
             # the compiler leaves the column out where this forward computes it
             batch = {**batch, "old_logprobs": logprobs.like(logprobs.values.detach())}
         weighed = loss(batch)
-        if "rollout_weights" in batch:
-            weighed = weighed.like(weighed.values * batch["rollout_weights"].values)
-        total = losses.aggregate(weighed, loss_mask, totals, how, norm)
+        for name in WEIGHTS:
+            if name in batch:
+                weighed = weighed.like(weighed.values * batch[name].values)
         measured = _policy_measures(loss, batch)
+        if off_policy_limit is not None:
+            measured["off_policy"] = left = _off_policy(batch, off_policy_limit)
+            weighed = weighed.like(torch.where(left, 0, weighed.values))
+        total = losses.aggregate(weighed, loss_mask, totals, how, norm)
         if "ref_logprobs" in batch:
             divergence = logprobs.like(losses.kl(logprobs.values, batch["ref_logprobs"].values, kl))
+            if kl_unbiased:
+                divergence = logprobs.like(divergence.values * _kl_ratio(loss, batch))
             measured["kl_ref"] = divergence.values
             total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how, norm)
         if entropy_coef:
@@ -211,7 +238,7 @@ def critic_objective(clip: float, how: Aggregation) -> Objective:
 
 def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
     """Return metrics per token, ``[all tokens]``: how far the policy has moved, and its entropy."""
-    measured = {}
+    measured, logprobs = {}, batch["logprobs"]
     if "entropy" in batch:
         measured["entropy"] = batch["entropy"].values
     if "advantages" in batch:
@@ -222,13 +249,44 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
         if loss.body is losses.decoupled_ppo_approx:
             old = losses.proximal(now, old, loss.attributes["staleness"])
         measured["kl_old"] = losses.kl(old, now, "k3")
-        measured["ratio"] = rho = losses.ratio(now, old)
-        if loss.body is gspo:
-            measured["ratio"] = rho = sequence_ratio(now, batch["old_logprobs"], batch["loss_mask"])
+        measured["ratio"] = rho = ratio(now, old)
+        if _of_sequences(loss):
+            measured["ratio"] = rho = sequence_ratio(now, logprobs.like(old), batch["loss_mask"])
         if clip := loss.attributes.get("clip"):
             high = loss.attributes.get("clip_high") or clip
-            measured["clip_fraction"] = (rho < 1 - clip) | (rho > 1 + high)
+            most = 1 + high
+            if loss.body is losses.cispo and loss.attributes.get("cap"):
+                most = loss.attributes["cap"]
+            measured["clip_fraction"] = (rho < 1 - clip) | (rho > most)
+    if "watched_logprobs" in batch:
+        measured["kl_watched"] = losses.kl(logprobs.values.detach(), batch["watched_logprobs"].values, "k3")
     return measured
+
+
+def _of_sequences(loss: Loss) -> bool:
+    """Return whether the ratio of a loss is that of a sequence, as a geometric mean."""
+    return loss.body is gspo or loss.attributes.get("level") == "sequence"
+
+
+def _kl_ratio(loss: Loss, batch: Batch) -> torch.Tensor:
+    """Return what an unbiased KL weighs each token by, with its gradient, ``[all tokens]``.
+
+    Without ``old_logprobs`` the policy has not moved since: the ratio is 1, and has a gradient.
+    """
+    logprobs = batch["logprobs"]
+    old = batch.get("old_logprobs", logprobs.like(logprobs.values.detach()))
+    if _of_sequences(loss):
+        return sequence_ratio(logprobs.values, old, batch["loss_mask"])
+    return ratio(logprobs.values, old.values)
+
+
+def _off_policy(batch: Batch, limit: float) -> torch.Tensor:
+    """Return where A < 0 in sequences that the policy has gone too far away from, ``[all tokens]``."""
+    logprobs = batch["logprobs"]
+    now = logprobs.values.detach()
+    sampled = batch.get("rollout_logprobs", batch.get("old_logprobs", logprobs)).values.detach()
+    drift = masked_mean(logprobs.like(sampled - now), batch["loss_mask"])
+    return (logprobs.spread(drift).values > limit) & (batch["advantages"].values < 0)
 
 
 def _metrics(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:

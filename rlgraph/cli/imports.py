@@ -26,13 +26,27 @@ def import_settings() -> None:
 
 @import_settings.command()
 @click.argument("settings", nargs=-1, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.option("--config-name", "-cn", help="As verl takes it: a file of its own, or one in --config-path.")
+@click.option("--config-path", "-cp", help="As verl takes it: the folder of --config-name.")
+@click.option(
+    "--version", type=click.Choice(["0.9.1", "main"]), default="0.9.1", help="Whose defaults and losses."
+)
 @OUTPUT_PATH
-def verl(settings: Sequence[str], output: Path | None) -> None:
-    """Import a configuration of verl's PPO trainer: a YAML file, KEY=VALUE as verl takes them, or both."""
+def verl(
+    settings: Sequence[str],
+    config_name: str | None,
+    config_path: str | None,
+    version: str,
+    output: Path | None,
+) -> None:
+    """Import a configuration of verl's PPO or SFT trainer: a YAML file, KEY=VALUE as verl takes them, or both."""
     from rlgraph.importing.verl import import_verl
 
     file, overrides = _parted(settings)
-    _write(import_verl(file, overrides, _folder(output)), output)
+    name = config_name.removesuffix(".yaml") if config_name else None
+    if name and file is None and (beside := Path(config_path or "", f"{name}.yaml")).is_file():
+        file = beside
+    _write(import_verl(file, overrides, _folder(output), version, None if file else name), output)
 
 
 @import_settings.command()

@@ -29,6 +29,7 @@ class Workload:
     kept: Mapping[str, float] = field(default_factory=dict)
     turns: float | None = None  # of a conversation; None: half of what its rollout allows
     tool_seconds: float = 0.0  # in which each turn but the last is answered
+    bound: float = math.inf  # the most tokens of a prompt and its response together
 
     @property
     def mean(self) -> float:
@@ -42,7 +43,7 @@ class Workload:
 
     def longest(self, rows: float) -> float:
         """Return the tokens of the longest of ``rows`` samples."""
-        return max(self.prompt + self.responses.of_longest(rows), self.mean)
+        return max(min(self.prompt + self.responses.of_longest(rows), self.bound), self.mean)
 
     def limited(self, rollout: Function) -> Lengths:
         """Return the response lengths of one rollout, which may allow fewer tokens than another."""
@@ -61,7 +62,7 @@ class Workload:
     @property
     def most(self) -> float:
         """Return the most tokens that a sample may have."""
-        return self.longest_prompt + self.responses.longest
+        return min(self.longest_prompt + self.responses.longest, self.bound)
 
 
 def workload(
@@ -94,8 +95,10 @@ def workload(
     functions = plan.functions["train"]
     rollouts = [f for f in functions.values() if "serve" in f.handles.values()]
     limit = max((_number(f, "response_limit", RESPONSE) for f in rollouts), default=RESPONSE)
+    bound = max((_number(f, "total_limit", math.inf) for f in rollouts), default=math.inf)
     longest = max((_number(f, "prompt_limit", 0) for f in functions.values()), default=0)
     prompt = prompt_tokens or (longest / 2 if longest else PROMPT)
+    limit = min(limit, max(bound - 1, 1))
     lengths = Lengths.of(response_tokens or limit / 2, limit)
     kept = _kept(plan, kept_rows or {})
     rows = _rows(plan, kept)
@@ -118,7 +121,7 @@ def workload(
         share = f"{imbalance:g} x the mean of those" if imbalance > 1 else "as many tokens as the others"
         assumed.append(f"the busiest device that divides experts has {share} (--expert-imbalance)")
     most = max(longest, 2 * prompt)
-    work = Workload(rows, prompt, most, lengths, (), imbalance, kept, turns, tool_seconds or 0.0)
+    work = Workload(rows, prompt, most, lengths, (), imbalance, kept, turns, tool_seconds or 0.0, bound)
     for node, function in functions.items():
         if "turns" in function.roles:
             half = "" if turns else f"half of {function.roles['turns']}; "

@@ -10,7 +10,7 @@ from rlgraph.importing.options import put_in
 from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
 from rlgraph.syntax.model_settings import ModelSection
-from rlgraph.syntax.settings import GraphFile
+from rlgraph.syntax.settings import Eval, GraphFile
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow
 
@@ -69,9 +69,11 @@ class Draft:
         parts = _parts(path)
         if (there := find(self.tree, parts)) is not None:
             return there.plain()
-        if parts[0] == "eval":
+        if parts[0] == "eval" and parts[1:2] == ("nodes",):
             node = find(self.tree, parts[:3])
             return self.value(".".join(parts[2:])) if node else UNKNOWN
+        if parts[0] == "eval":
+            return _of_section(Eval, parts[1:]) if find(self.tree, parts[:1]) else UNKNOWN
         if parts[0] == "nodes":
             return self._of_node(parts)
         if parts[0] == "models":

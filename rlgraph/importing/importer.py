@@ -80,8 +80,8 @@ def outcomes_of(options: Options, draft: Draft, by: By) -> Iterator[KeyOutcome]:
         elif row.key in options.values:
             seen.add(row.key)
             yield judged.outcome(row, options.spelled[row.key], options.values[row.key])
-        elif row.to and row.default is not None:
-            yield judged.outcome(row, row.key, row.default, given=False)
+        elif row.to and (default := options[row.key] if row.follows else row.default) is not None:
+            yield judged.outcome(row, row.key, default, given=False)
     for key in options.values:
         if key.endswith("_target_"):
             yield KeyOutcome(options.spelled[key], options.values[key], "default", "a class of Hydra's")
@@ -132,6 +132,8 @@ class Judge:
             return "none", str(row.none)
         if value in (None, "", {}, []) or ("default" in row.says and value == row.default):
             return "default", f"{self.options.table.name}'s own default"
+        if row.shape and known and row.by:
+            self.by[row.by](value, self.options)  # it may have something to say of the value
         return ("taken", str(row.shape)) if row.shape and known else ("hand", str(row.hand))
 
     def _taken(self, row: KeyRow, value: Any) -> tuple[Fate, str]:

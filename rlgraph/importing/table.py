@@ -8,7 +8,7 @@ documents are made of them.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +52,7 @@ class KeyRow:
         read = self.says.get("if")
         condition = f" (read with `{read}`)" if read else ""
         default = f"`{flow(self.default)}`" if "default" in self.says else ""
+        default = f"`{self.follows}`" if self.follows else default
         return f"| `{self.key}` | {default} | {meaning}{condition} |".replace("\\", "\\\\")
 
 
@@ -82,6 +83,14 @@ class KeyTable:
             if key == old or key.startswith(f"{old}."):
                 return str(renames[old]) + key[len(old) :]
         return key
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "KeyTable":
+        """Return the table with other defaults, of a release or an engine whose own these are."""
+        rows = {
+            key: replace(row, says={**row.says, "default": defaults[key]}) if key in defaults else row
+            for key, row in self.rows.items()
+        }
+        return replace(self, rows=rows)
 
     def markdown(self) -> Iterator[str]:
         """Yield the lines of the documents' tables, one per section."""

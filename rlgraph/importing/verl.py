@@ -1,6 +1,9 @@
 """verl: which nodes its trainer would run, and values that follow from several keys."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,8 @@ from rlgraph.errors import GraphError, Problem, nearest
 from rlgraph.importing.draft import UNKNOWN, Draft
 from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
 from rlgraph.importing.options import Options, read_settings
-from rlgraph.importing.table import table_of
+from rlgraph.importing.table import KeyTable, table_of
+from rlgraph.importing.verl_sft import import_verl_sft
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 SCORED = "actor_rollout_ref.rollout"  # where log-probs of the policy are set
@@ -16,24 +20,122 @@ REWARD, OVERLONG = "reward.custom_reward_function", "reward.reward_kwargs.overlo
 FILTER, CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
 IN_REWARD, IN_LOSS = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
 TRUTH = "reward_model.ground_truth"
+BYPASS, HYBRID = f"{CORRECTION}.bypass_mode", "actor_rollout_ref.hybrid_engine"
 NO_LIMIT = 1000  # rounds of a refill that is to have no limit
+# any of these steps the optimizer in host memory
+OFFLOADS = (
+    "fsdp_config.offload_policy",
+    "optim.override_optimizer_config.optimizer_offload_fraction",
+    "optim.override_optimizer_config.optimizer_cpu_offload",
+)
+HOST = 8  # devices of a host, at most, as of the GPUs that servers span
+TOKENS = 16384  # of a micro-batch on one device, verl's ppo_max_token_len_per_gpu
+MOST_REWARDS = 4  # that advantage.gdpo reads
+# under override_config, and no fields of config.json
+NO_FIELDS = (
+    "attn_implementation",
+    "model_config",
+    "moe_config",
+    "embd_pdrop",
+    "resid_pdrop",
+    "summary_dropout_prob",
+)
+REJECTION = re.compile(r"(?P<over>token|seq_sum|seq_mean|seq_max)_(?P<kl>k[123])")
+OVER = {"token": "token", "seq_sum": "sum", "seq_mean": "mean", "seq_max": "max"}
 
 
-def import_verl(file: Path | None, overrides: Sequence[str], folder: Path = Path()) -> Imported:
+def import_verl(
+    file: Path | None,
+    overrides: Sequence[str],
+    folder: Path = Path(),
+    release: str = "",
+    config: str | None = None,
+) -> Imported:
     """Return the graph, to be written to a folder, that does what verl's trainer does with these settings.
 
+    ``release`` is one of the table's, the newest on PyPI unless it is given; ``config`` is what
+    ``--config-name`` says where there is no such file.
+
     Raises:
-        GraphError: the settings can't be read, or the estimator is none that there is a graph for.
+        GraphError: the settings can't be read, are of no trainer, or need one that there is no graph for.
     """
-    options = Options(table_of("verl"), read_settings(file, overrides), folder)
+    given = read_settings(file, overrides)
+    given = {**table_of("verl").facts["configs"].get(config or _config_of(given), {}), **given}
+    if trainer_of(given) == "sft":
+        return import_verl_sft(given, file, folder)
+    options = Options(_table(given, release, config), given, folder)
     draft = draft_of(options)
-    outcomes = list(outcomes_of(options, draft, BY))
-    if not options[f"{REWARD}.path"]:
-        told = options.table.facts["told"]
-        text = told["scorers"] + told["overlong"] * options.is_on(f"{OVERLONG}.enable")
-        outcomes.insert(0, KeyOutcome("the reward", UNKNOWN, "hand", text))
+    outcomes = [*_told(options, config), *outcomes_of(options, draft, BY)]
+    outcomes += _alike(draft)
+    _hosts(draft, options)
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
+
+
+def _config_of(given: Mapping[str, Any]) -> str:
+    """Return which file of verl's the trainer that these settings are of reads where nobody says another."""
+    if any(key.startswith("async_training.") for key in given):
+        return "fully_async_ppo_trainer"
+    return "one_step_off_ppo_trainer" if "rollout.nnodes" in given else "ppo_trainer"
+
+
+def trainer_of(given: Mapping[str, Any]) -> str:
+    """Return whose settings they are, ppo or sft, by the keys that only one of them has.
+
+    Raises:
+        GraphError: they are of a program that evaluates or generates, and trains nothing.
+    """
+    marks = table_of("verl").facts["programs"]
+    for program, prefixes in marks.items():
+        if any(key == prefix or key.startswith(f"{prefix}.") for key in given for prefix in prefixes):
+            if program in ("ppo", "sft"):
+                return str(program)
+            keys = ", ".join(key for key in given if key in prefixes)
+            law = f"{keys}: these are settings of verl's {program}, which trains nothing"
+            remedy = "`rlgraph eval GRAPH` measures a policy, and `rlgraph chat` samples from it"
+            raise GraphError([Problem("no-trainer", law, None, (), remedy)])
+    return "ppo"
+
+
+def _table(given: Mapping[str, Any], release: str, config: str | None) -> KeyTable:
+    """Return the table with the defaults of a release, and of the engine that trains."""
+    table = table_of("verl")
+    engine = str(given.get("model_engine") or given.get(f"{ACTOR}.strategy") or "")
+    for name in table.facts["engines"]:
+        if config and name in config:
+            engine = name
+    releases = table.facts["releases"]
+    of_release = releases[release or next(iter(releases))]
+    defaults = {**table.facts["engines"].get(engine, {}), **of_release["defaults"]}
+    losses = {**table.facts["losses"], **of_release["losses"]}
+    return replace(table.with_defaults(defaults), facts={**table.facts, "losses": losses})
+
+
+def _told(options: Options, config: str | None) -> Iterator[KeyOutcome]:
+    """Yield what has to be said that no key stands for."""
+    told = options.table.facts["told"]
+    if not options[f"{REWARD}.path"] and not _distils(options):
+        text = told["scorers"] + told["overlong"] * options.is_on(f"{OVERLONG}.enable")
+        yield KeyOutcome("the reward", UNKNOWN, "hand", text)
+    if config and config not in options.table.facts["configs"]:
+        yield KeyOutcome("--config-name", config, "hand", told["config"])
+    is_off = not options.is_on(BYPASS) and not options[f"{CORRECTION}.rollout_is"]
+    if _generating_devices(options) and is_off and not options[f"{CORRECTION}.rollout_rs"]:
+        yield KeyOutcome("the weights", UNKNOWN, "hand", told["stale"])
+    if _sees(options):
+        yield KeyOutcome("images", UNKNOWN, "hand", told["images"])
+
+
+def _sees(options: Options) -> bool:
+    """Return whether the rows have images, video or sound: by a key that says so, or the model's name."""
+    keys = ("image", "video", "audio")
+    named = any(options.values.get(f"data.{key}_key") for key in keys)
+    limited = options.values.get("actor_rollout_ref.rollout.limit_images")
+    return bool(named or limited or options.is_on("data.return_multi_modal_inputs"))
+
+
+def _distils(options: Options) -> bool:
+    return options.is_on("distillation.enabled")
 
 
 def draft_of(options: Options) -> Draft:
@@ -44,40 +146,168 @@ def draft_of(options: Options) -> Draft:
         raise GraphError([Problem("no-graph", law, None, tuple(estimators), nearest(name, estimators))])
     drops, overlong = options.is_on(f"{FILTER}.enable"), options.is_on(f"{OVERLONG}.enable")
     dapo = name == "grpo" and drops and overlong and not options.is_on(IN_REWARD)
-    draft = Draft("dapo" if dapo else estimators[name]["extends"])
+    if _distils(options):
+        draft = Draft("distill")
+        drops = overlong = dapo = False
+        _teacher(draft, options)
+    else:
+        draft = Draft("dapo" if dapo else estimators[name]["extends"])
+        for path, value in estimators[name].get("set", {}).items():
+            draft.set(path, value)
     if options["trainer.total_training_steps"] is None:
         draft.remove("schedule.iterations")
+    _pools(draft, options)
     _loss(draft, options)
-    _reference(draft, options, estimators[name]["compares"] == "tokens")
+    _reference(draft, options, estimators[name]["compares"] == "tokens" and not _distils(options))
     _data(draft, options)
+    if name == "gdpo":
+        _rewards_by_key(draft, options)
     if overlong and not dapo:
         penalty = {"op": "reward.overlong", "on": "rewards", "limit": "${nodes.rollout.max_new_tokens}"}
         draft.edit("insert", overlong={**penalty, "buffer": options[f"{OVERLONG}.len"]})
     if drops:
         _filter(draft, options, added=not dapo)
     _correction(draft, options)
+    if options.is_on(BYPASS):
+        _drop_unread(draft)
     if options.is_on("actor_rollout_ref.rollout.multi_turn.enable"):
         draft.set("rollout.op", "rollout.agent")
     return draft
 
 
+def _teacher(draft: Draft, options: Options) -> None:
+    """Give the graph distill its teacher.
+
+    Raises:
+        GraphError: there are several teachers, or the loss is no reverse KL of sampled tokens.
+    """
+    teachers = {
+        str(value)
+        for key, value in options.values.items()
+        if key.startswith("distillation.teacher_models.") and key.endswith(".model_path")
+    }
+    loss = "distillation.distillation_loss"
+    is_policy_gradient = options[f"{loss}.loss_mode"] == "k1" and options.is_on(f"{loss}.use_policy_gradient")
+    if not is_policy_gradient or options.is_on(f"{loss}.use_task_rewards") or len(teachers) > 1:
+        law = f"distillation: {loss}.loss_mode={options[f'{loss}.loss_mode']}, {len(teachers)} teachers: there is a "
+        law += "graph for one teacher, loss_mode k1, use_policy_gradient true and use_task_rewards false"
+        remedy = "the graphs mopd (several teachers) and distill_reward (with a reward) are the nearest"
+        raise GraphError([Problem("no-graph", law, None, (), remedy)])
+    if teachers:
+        draft.set("models.teacher.path", options.path(teachers.pop()))
+
+
+def _pools(draft: Draft, options: Options) -> None:
+    """Give generation a pool of its own where verl does, and say how far it runs ahead."""
+    devices = _generating_devices(options)
+    if not devices:
+        return
+    trained = options["trainer.nnodes"] * options["trainer.n_gpus_per_node"]
+    draft.edit("set", pools={"train": {"devices": trained}, "gen": {"devices": devices}})
+    if not _streams(options):
+        draft.set("schedule.staleness", 1)
+        return
+    # verl begins (1 + staleness_threshold) times the prompts of an iteration before its weights change
+    draft.set("schedule.stream", {"staleness": 1, "too_old": "correct"})
+    if total := options["rollout.total_rollout_steps"]:
+        draft.set("schedule.iterations", max(1, round(int(total) / batch_of(options))))
+
+
+def _generating_devices(options: Options) -> int:
+    """Return the devices of the pool that only generates; 0 where there is none."""
+    if options["rollout.nnodes"]:
+        return int(options["rollout.nnodes"]) * int(options["rollout.n_gpus_per_node"])
+    if options[HYBRID] or not options["actor_rollout_ref.rollout.nnodes"]:
+        return 0
+    each = options["actor_rollout_ref.rollout.n_gpus_per_node"]
+    return int(options["actor_rollout_ref.rollout.nnodes"]) * int(each)
+
+
+def devices(_: Any, options: Options) -> int:
+    if _generating_devices(options):
+        raise Idle("taken: pools.train.devices")
+    return int(options["trainer.nnodes"]) * int(options["trainer.n_gpus_per_node"])
+
+
+def _streams(options: Options) -> bool:
+    """Return whether generation and training run at the same time, as verl's fully async trainer does."""
+    return any(key.startswith("async_training.") for key in options.values)
+
+
+def _updates_per_sync(options: Options) -> int:
+    return int(options["async_training.trigger_parameter_sync_step"] or 1)
+
+
+def batch_of(options: Options) -> int:
+    """Return the prompts of an iteration.
+
+    verl's fully async trainer reads no batch size: it trains on ``require_batches`` mini-batches at a time,
+    and sends weights after ``trigger_parameter_sync_step`` of them, which is an iteration here.
+    """
+    if not _streams(options):
+        return int(options["data.train_batch_size"])
+    mini = int(options[f"{ACTOR}.ppo_mini_batch_size"])
+    return mini * int(options["async_training.require_batches"] or 1) * _updates_per_sync(options)
+
+
 def _loss(draft: Draft, options: Options) -> None:
     """Give the update verl's loss, whatever the parent's is: verl clips ratios with every estimator."""
     spec = _spec(options) or options.table.facts["losses"]["vanilla"]
-    given = {name: _of_actor(options, key) for name, key in spec["with"].items()}
-    if not draft.has("old_logprobs"):
+    given = {name: _of_actor(options, key) for name, key in spec.get("with", {}).items()}
+    if options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce":
+        given = _weighed(options)
+    spec = {**spec, "kind": _loss_of(options)}
+    if not draft.has("old_logprobs") and spec["kind"] != "reinforce":
         draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
+    if node := spec.get("node"):
+        shares = {name: _of_actor(options, key) for name, key in node["with"].items()}
+        restrained = {"op": node["op"], **shares, "minibatches": "${nodes.update_policy.minibatches}"}
+        draft.edit("add", restrained=restrained)
     draft.edit("replace", **{"update_policy.loss": {"kind": spec["kind"], **given}})
+    if spec["kind"] == "reinforce":
+        draft.set("update_policy.minibatches", 1)
     if "aggregate" in spec:
         draft.set("update_policy.aggregate", spec["aggregate"])
     elif options[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-sum-norm":
         longest = options[f"{ACTOR}.loss_scale_factor"] or options["data.max_response_length"]
         draft.set("update_policy.norm", longest)
+    if options.is_on(BYPASS) and spec["kind"] != "reinforce":
+        draft.set("update_policy.in", {"old_logprobs": "rollout_logprobs"})
+
+
+def _drop_unread(draft: Draft) -> None:
+    """Leave out the scoring pass whose log-probs nothing reads where the ratio is to what sampled."""
+    readers = ("shaped", "restrained", "rollout_weights")
+    is_read = draft.value("advantages.op") in ("advantage.distill", "advantage.optimal_token_baseline")
+    if not is_read and not any(draft.has(name) for name in readers):
+        draft.remove("old_logprobs")
+
+
+def _loss_of(options: Options) -> str:
+    """Return the kind of loss that the update has."""
+    if options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce":
+        return "cispo" if _weighed(options) else "reinforce"
+    return str((_spec(options) or options.table.facts["losses"]["vanilla"])["kind"])
+
+
+def _weighed(options: Options) -> dict[str, Any]:
+    """Return the attributes of cispo that weigh a policy gradient as verl's REINFORCE in bypass mode does.
+
+    Its weights are the ratio of now to what sampled, capped, without a gradient: those of cispo without a
+    lower bound.
+    """
+    return {"clip": 1.0, "cap": _bounds(options)[1]} if options[f"{CORRECTION}.rollout_is"] == "token" else {}
 
 
 def _spec(options: Options) -> Mapping[str, Any]:
-    """Return what the table says of the loss; nothing where it has none of the name."""
-    return dict(options.table.facts["losses"].get(options[f"{ACTOR}.policy_loss.loss_mode"], {}))
+    """Return what the table says of the loss; nothing where it has none of the name.
+
+    In bypass mode verl takes the clipped loss whatever loss_mode says.
+    """
+    losses = options.table.facts["losses"]
+    if options.is_on(BYPASS):
+        return dict(losses["vanilla"])
+    return dict(losses.get(options[f"{ACTOR}.policy_loss.loss_mode"], {}))
 
 
 def _of_actor(options: Options, key: str) -> Any:
@@ -106,51 +336,202 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
 
 def _data(draft: Draft, options: Options) -> None:
     """Read verl's rows, score them by the user's function, and evaluate where verl does."""
-    draft.set("prompts.answer", TRUTH)
-    draft.set("prompts.answer_after", None)
-    if path := options[f"{REWARD}.path"]:
-        source = {"from": options["data.reward_fn_key"], "type": "text", "default": ""}
-        more = {"data_source": source, "extra_info": {"type": "json", "default": {}}}
-        draft.set("prompts.columns", {"ground_truth": {"from": TRUTH, "type": "json"}, **more})
-        node: dict[str, Any] = {
-            "op": "reward.verl",
-            "function": f"{options.path(path)}:{options[f'{REWARD}.name']}",
-        }
-        if arguments := options.below(f"{REWARD}.reward_kwargs.*"):
-            node["arguments"] = arguments
-        draft.edit("replace", rewards=node)
-        if draft.has("greedy_rewards"):
-            outs = {"rewards": "greedy_rewards", "failed": "greedy_failed"}
-            ins = {"responses": "greedy_responses"}
-            draft.edit("replace", greedy_rewards={**node, "in": ins, "out": outs})
-    if options.is_on("trainer.test_freq"):
+    if not _distils(options):
+        _rewards(draft, options)
+    if options.is_on("trainer.test_freq") and not _distils(options):
         nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": {"n": 1, "temperature": 0}}
         report = {"reward": "rewards"}
         draft.set("eval", {"every": options["trainer.test_freq"], "nodes": nodes, "report": report})
 
 
+def _rewards(draft: Draft, options: Options) -> None:
+    """Read the right answers, and score by the user's function where there is one."""
+    draft.set("prompts.answer", TRUTH)
+    draft.set("prompts.answer_after", None)
+    if not (path := options[f"{REWARD}.path"]):
+        return
+    source = {"from": options["data.reward_fn_key"], "type": "text", "default": ""}
+    more = {"data_source": source, "extra_info": {"type": "json", "default": {}}}
+    draft.set("prompts.columns", {"ground_truth": {"from": TRUTH, "type": "json"}, **more})
+    node: dict[str, Any] = {
+        "op": "reward.verl",
+        "function": f"{options.path(path)}:{options[f'{REWARD}.name']}",
+    }
+    if arguments := options.below(f"{REWARD}.reward_kwargs.*"):
+        node["arguments"] = arguments
+    draft.edit("replace", rewards=node)
+    if draft.has("greedy_rewards"):
+        outs = {"rewards": "greedy_rewards", "failed": "greedy_failed"}
+        ins = {"responses": "greedy_responses"}
+        draft.edit("replace", greedy_rewards={**node, "in": ins, "out": outs})
+
+
+def _rewards_by_key(draft: Draft, options: Options) -> None:
+    """Give the graph gdpo a reward for each of the keys of what the user's function returns.
+
+    Raises:
+        GraphError: there is no function that returns them, or there are more than advantage.gdpo reads.
+    """
+    keys = options["algorithm.gdpo_reward_keys"] or []
+    if not options[f"{REWARD}.path"] or not 1 <= len(keys) <= MOST_REWARDS:
+        law = (
+            f"algorithm.adv_estimator=gdpo compares rewards by algorithm.gdpo_reward_keys, {len(keys)} here, "
+        )
+        law += "of what reward.custom_reward_function returns"
+        remedy = f"give both, with 1 to {MOST_REWARDS} keys"
+        raise GraphError([Problem("no-graph", law, None, (), remedy)])
+    weights = options["algorithm.gdpo_reward_weights"] or [1.0] * len(keys)
+    node = {name: draft.value(f"rewards.{name}") for name in ("op", "function", "arguments")}
+    node = {name: value for name, value in node.items() if value is not None}
+    draft.remove("formatted")
+    inputs, attributes = {}, {}
+    for number, (key, weight) in enumerate(zip(keys, weights, strict=False), 1):
+        end = "" if number == 1 else f"_{number}"
+        attributes[f"weight{end}"] = float(weight)
+        if number == 1:
+            draft.set("rewards.key", key)
+            continue
+        outs = {"rewards": f"rewards{end}", "failed": f"failed{end}"}
+        draft.edit("add", **{f"rewards{end}": {**node, "key": key, "out": outs}})
+        inputs[f"rewards{end}"] = f"rewards{end}"
+    if len(keys) == 1:
+        attributes["weight_2"] = 0.0
+    advantages = {"op": "advantage.gdpo", **attributes} | ({"in": inputs} if inputs else {})
+    draft.edit("replace", advantages=advantages)
+
+
 def _filter(draft: Draft, options: Options, added: bool) -> None:
     """Sample groups of one reward again, as dynamic sampling does."""
     refill: dict[str, Any] = {"rounds": options[f"{FILTER}.max_num_gen_batches"] or NO_LIMIT}
-    asked, wanted = options["data.gen_batch_size"], options["data.train_batch_size"]
+    asked, wanted = options["data.gen_batch_size"], batch_of(options)
     if asked and asked > wanted:
         refill["expected"] = round(wanted / asked, 6)
     if not added:
         draft.set("informative.refill", refill)
-        return
-    draft.edit("add", informative={"op": "filter.mixed", "refill": refill})
-    for node in ("old_logprobs", "ref_logprobs", "values", "shaped", "scored", "advantages"):
-        if draft.has(node):
-            draft.set(f"{node}.rows", "informative")
+    else:
+        draft.edit("add", informative={"op": "filter.mixed", "refill": refill})
+        for node in ("old_logprobs", "ref_logprobs", "values", "shaped", "scored", "advantages"):
+            if draft.has(node):
+                draft.set(f"{node}.rows", "informative")
+    if draft.has("overlong") and options[f"{FILTER}.metric"] not in ("acc", "score"):
+        draft.set("informative.in", {"rewards": "overlong"})
+
+
+def _bounds(options: Options) -> tuple[float | None, float]:
+    """Return the least and the largest ratio that verl's rollout_is_threshold says."""
+    low, mark, high = str(options[f"{CORRECTION}.rollout_is_threshold"]).partition("_")
+    return (float(low), float(high)) if mark else (None, float(low))
 
 
 def _correction(draft: Draft, options: Options) -> None:
-    """Weigh tokens by how far the engine that sampled is from the one that trains."""
-    level, cap = options[f"{CORRECTION}.rollout_is"], options[f"{CORRECTION}.rollout_is_threshold"]
+    """Weigh tokens by how far the engine that sampled is from the one that trains, and leave out some.
+
+    In bypass mode verl's loss weighs or clips by the ratio to what sampled itself, and rejection alone stays.
+    """
+    level, (low, cap) = options[f"{CORRECTION}.rollout_is"], _bounds(options)
     if options.is_on(f"{ACTOR}.tis_imp_ratio_cap"):
-        level, cap = "token", options[f"{ACTOR}.tis_imp_ratio_cap"]
-    if level in ("token", "sequence"):
-        draft.edit("add", rollout_weights={"op": "correction.tis", "level": level, "cap": cap})
+        level, low, cap = "token", None, options[f"{ACTOR}.tis_imp_ratio_cap"]
+    bypass = options.is_on(BYPASS)
+    nodes: list[dict[str, Any]] = []
+    if level in ("token", "sequence") and not bypass:
+        bounds = {"cap": cap} if low is None else {"low": low, "high": cap}
+        op = "correction.tis" if low is None else "correction.mis"
+        nodes.append({"op": op, "level": level, **bounds})
+    if not bypass:
+        nodes += [dict(node) for node in _rejections(options)]
+    if not nodes and not bypass and _generating_devices(options):
+        # rows are of older weights, for which verl makes up in no way here: weights of 1 say so
+        nodes.append({"op": "correction.tis", "floor": 1.0, "cap": 1.0})
+    for number, node in enumerate(nodes, 1):
+        name = "rollout_weights" if number == len(nodes) else f"weights_{number}"
+        ins = {"in": {"weights": f"weights_{number - 1}"}} if number > 1 else {}
+        draft.edit("add", **{name: {**node, **ins}})
+
+
+def _rejections(options: Options) -> Iterator[Mapping[str, Any]]:
+    """Yield a node of correction.reject for each mode of rollout_rs."""
+    modes = [
+        mode.strip() for mode in str(options[f"{CORRECTION}.rollout_rs"] or "").split(",") if mode.strip()
+    ]
+    bounds = [b.strip() for b in str(options[f"{CORRECTION}.rollout_rs_threshold"] or "").split(",")]
+    if len(bounds) == 1:
+        bounds *= len(modes)
+    for mode, bound in zip(dict.fromkeys(modes), bounds, strict=False):
+        match = REJECTION.fullmatch(mode)
+        if match is None or not bound:
+            continue
+        over = OVER[match["over"]]
+        if match["kl"] != "k1":
+            yield {"op": "correction.reject", "threshold": float(bound), "kl": match["kl"], "over": over}
+            continue
+        low, mark, high = bound.partition("_")
+        most = math.log(float(high if mark else low))
+        least = math.log(float(low)) if mark else -most
+        yield {"op": "correction.reject", "threshold": most, "least": least, "kl": "k1", "over": over}
+
+
+def corrected(value: str, options: Options) -> str:
+    """Say what becomes of importance weights in bypass mode."""
+    if not options.is_on(BYPASS):
+        return value
+    if options[f"{CORRECTION}.loss_type"] != "reinforce":
+        raise Idle("decides nothing: in bypass mode the clipped loss takes no weights")
+    if value == "sequence":
+        raise Hand(
+            "no loss here weighs a token by the product of its sequence's ratios of now: nothing is weighed"
+        )
+    return value
+
+
+def rejected(value: str, options: Options) -> str:
+    """Say how what verl rejects differs here, or which modes have no node."""
+    modes = [mode.strip() for mode in str(value).split(",")]
+    if options.is_on(BYPASS):
+        raise Hand(
+            "in bypass mode verl rejects by the log-probs of now at each step; here nothing is rejected"
+        )
+    if unknown := [mode for mode in modes if not REJECTION.fullmatch(mode)]:
+        raise Hand(
+            f"{', '.join(unknown)}: verl 0.9.1 has token, seq_sum, seq_mean and seq_max, with k1, k2 or k3"
+        )
+    raise Hand(
+        "taken as correction.reject; what is rejected still counts in the mean of update_policy.aggregate, "
+        "where verl leaves it out, so that a step is smaller by the share that is rejected"
+    )
+
+
+def batch_normalized(value: bool, options: Options) -> bool:
+    """Say that weights are not normalised, where there are any."""
+    if value and options[f"{CORRECTION}.rollout_is"]:
+        raise Hand("weights are not normalised; an op of your own may divide them by their mean")
+    return value
+
+
+def _alike(draft: Draft) -> Iterator[KeyOutcome]:
+    """Read models of one path alike: a reference or critic has the policy's fields and its trust.
+
+    Yields what was given otherwise.
+    """
+    same = ("${models.policy.path}", draft.value("models.policy.path"))
+    for name in ("ref", "critic"):
+        if not draft.has(f"models.{name}") or draft.value(f"models.{name}.path") not in same:
+            continue
+        for field in ("config", "trust_remote_code"):
+            ours, theirs = draft.value(f"models.{name}.{field}"), draft.value(f"models.policy.{field}")
+            if (ours or None) == (theirs or None):
+                continue
+            draft.set(f"models.{name}.{field}", theirs)
+            if ours:
+                text = "it is read as the policy is, of which it has the files"
+                yield KeyOutcome(f"models.{name}.{field}", ours, "hand", text)
+
+
+def _hosts(draft: Draft, options: Options) -> None:
+    """Say how many hosts an engine spans that has more devices than one."""
+    spanned, each = draft.value("models.policy.serve.tensor_parallel"), options["trainer.n_gpus_per_node"]
+    each = min(each, HOST) if isinstance(each, int) else HOST
+    if isinstance(spanned, int) and spanned > each and spanned % each == 0:
+        draft.set("models.policy.serve.hosts", spanned // each)
 
 
 def truncate(_: Any, options: Options) -> str | None:
@@ -163,16 +544,32 @@ def truncate(_: Any, options: Options) -> str | None:
 
 def minibatches(value: int, options: Options) -> int:
     """Return the optimizer steps of a pass; verl's mini-batches are counted in prompts."""
-    batch = options["data.train_batch_size"]
+    batch = batch_of(options)
+    if _loss_of(options) == "reinforce" and (batch != value or options[f"{ACTOR}.ppo_epochs"] > 1):
+        law = "the loss is the plain policy gradient, which corrects for no step that came before"
+        raise Hand(f"{law}: the graph takes one step per iteration; give it ppo_clip for {batch / value:g}")
     if batch % value:
         law = f"{batch} prompts are no whole number of mini-batches of {value}"
         raise Hand(f"{law}: set update_policy.minibatches, {batch / value:.2f} here")
     return int(batch // value)
 
 
+def critic_minibatches(value: int, options: Options) -> int:
+    """Return the same of the critic, of which nothing has to be said twice where it follows the actor."""
+    batch = batch_of(options)
+    if batch % value == 0:
+        return int(batch // value)
+    if value == options[f"{ACTOR}.ppo_mini_batch_size"]:
+        raise Idle("it follows the actor's")
+    raise Hand(
+        f"{batch} prompts are no whole number of mini-batches of {value}: set update_critic.minibatches"
+    )
+
+
 def aggregate(value: str, options: Options) -> str:
     """Return how losses are averaged; of some losses verl has a mean that nobody sets."""
-    own = _spec(options).get("aggregate", value)
+    spec = _spec(options)
+    own = spec.get("aggregate", value)
     if own != value and (options.is_on(IN_LOSS) or options[f"{ACTOR}.entropy_coeff"]):
         raise Hand(f"verl averages the loss by {own}, KL and entropy by this; the graph has {own} for all")
     return str(own)
@@ -187,23 +584,69 @@ def kl_in_reward(value: float, options: Options) -> Any:
 
 
 def steps_of(where: str) -> Callable[[int, Options], int]:
-    """Return what makes optimizer steps of iterations: verl's learning rate moves once per iteration."""
+    """Return what makes optimizer steps of iterations: verl's learning rate moves once per update call."""
 
     def steps(value: int, options: Options) -> int:
-        size = options[f"{where}.ppo_mini_batch_size"] or options[f"{ACTOR}.ppo_mini_batch_size"]
-        passes = options[f"{where}.ppo_epochs"] or options[f"{ACTOR}.ppo_epochs"]
-        return max(int(value), 0) * minibatches(size, options) * int(passes)
+        if int(value) <= 0:
+            return 0
+        size = options[f"{where}.ppo_mini_batch_size"]
+        passes = options[f"{where}.ppo_epochs"]
+        each = _updates_per_sync(options) if _streams(options) else 1
+        return int(value) * minibatches(size, options) // each * int(passes)
 
     return steps
 
 
 def warmup_share(where: str) -> Callable[[float, Options], float]:
+    """Return what takes the share of a run that warms up; verl reads it where no number of steps is given."""
+
     def share(value: float, options: Options) -> float:
-        if not value or options[f"{where}.optim.lr_warmup_steps"] >= 0:
+        if not value or options[f"{where}.optim.lr_warmup_steps"] > 0:
             raise Idle("decides nothing: there is none, or lr_warmup_steps counts")
         return float(value)
 
     return share
+
+
+def least_rate(value: float, options: Options) -> float:
+    """Return the share of the learning rate that it falls to, of the rate itself as Megatron has it."""
+    share = float(value) / float(options[f"{ACTOR}.optim.lr"])
+    if share >= 1:
+        raise Hand(
+            "it is no less than lr, so that the rate stays: set models.policy.optimizer.schedule: constant"
+        )
+    return share
+
+
+def expert_parallel(value: int, options: Options) -> int:
+    """Return the devices that experts are dealt out to, where they divide an engine's."""
+    devices = options["actor_rollout_ref.rollout.tensor_model_parallel_size"]
+    if int(devices) % int(value):
+        law = f"verl deals experts out to {value} devices, of tensor and data parallel engines"
+        raise Hand(f"{law}; an engine here has {devices}: set models.policy.serve.expert_parallel, a divisor")
+    return int(value)
+
+
+def trusted(_: Any, options: Options) -> bool:
+    """Return whether code of the model's files may run; here the tokenizer and the model are one thing."""
+    return options.is_on("actor_rollout_ref.model.trust_remote_code") or options.is_on(
+        "data.trust_remote_code"
+    )
+
+
+def config_of(where: str) -> Callable[[Any, Options], Mapping[str, Any]]:
+    """Return what collects fields of a model's config.json, which Megatron has one level deeper."""
+
+    def config(_: Any, options: Options) -> Mapping[str, Any]:
+        above = f"{where}.model.override_config"
+        rows = [key for key in (f"{above}.*", f"{above}.model_config.*") if key in options.table.rows]
+        fields = {name: value for key in rows for name, value in options.below(key).items()}
+        ours = {key: value for key, value in fields.items() if key not in NO_FIELDS}
+        if not ours:
+            raise Idle("it has no field of config.json")
+        return ours
+
+    return config
 
 
 def lora(value: int, options: Options) -> Mapping[str, Any] | None:
@@ -215,7 +658,8 @@ def micro_tokens(where: str, switch: str, rows: bool) -> Callable[[int, Options]
     """Return what makes tokens of a micro-batch's size, which is one device's, in tokens or in rows.
 
     Without a switch of its own a model's micro-batches are counted as the actor's are. Of rows, each is
-    taken to be as long as one may be. Devices that share a row add up.
+    taken to be as long as one may be, up to the tokens that verl takes where it counts tokens: the size
+    decides about memory and speed, and rows are shorter as a rule. Devices that share a row add up.
     """
 
     def tokens(value: int, options: Options) -> int:
@@ -225,24 +669,27 @@ def micro_tokens(where: str, switch: str, rows: bool) -> Callable[[int, Options]
             raise Idle(f"decides nothing: {own} is {'on' if rows else 'off'}")
         longest = options["data.max_prompt_length"] + options["data.max_response_length"]
         sharers = options[f"{where}.{shared}"] or options[f"{ACTOR}.{shared}"]
-        return int(value) * int(longest if rows else 1) * int(sharers)
+        if rows:
+            return int(min(int(value) * longest, max(longest, TOKENS))) * int(sharers)
+        return int(value) * int(sharers)
 
     return tokens
 
 
-def _samples(options: Options) -> bool:
-    return options.is_on("actor_rollout_ref.rollout.val_kwargs.do_sample")
-
-
-def val_cut(value: float, options: Options) -> float:
-    if not _samples(options):
-        raise Idle("decides nothing: the likeliest token is taken")
-    return max(value, 0)
+def passes(value: int, options: Options) -> int:
+    """Return the passes over a batch; the plain policy gradient has one."""
+    if _loss_of(options) == "reinforce" and value > 1:
+        raise Hand(
+            "the loss is the plain policy gradient, which corrects for no step that came before: one pass"
+        )
+    return value
 
 
 def epochs(value: Any, options: Options) -> Any:
     if options["trainer.total_training_steps"] is not None:
         raise Idle("decides nothing: total_training_steps counts")
+    if _streams(options) and options["rollout.total_rollout_steps"]:
+        raise Idle("decides nothing: rollout.total_rollout_steps counts")
     return value
 
 
@@ -251,6 +698,17 @@ BY: By = {
     "path": lambda value, o: o.path(value),
     "truncate": truncate,
     "minibatches": minibatches,
+    "critic_minibatches": critic_minibatches,
+    "batch": lambda _, o: batch_of(o),
+    "least_rate": least_rate,
+    "expert_parallel": expert_parallel,
+    "trusted": trusted,
+    "config": config_of("actor_rollout_ref"),
+    "critic_config": config_of(CRITIC),
+    "offloaded": lambda _, o: any(o.is_on(f"{ACTOR}.{key}") for key in OFFLOADS),
+    "corrected": corrected,
+    "rejected": rejected,
+    "batch_normalized": batch_normalized,
     "aggregate": aggregate,
     "kl_in_reward": kl_in_reward,
     "natural": lambda value, _: max(int(value), 0),
@@ -260,11 +718,10 @@ BY: By = {
     "warmup_share": warmup_share(ACTOR),
     "critic_warmup_share": warmup_share(CRITIC),
     "epochs": epochs,
-    "devices": lambda _, o: o["trainer.nnodes"] * o["trainer.n_gpus_per_node"],
+    "passes": passes,
+    "devices": devices,
     "critic_warmup": lambda value, _: max(int(value), 1) if value else None,
     "lora": lora,
-    "val_temperature": lambda value, o: value if _samples(o) else 0,
-    "val_cut": val_cut,
     "tokens_per_gpu": micro_tokens(ACTOR, "use_dynamic_bsz", rows=False),
     "rows_per_gpu": micro_tokens(ACTOR, "use_dynamic_bsz", rows=True),
     "scored_tokens": micro_tokens(SCORED, "log_prob_use_dynamic_bsz", rows=False),

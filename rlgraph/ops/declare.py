@@ -26,7 +26,8 @@ from rlgraph.text_value import Referring
 
 RowScope = Literal["each", "group", "all"]
 # what an attribute decides for others: the rows that a source gives; the most tokens of a prompt, of a
-# response; at which temperature samples are drawn or scored; whether sampling is cut to a nucleus (below 1);
+# response, of both together; at which temperature samples are drawn or scored; whether sampling is cut to a
+# nucleus (below 1);
 # the optimizer steps of a pass over the rows, and the passes; that a recompute stays that could be left out;
 # that a serve engine tells which experts it chose; how many rows one becomes, as a rule and at most, of an op
 # with ``counts``; that a sample may be several contexts, of which a model sees one at a time; of an op that
@@ -36,6 +37,7 @@ Role = Literal[
     "rows",
     "prompt_limit",
     "response_limit",
+    "total_limit",
     "temperature",
     "nucleus",
     "minibatches",

@@ -179,6 +179,9 @@ class TrainEngine(Protocol):
     def squares(self, tokens: Any, loss_mask: Any, temperature: float = 1.0, *, routing: Any = None) -> Any:
         """Return ``logprobs``, and each token's sum of squared probabilities: two ``Ragged``."""
 
+    def entropies(self, tokens: Any, loss_mask: Any, temperature: float = 1.0, *, routing: Any = None) -> Any:
+        """Return ``logprobs``, and the entropy of each token's distribution, in nats: two ``Ragged``."""
+
     def values(self, tokens: Any, loss_mask: Any) -> Any:
         """Return the value head's estimate before each token: float32 ``Ragged`` ``[samples, tokens]``."""
 

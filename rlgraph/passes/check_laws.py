@@ -138,6 +138,8 @@ def _reference(graph: Graph, node: Node, call: Call) -> Problem | None:
     column = call.ins.get("ref_logprobs")
     if column is None or (scorer := writer(graph, column)).model != _trained(graph, node):
         return None
+    if scorer is sampler(graph, node.domain):
+        return None  # what holds the policy near to the one that sampled, which is older or another engine
     law = f"node `{node.name}` measures the KL to a reference; "
     law += f"`{column}` is of the same weights, {source(scorer)}"
     frozen = [name for name, model in graph.models.items() if model.spec.frozen and model.spec.head == "lm"]
@@ -177,6 +179,18 @@ def _constant_norm(graph: Graph, node: Node, call: Call) -> Problem | None:
     limit = rollout.called.name_of("response_limit") if rollout else ""
     value = f"'${{nodes.{rollout.name}.{limit}}}'" if rollout and limit else "1024"
     return refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: {value}}}")
+
+
+def _signed(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A limit on what rows of negative advantages may weigh wants a loss that reads advantages."""
+    if call.attributes["off_policy_limit"] is None:
+        return None
+    loss = node.hooks["loss"]
+    if any(port.name == "advantages" for port in loss.op.inputs):
+        return None
+    law = f"node `{node.name}`: off_policy_limit leaves out tokens of negative advantages, and its loss "
+    law += f"{loss.op.name} reads no `advantages`"
+    return refusal("no-advantages", law, graph, node, [], f"set: {{{node.name}.off_policy_limit: null}}")
 
 
 def _dropped(graph: Graph, node: Node, call: Call) -> Problem | None:
@@ -293,6 +307,7 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "reference": _reference,
     "critic_values": _critic_values,
     "constant_norm": _constant_norm,
+    "signed": _signed,
     "dropped": _dropped,
     "one_step": _one_step,
     "sequence_sum": _sequence_sum,

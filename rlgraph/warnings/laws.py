@@ -260,7 +260,10 @@ def _too_long(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:
         rollout, at = graph.node(name), "eval.nodes." * bool(graph.report)
         source = graph.node(graph.ancestors(rollout.domain)[-1].maker)
         most, longest = rollout.called.value("response_limit"), source.called.value("prompt_limit") or 0
+        bound = rollout.called.value("total_limit")
         if not (isinstance(most, int) and isinstance(longest, int)) or most + longest <= context:
+            continue
+        if isinstance(bound, int) and bound <= context:
             continue
         response, prompt = rollout.called.name_of("response_limit"), source.called.name_of("prompt_limit")
         limits = {f"{rollout.name}.{response}": most}

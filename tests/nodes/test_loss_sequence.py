@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlgraph.nodes.loss.policy import aggregate
-from rlgraph.nodes.loss.sequence import geo_mean, gspo, sequence_ratio, vespo
+from rlgraph.nodes.loss.ratio import sequence_ratio
+from rlgraph.nodes.loss.sequence import geo_mean, gspo, vespo
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Totals
 

@@ -59,6 +59,9 @@ from rlgraph.syntax.model_settings import Lora
 
 ROW = ""  # the row numbers, among columns that have names
 
+# methods of an engine that return two columns -> the method of its model that computes both
+WITH_SCORES = {"squares": "token_squares", "entropies": "token_entropies"}
+
 
 class FsdpEngine:
     """Implements ``rlgraph.ops.TrainEngine``; every rank of the mesh calls its methods in one order.
@@ -248,6 +251,18 @@ class FsdpEngine:
         assert self.head == "lm", "a value head has no probabilities"
         scores, squares = self._score("squares", tokens, loss_mask, temperature, routing)
         return scores, squares
+
+    def entropies(
+        self,
+        tokens: Ragged,
+        loss_mask: Ragged,
+        temperature: float = 1.0,
+        routing: Ragged | None = None,
+    ) -> tuple[Ragged, Ragged]:
+        """Return, from one pass, ``logprobs`` and the entropy of each token's distribution, in nats."""
+        assert self.head == "lm", "a value head has no probabilities"
+        scores, entropies = self._score("entropies", tokens, loss_mask, temperature, routing)
+        return scores, entropies
 
     def values(self, tokens: Ragged, loss_mask: Ragged) -> Ragged:
         """Return the value before each token: float32 ``[samples, tokens]``, 0 where not in ``loss_mask``."""
@@ -476,7 +491,7 @@ class FsdpEngine:
     ) -> list[Ragged]:
         """Return the columns ``[samples, tokens]`` that a method of this name returns."""
         self.residency.need(["parameters"], what)
-        squares = what == "squares"
+        beside = WITH_SCORES.get(what)
         given = {"tokens": tokens, "loss_mask": loss_mask, "routing": routing}
         present = {name: column for name, column in given.items() if column is not None}
         columns, own = self.rows.pooled(present)
@@ -486,20 +501,20 @@ class FsdpEngine:
         batches = micro_batches(columns, self.scoring, self.device)
         passes = int(over_ranks(torch.tensor([len(batches)]), self.group).max())
         with torch.no_grad(), expandable_segments(self.device), gathered(self.shards):
-            scores = [self._stacked(batch, temperature, squares) for batch in batches]
+            scores = [self._stacked(batch, temperature, beside) for batch in batches]
             for _ in range(passes - len(batches)):
-                self._stacked(placeholder(self.scoring, self.device), temperature, squares)
-        out = torch.zeros(1 + squares, count, device=self.device)
+                self._stacked(placeholder(self.scoring, self.device), temperature, beside)
+        out = torch.zeros(2 if beside else 1, count, device=self.device)
         if batches:
             places = [batch.columns["place"].values[batch.places] for batch in batches]
             out[:, torch.cat(places)] = torch.cat(scores, 1)
         return [tokens.like(row) for row in out[:, own]]
 
-    def _stacked(self, batch: MicroBatch, temperature: float, squares: bool) -> torch.Tensor:
-        """Return scores ``[1, scored]``, or ``[2, scored]`` with the sums of squared probabilities."""
-        if squares:
+    def _stacked(self, batch: MicroBatch, temperature: float, beside: str | None) -> torch.Tensor:
+        """Return scores ``[1, scored]``, or ``[2, scored]`` with what a method of scoring.py gives beside."""
+        if beside:
             self._replay(batch)
-            return torch.stack([*map(batch.whole, self.model.token_squares(batch, temperature))])
+            return torch.stack([*map(batch.whole, getattr(self.model, beside)(batch, temperature))])
         return self._scores(batch, temperature, "none")[0][None]
 
     def _scores(

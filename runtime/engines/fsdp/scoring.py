@@ -60,7 +60,8 @@ def prepare(model: FSDPModule, wide: bool = False) -> None:
         output.forward = partial(_wide_logits, output)
     module.token_scores = partial(token_scores, module)
     module.token_squares = partial(token_squares, module)
-    for method in ("token_scores", "token_squares"):
+    module.token_entropies = partial(token_entropies, module)
+    for method in ("token_scores", "token_squares", "token_entropies"):
         register_fsdp_forward_method(module, method)
     for head in ends(module)[1:]:
         if isinstance(head, FSDPModule):
@@ -119,6 +120,15 @@ def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[to
     return cast(tuple[torch.Tensor, torch.Tensor], _with_head(model, _squares, *own))
 
 
+def token_entropies(model: Any, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each scored token's log-prob and the entropy of its distribution: ``[scored]`` each, in nats.
+
+    They are without gradients, and the log-probs are those of ``token_scores`` to the bit.
+    """
+    own = (_hidden(model, batch), temperature, batch.labels)
+    return cast(tuple[torch.Tensor, torch.Tensor], _with_head(model, _entropies, *own))
+
+
 def _scores(
     model: Any, hidden: torch.Tensor, temperature: float, entropy: Entropy, labels: torch.Tensor
 ) -> Scores:
@@ -134,6 +144,15 @@ def _squares(
     chunks = zip(hidden.split(rows), labels.split(rows), strict=True)
     parts = [_chunk_squares(logits_of(model, h), y, temperature) for h, y in chunks]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([squares for _, squares in parts])
+
+
+def _entropies(
+    model: Any, hidden: torch.Tensor, temperature: float, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, _ = _rows(model, hidden)
+    chunks = zip(hidden.split(rows), labels.split(rows), strict=True)
+    parts = [_chunk_entropies(logits_of(model, h), y, temperature) for h, y in chunks]
+    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
 
 
 def _hidden(model: Any, batch: MicroBatch) -> torch.Tensor:
@@ -274,6 +293,21 @@ def _chunk_squares(
     x, chosen = _shifted(logits, labels, temperature)
     total = x.exp_().sum(-1)
     return chosen.sub_(total.log()), x.square_().sum(-1).div_(total.square())
+
+
+def _chunk_entropies(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probs of one chunk, and entropies, in the memory of its logits and an eighth more."""
+    x, chosen = _shifted(logits, labels, temperature)
+    totals, means = list[torch.Tensor](), list[torch.Tensor]()
+    for part in x.split(max(1, len(x) // 8)):
+        exponentials = part.exp()
+        total = exponentials.sum(-1)
+        totals.append(total)
+        means.append(part.mul_(exponentials).sum(-1).div_(total))
+    log_total = torch.cat(totals).log()
+    return chosen.sub_(log_total), log_total - torch.cat(means)
 
 
 def _shifted(

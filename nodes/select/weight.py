@@ -1,0 +1,111 @@
+"""Weights of tokens that say where a loss learns: name the node ``token_weights``, and ``update.policy``
+multiplies its loss by it, beside the ``rollout_weights`` of a correction.
+
+What is chosen is chosen over a whole mini-batch, which no micro-batch sees: so weights are a column, made
+before the update. All weights are 0 outside the loss mask. ``weights`` of another node are multiplied.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat
+
+from rlgraph.nodes.loss.covariance import TokenShare, minibatch_sizes
+from rlgraph.nodes.support.lazy import torch
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Context, boolean, float32, op, samples, tokens
+
+
+@op(rows="all", roles={"minibatches": "minibatches"})
+def entropy(
+    ctx: Context,
+    entropy: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    weights: float32[samples, tokens] | None,
+    *,
+    share: TokenShare = 0.2,
+    minibatches: Annotated[int, Field(ge=1)] = 1,
+) -> float32[samples, tokens]:
+    """The tokens of highest entropy alone: those at which a response takes its way (arXiv 2506.01939).
+
+    1 where the entropy is at least the (1 - share) quantile of a mini-batch's tokens in the loss mask, else
+    0; between two tokens the quantile is interpolated. Entropies are those of logprobs.entropy, before the
+    update; the paper takes those of now, which are the same in an iteration's first optimizer step. Tokens of
+    weight 0 are still counted by means. Records ``share``, the fraction of tokens that count, and
+    ``threshold``, the mean of the quantiles in nats.
+
+    Attributes:
+        share: the fraction of a mini-batch's tokens that count, above 0 to 1.
+        minibatches: those of the update, at least 1; 1 for a quantile of the whole batch.
+
+    Example:
+        token_weights: {op: weight.entropy, share: 0.2, minibatches: 4}
+    """
+    sizes = minibatch_sizes(ctx, loss_mask, minibatches)
+    parts = entropy.values[loss_mask.values].double().split(sizes)
+    bounds = [_quantile(part, 1 - share) for part in parts if len(part)]
+    for bound in bounds:
+        ctx.record("threshold", bound, over="optimizer steps")
+    chosen = [part >= bound for part, bound in zip(filter(len, parts), bounds, strict=True)]
+    return _weights(ctx, chosen, loss_mask, weights)
+
+
+@op(rows="all", roles={"minibatches": "minibatches"}, assumes=("behaviour_logprobs",))
+def second_moment(
+    ctx: Context,
+    old_logprobs: float32[samples, tokens],
+    rollout_logprobs: float32[samples, tokens],
+    loss_mask: boolean[samples, tokens],
+    weights: float32[samples, tokens] | None,
+    *,
+    limit: PositiveFloat = 0.04,
+    minibatches: Annotated[int, Field(ge=1)] = 1,
+) -> float32[samples, tokens]:
+    """The tokens that are left when the farthest off are taken away (M2PO, arXiv 2510.01161).
+
+    With d = old_logprobs - rollout_logprobs, 0 for the tokens of a mini-batch with the largest d^2, as few as
+    leave the others a mean of d^2 below ``limit``; where no number of them does, one is left. 1 for the
+    others. It bounds the variance of importance weights. Records ``share``, the fraction of tokens that
+    count.
+
+    Attributes:
+        limit: what the mean of squared log ratios of a mini-batch stays below, in nats squared, above 0.
+        minibatches: those of the update, at least 1; 1 for a mean of the whole batch.
+
+    Example:
+        token_weights: {op: weight.second_moment, limit: 0.04, minibatches: 4}
+    """
+    sizes = minibatch_sizes(ctx, loss_mask, minibatches)
+    apart = old_logprobs.values.double() - rollout_logprobs.values.double()
+    chosen = []
+    for moments in apart[loss_mask.values].square().split(sizes):
+        smallest = moments.argsort(stable=True)
+        means = moments[smallest].cumsum(0) / torch.arange(1, len(moments) + 1)
+        left = max(int((means < limit).sum()), 1)  # means of ever larger numbers rise
+        stays = torch.zeros(len(moments), dtype=torch.bool)
+        stays[smallest[:left]] = True
+        chosen.append(stays)
+    return _weights(ctx, chosen, loss_mask, weights)
+
+
+def _quantile(values: torch.Tensor, share: float) -> float:
+    """Return the value that a share of the values lies below, interpolated between two neighbours."""
+    ordered = values.sort().values
+    place = share * (len(ordered) - 1)
+    near = round(place)
+    if math.isclose(place, near, rel_tol=1e-9):
+        return float(ordered[near])  # what is on a value by rounding alone is on it
+    below = int(place)
+    return float(torch.lerp(ordered[below], ordered[below + 1], place - below))
+
+
+def _weights(ctx: Context, chosen: list[torch.Tensor], loss_mask: Ragged, weights: Ragged | None) -> Ragged:
+    """Return the weights ``[samples, tokens]`` of chosen tokens, given for each mini-batch's in turn."""
+    written = loss_mask.values
+    out = torch.zeros(len(written))
+    kept = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.bool)
+    out[written] = kept.float()
+    ctx.record("share", float(kept.sum()), len(kept), kind="share", over="tokens")
+    return loss_mask.like(out if weights is None else out * weights.values)

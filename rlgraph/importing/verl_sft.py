@@ -1,0 +1,110 @@
+"""verl's SFT trainer: a graph that imitates rows of messages."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.importer import By, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.options import Options
+from rlgraph.importing.table import table_of
+
+ONE = 1  # trainer.n_gpus_per_node of a configuration that torchrun starts, which does not read it
+EARLIER = ("model.partial_pretrain", "model.fsdp_config", "data.multiturn.enable")  # keys of fsdp_sft_trainer
+OTHERS = (
+    "it is of fsdp_sft_trainer, which verl 0.9.1 has no longer, and the defaults are those of sft_trainer: give "
+    "the configuration that the run printed, or its learning rate, betas, schedule and warm-up"
+)
+
+
+def import_verl_sft(given: Mapping[str, Any], file: Path | None, folder: Path = Path()) -> Imported:
+    """Return the graph, to be written to a folder, that does what verl's SFT trainer does with settings."""
+    table = table_of("verl_sft")
+    engine = str(given.get("engine") or given.get("engine.strategy") or "")
+    options = Options(table.with_defaults(table.facts["engines"].get(engine, {})), given, folder)
+    draft = Draft("sft")
+    if options["trainer.total_training_steps"] is None:
+        draft.remove("schedule.iterations")
+    if _has_messages(options):
+        draft.set("examples.answer", None)
+        draft.set("examples.assistant_turns", "all")
+    outcomes = list(outcomes_of(options, draft, BY))
+    if earlier := [key for key in given if key.startswith(EARLIER)]:
+        outcomes.insert(0, KeyOutcome("the defaults", UNKNOWN, "hand", f"{earlier[0]}: {OTHERS}"))
+    name = options["trainer.experiment_name"] or (file.stem if file else "imported")
+    return Imported(graph_name(str(name)), "verl", draft, outcomes)
+
+
+def _has_messages(options: Options) -> bool:
+    """Return whether rows are messages: in 0.9.1 they are, and in older ones that name no columns of texts."""
+    return options["data.prompt_key"] is None and options["data.response_key"] is None
+
+
+def messages(value: str, options: Options) -> str:
+    if not _has_messages(options):
+        raise Idle("decides nothing: prompt_key and response_key are given")
+    return value
+
+
+def tools(value: str, options: Options) -> str:
+    """Return the column with a row's tools, where the user names it: rows without it are read as they are."""
+    if "data.tools_key" not in options.values:
+        raise Idle(
+            "rows that have no such column are read all the same; set examples.row_tools where they do"
+        )
+    return value
+
+
+def tokens(value: int, options: Options) -> int:
+    if not options.is_on("data.use_dynamic_bsz"):
+        raise Idle("decides nothing: data.use_dynamic_bsz is off")
+    return int(value) * int(options["engine.ulysses_sequence_parallel_size"])
+
+
+def rows(value: int, options: Options) -> int:
+    if options.is_on("data.use_dynamic_bsz"):
+        raise Idle("decides nothing: data.use_dynamic_bsz is on")
+    return int(value) * int(options["data.max_length"])
+
+
+def warmup_share(value: float, options: Options) -> float:
+    if not value or options["optim.lr_warmup_steps"] > 0:
+        raise Idle("decides nothing: there is none, or lr_warmup_steps counts")
+    return float(value)
+
+
+def devices(_: Any, options: Options) -> int:
+    each = options["trainer.n_gpus_per_node"]
+    if each in (None, ONE):
+        raise Idle("decides nothing: as many as there are, of which torchrun says how many")
+    return int(options["trainer.nnodes"]) * int(each)
+
+
+def epochs(value: Any, options: Options) -> Any:
+    if options["trainer.total_training_steps"] is not None:
+        raise Idle("decides nothing: total_training_steps counts")
+    return value
+
+
+def lora(value: int, options: Options) -> Mapping[str, Any] | None:
+    alpha, targets = options["model.lora_alpha"], options["model.target_modules"]
+    return {"rank": value, "alpha": float(alpha), "targets": targets} if value else None
+
+
+BY: By = {
+    "files": lambda value, o: [o.path(path) for path in (value if isinstance(value, list) else [value])],
+    "path": lambda value, o: o.path(value),
+    "messages": messages,
+    "prompt": lambda value, _: value,
+    "tools": tools,
+    "tokens": tokens,
+    "rows": rows,
+    "natural": lambda value, _: max(int(value), 0),
+    "whole": lambda value, _: value if value > 0 else None,
+    "warmup_share": warmup_share,
+    "least_rate": lambda value, o: float(value) / float(o["optim.lr"]),
+    "offloaded": lambda value, _: float(value) > 0,
+    "devices": devices,
+    "epochs": epochs,
+    "lora": lora,
+}
