@@ -240,6 +240,13 @@ def _sequence_sum(graph: Graph, node: Node, call: Call) -> Problem | None:
     return refusal("sequence-sum", law, graph, node, [], f"set: {{{remedy}}}")
 
 
+def _token_sum(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Check that tokens of all sequences count alike in a loss that is -w logprobs of each."""
+    if node.called.attributes.get("aggregate") != "seq-mean-token-mean":
+        return None
+    return _sequence_sum(graph, node, call)
+
+
 def _weighed_losses(graph: Graph, node: Node, call: Call) -> Problem | None:
     """Check that a weight is one of a loss that is there."""
     weights = call.attributes["weights"] or {}
@@ -311,6 +318,7 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "dropped": _dropped,
     "one_step": _one_step,
     "sequence_sum": _sequence_sum,
+    "token_sum": _token_sum,
     "weighed_losses": _weighed_losses,
     "routed": _routed,
     "grammar": _grammar,
