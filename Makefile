@@ -116,7 +116,7 @@ lock-check: install  ## Check that requirements/ still fits pyproject.toml, as f
 	$(BIN)/python requirements/resolve.py --check
 
 bench: demo .sglang/installed  ## Every benchmark, with its ratio (about 15 minutes)
-	@for file in $(filter-out %_ops.py %/padded.py %/cuda_rates.py %/fake_engine.py %/reward_model.py %/preferences.py benchmarks/sglang_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out %_ops.py %/padded.py %/cuda_rates.py %/fake_engine.py %/reward_model.py %/preferences.py %/import_scripts.py benchmarks/sglang_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 	@for file in $(filter-out %_model.py,$(wildcard benchmarks/sglang_*.py)); do echo "== $$file"; PYTHONPATH=$(SGLANG) .sglang/bin/python $$file || exit 1; done
 
 MERMAID := 11.17.2

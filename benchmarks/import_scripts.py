@@ -10,8 +10,9 @@ each system's entry in ``SYSTEMS`` takes those that start one of its trainers. T
 
 A model at a local path, which is not here, is planned as the model on the hub that its last name is of, and
 one whose size is not known as Qwen's dense model or mixture of about the size in its name. Where a plan does
-not fit and names a setting of memory that would, it is planned with that: `with a remedy`. A file with a reward function is taken to have the function; no code of FOLDER's is loaded. What becomes of a
-command is one of ``CLASSES``; the table counts them per trainer.
+not fit and names a setting of memory that would, it is planned with that: `with a remedy`. A file with a
+reward function is taken to have the function; no code of FOLDER's is loaded. What becomes of a command is one
+of ``CLASSES``; the table counts them per trainer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from rlgraph.errors import GraphError
 CLASSES = (
     "plans",
     "with a stand-in",
+    "with a remedy",
     "refused by plan",
     "refused by check",
     "refused by import",
@@ -267,9 +269,10 @@ def result_of(command: Command, folder: Path) -> Outcome:
                 return Outcome(command, "fails", crash)
             if code:
                 reason, remedy = said(text), re.findall(r"^ +(?:or )?((?:models\.\S+=\S+ ?)+)", text, re.M)
-                if not remedy or called(*plan, *remedy[0].split())[0]:
-                    return Outcome(command, "refused by plan", reason)
-                return Outcome(command, "with a remedy", remedy[0].strip())
+                fitting = (r.strip() for r in remedy if called(*plan, *r.split())[0] == 0)
+                if settings := next(fitting, None):
+                    return Outcome(command, "with a remedy", settings)
+                return Outcome(command, "refused by plan", reason)
     except Late:
         return Outcome(command, "hangs", stage)
     return Outcome(command, "with a stand-in" if stands_in else "plans")

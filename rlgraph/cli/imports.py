@@ -27,7 +27,7 @@ def import_settings() -> None:
 
 @import_settings.command()
 @click.argument("settings", nargs=-1, metavar="[CONFIG.yaml] [KEY=VALUE]...")
-@click.option("--config-name", "-cn", help="As verl takes it: a file of its own, or one in --config-path.")
+@click.option("--config-name", "-cn", help="As verl has it: one of its own, or a file in --config-path.")
 @click.option("--config-path", "-cp", help="As verl takes it: the folder of --config-name.")
 @click.option(
     "--version", type=click.Choice(["0.9.1", "main"]), default="0.9.1", help="Whose defaults and losses."
@@ -40,7 +40,7 @@ def verl(
     version: str,
     output: Path | None,
 ) -> None:
-    """Import a configuration of verl's PPO or SFT trainer: a YAML file, KEY=VALUE as verl takes them, or both."""
+    """Import a configuration of verl's PPO or SFT trainer: a YAML file, KEY=VALUE as there, or both."""
     from rlgraph.importing.verl import import_verl
 
     file, overrides = _parted(settings)

@@ -30,6 +30,7 @@ OFFLOADS = (
 )
 HOST = 8  # devices of a host, at most, as of the GPUs that servers span
 TOKENS = 16384  # of a micro-batch on one device, verl's ppo_max_token_len_per_gpu
+CAP = 2.0  # of importance weights, where verl's rollout_is_threshold says none
 MOST_REWARDS = 4  # that advantage.gdpo reads
 # under override_config, and no fields of config.json
 NO_FIELDS = (
@@ -122,6 +123,8 @@ def _told(options: Options, config: str | None) -> Iterator[KeyOutcome]:
     is_off = not options.is_on(BYPASS) and not options[f"{CORRECTION}.rollout_is"]
     if _generating_devices(options) and is_off and not options[f"{CORRECTION}.rollout_rs"]:
         yield KeyOutcome("the weights", UNKNOWN, "hand", told["stale"])
+    if options.is_on(IN_REWARD) and options["algorithm.adv_estimator"] == "gdpo":
+        yield KeyOutcome("the KL", UNKNOWN, "hand", told["gdpo"])
     if _sees(options):
         yield KeyOutcome("images", UNKNOWN, "hand", told["images"])
 
@@ -168,7 +171,7 @@ def draft_of(options: Options) -> Draft:
     if drops:
         _filter(draft, options, added=not dapo)
     _correction(draft, options)
-    if options.is_on(BYPASS):
+    if options.is_on(BYPASS) or _loss_of(options) == "reinforce":
         _drop_unread(draft)
     if options.is_on("actor_rollout_ref.rollout.multi_turn.enable"):
         draft.set("rollout.op", "rollout.agent")
@@ -189,8 +192,9 @@ def _teacher(draft: Draft, options: Options) -> None:
     loss = "distillation.distillation_loss"
     is_policy_gradient = options[f"{loss}.loss_mode"] == "k1" and options.is_on(f"{loss}.use_policy_gradient")
     if not is_policy_gradient or options.is_on(f"{loss}.use_task_rewards") or len(teachers) > 1:
-        law = f"distillation: {loss}.loss_mode={options[f'{loss}.loss_mode']}, {len(teachers)} teachers: there is a "
-        law += "graph for one teacher, loss_mode k1, use_policy_gradient true and use_task_rewards false"
+        mode = options[f"{loss}.loss_mode"]
+        law = f"distillation: {loss}.loss_mode={mode}, {len(teachers)} teachers: there is a graph for one "
+        law += "teacher, loss_mode k1, use_policy_gradient true and use_task_rewards false"
         remedy = "the graphs mopd (several teachers) and distill_reward (with a reward) are the nearest"
         raise GraphError([Problem("no-graph", law, None, (), remedy)])
     if teachers:
@@ -276,7 +280,7 @@ def _loss(draft: Draft, options: Options) -> None:
 
 
 def _drop_unread(draft: Draft) -> None:
-    """Leave out the scoring pass whose log-probs nothing reads where the ratio is to what sampled."""
+    """Leave out the scoring pass whose log-probs nothing reads: the ratio is to what sampled, or none."""
     readers = ("shaped", "restrained", "rollout_weights")
     is_read = draft.value("advantages.op") in ("advantage.distill", "advantage.optimal_token_baseline")
     if not is_read and not any(draft.has(name) for name in readers):
@@ -320,7 +324,8 @@ def _of_actor(options: Options, key: str) -> Any:
 
 def _reference(draft: Draft, options: Options, per_token: bool) -> None:
     """Put the KL where verl has it: into the reward, into the loss, or nowhere."""
-    in_reward, in_loss = options.is_on(IN_REWARD), options.is_on(IN_LOSS)
+    in_reward = options.is_on(IN_REWARD) and options["algorithm.adv_estimator"] != "gdpo"
+    in_loss = options.is_on(IN_LOSS)
     if not in_loss:
         draft.remove("update_policy.kl_coef", "update_policy.kl")
     if not (in_reward or in_loss):
@@ -419,7 +424,8 @@ def _filter(draft: Draft, options: Options, added: bool) -> None:
 
 def _bounds(options: Options) -> tuple[float | None, float]:
     """Return the least and the largest ratio that verl's rollout_is_threshold says."""
-    low, mark, high = str(options[f"{CORRECTION}.rollout_is_threshold"]).partition("_")
+    given = options[f"{CORRECTION}.rollout_is_threshold"]
+    low, mark, high = str(CAP if given is None else given).partition("_")
     return (float(low), float(high)) if mark else (None, float(low))
 
 
@@ -608,13 +614,15 @@ def warmup_share(where: str) -> Callable[[float, Options], float]:
     return share
 
 
-def least_rate(value: float, options: Options) -> float:
-    """Return the share of the learning rate that it falls to, of the rate itself as Megatron has it."""
-    share = float(value) / float(options[f"{ACTOR}.optim.lr"])
-    if share >= 1:
-        raise Hand(
-            "it is no less than lr, so that the rate stays: set models.policy.optimizer.schedule: constant"
-        )
+def least_rate(where: str) -> Callable[[float, Options], float]:
+    """Return what takes the share of the learning rate that it falls to; Megatron has the rate itself."""
+
+    def share(value: float, options: Options) -> float:
+        ratio = float(value) / float(options[f"{where}.optim.lr"])
+        if ratio >= 1:
+            raise Hand("it is no less than lr, so that the rate stays: set the schedule to constant")
+        return ratio
+
     return share
 
 
@@ -700,7 +708,8 @@ BY: By = {
     "minibatches": minibatches,
     "critic_minibatches": critic_minibatches,
     "batch": lambda _, o: batch_of(o),
-    "least_rate": least_rate,
+    "least_rate": least_rate(ACTOR),
+    "critic_least_rate": least_rate(CRITIC),
     "expert_parallel": expert_parallel,
     "trusted": trusted,
     "config": config_of("actor_rollout_ref"),

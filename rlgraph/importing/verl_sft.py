@@ -9,10 +9,16 @@ from rlgraph.importing.importer import By, Idle, Imported, KeyOutcome, graph_nam
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import table_of
 
+# any of these steps the optimizer in host memory
+OFFLOADS = (
+    "engine.offload_policy",
+    "optim.override_optimizer_config.optimizer_offload_fraction",
+    "optim.override_optimizer_config.optimizer_cpu_offload",
+)
 ONE = 1  # trainer.n_gpus_per_node of a configuration that torchrun starts, which does not read it
 EARLIER = ("model.partial_pretrain", "model.fsdp_config", "data.multiturn.enable")  # keys of fsdp_sft_trainer
 OTHERS = (
-    "it is of fsdp_sft_trainer, which verl 0.9.1 has no longer, and the defaults are those of sft_trainer: give "
+    "it is of fsdp_sft_trainer, which verl 0.9.1 has no longer; the defaults are those of sft_trainer: give "
     "the configuration that the run printed, or its learning rate, betas, schedule and warm-up"
 )
 
@@ -36,7 +42,7 @@ def import_verl_sft(given: Mapping[str, Any], file: Path | None, folder: Path = 
 
 
 def _has_messages(options: Options) -> bool:
-    """Return whether rows are messages: in 0.9.1 they are, and in older ones that name no columns of texts."""
+    """Return whether rows are messages: they are in 0.9.1, and in older ones without columns of texts."""
     return options["data.prompt_key"] is None and options["data.response_key"] is None
 
 
@@ -103,7 +109,7 @@ BY: By = {
     "whole": lambda value, _: value if value > 0 else None,
     "warmup_share": warmup_share,
     "least_rate": lambda value, o: float(value) / float(o["optim.lr"]),
-    "offloaded": lambda value, _: float(value) > 0,
+    "offloaded": lambda _, o: any(o.is_on(key) for key in OFFLOADS),
     "devices": devices,
     "epochs": epochs,
     "lora": lora,

@@ -22,6 +22,7 @@ from rlgraph.importing.trl import BY as trl_converters
 from rlgraph.importing.trl import import_trl
 from rlgraph.importing.verl import BY as verl_converters
 from rlgraph.importing.verl import import_verl
+from rlgraph.importing.verl_sft import BY as sft_converters
 
 EXAMPLES = Path(__file__).parent / "imported"
 VERL = ("grpo", "ppo", "dapo", "rloo", "reinforce_pp", "remax", "multi_turn")
@@ -93,7 +94,10 @@ def test_every_key_that_is_given_is_listed_once(example: str) -> None:
 @pytest.mark.parametrize("estimator", table_of("verl").facts["estimators"])
 def test_every_estimator_with_every_switch(estimator: str) -> None:
     kls = ((), ("algorithm.use_kl_in_reward=true",), (f"{ACTOR}.use_kl_loss=true",))
-    extras = ((), FILTERED, OVERLONG, (FUNCTION,), (FUNCTION, *FILTERED, *OVERLONG))
+    extras = [(), FILTERED, OVERLONG, (FUNCTION,), (FUNCTION, *FILTERED, *OVERLONG)]
+    if estimator == "gdpo":  # which has a reward for each key of what a function returns
+        keys = ("algorithm.gdpo_reward_keys=[accuracy,form]", "algorithm.gdpo_reward_weights=[1.0,0.5]")
+        extras = [(FUNCTION, *keys, *extra) for extra in ((), FILTERED)]
     for kl, extra in itertools.product(kls, extras):
         verl(f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.rollout.n=4", *kl, *extra)
 
@@ -108,11 +112,15 @@ def test_a_loss_of_every_mode_and_every_mean() -> None:
         "seq-mean-token-sum-norm",
     )
     for mode, mean in itertools.product(modes, means):
-        grpo = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
+        grpo = (
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=4",
+            f"{ACTOR}.policy_loss.dro_beta=0.1",
+        )
         graph = verl(*grpo, f"{ACTOR}.policy_loss.loss_mode={mode}", f"{ACTOR}.loss_agg_mode={mean}")
         update = graph["nodes"]["update_policy"]
         assert update["loss"]["kind"] == modes[mode]["kind"]
-        assert update["aggregate"] == modes[mode].get("aggregate", mean)
+        assert update.get("aggregate", "token-mean") == modes[mode].get("aggregate", mean)
         assert update.get("norm") == (512 if update["aggregate"] == "seq-mean-token-sum-norm" else None)
 
 
@@ -218,8 +226,8 @@ def test_one_mean_for_loss_and_kl_is_told_where_verl_has_two() -> None:
         f"{ACTOR}.policy_loss.loss_mode=gspo",
         f"{ACTOR}.use_kl_loss=true",
     ]
-    two = import_verl(None, [*gspo, f"{ACTOR}.loss_agg_mode=token-sum"])
-    one = import_verl(None, [*gspo, f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"])
+    two = import_verl(None, [*gspo, f"{ACTOR}.loss_agg_mode=token-sum"], release="main")
+    one = import_verl(None, [*gspo, f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"], release="main")
     assert [outcome(i, f"{ACTOR}.loss_agg_mode")[0] for i in (two, one)] == ["hand", "default"]
 
 
@@ -282,10 +290,24 @@ def test_settings_that_do_not_say_whose_they_are() -> None:
     assert "is no KEY=VALUE" in call("verl", "grpo.txt", "again.yaml").output
 
 
-@pytest.mark.parametrize("name", ["verl", "trl"])
+@pytest.mark.parametrize("name", ["verl", "verl_sft", "trl"])
 def test_the_table_says_one_thing_of_each_key(name: str) -> None:
-    words = {"default", "to", "words", "by", "shape", "if", "same", "only", "hand", "none", "note", "known"}
-    known = verl_converters if name == "verl" else trl_converters
+    words = {
+        "default",
+        "follows",
+        "to",
+        "words",
+        "by",
+        "shape",
+        "if",
+        "same",
+        "only",
+        "hand",
+        "none",
+        "note",
+        "known",
+    }
+    known = {"verl": verl_converters, "verl_sft": sft_converters, "trl": trl_converters}[name]
     for section in table_of(name).facts["sections"].values():
         for key, says in section.items():
             assert {*says} <= words, key
@@ -299,7 +321,8 @@ def test_the_table_says_one_thing_of_each_key(name: str) -> None:
 def test_the_page_has_the_table(name: str, request: pytest.FixtureRequest) -> None:
     page = Path(__file__).parents[2] / f"docs/from_{name}.md"
     head, mark, _ = page.read_text().partition("\n## Every key\n")
-    text = f"{head}{mark}" + "\n".join(table_of(name).markdown()) + "\n"
+    tables = [table_of(name), *([table_of("verl_sft")] if name == "verl" else [])]
+    text = f"{head}{mark}" + "\n".join(line for table in tables for line in table.markdown()) + "\n"
     if request.config.getoption("--bless"):
         page.write_text(text)
     assert mark

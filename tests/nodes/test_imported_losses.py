@@ -1,4 +1,4 @@
-"""The loss of a graph that `rlgraph import verl` writes has the value and the gradient of verl's own function.
+"""The loss of a graph that `rlgraph import verl` writes has the value and gradient of verl's own function.
 
 What verl gave for the same settings stands in tests/peers/recorded/verl_losses.json, with its version.
 """

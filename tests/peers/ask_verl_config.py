@@ -40,8 +40,16 @@ CASES = {
         f"{ROLLOUT}.val_kwargs.top_p=0.7",
         f"{ROLLOUT}.val_kwargs.n=30",
     ],
-    "warm_up_by_share": [*GRPO, f"{ACTOR}.optim.lr_warmup_steps=0", f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1"],
-    "warm_up_by_steps": [*GRPO, f"{ACTOR}.optim.lr_warmup_steps=10", f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1"],
+    "warm_up_by_share": [
+        *GRPO,
+        f"{ACTOR}.optim.lr_warmup_steps=0",
+        f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1",
+    ],
+    "warm_up_by_steps": [
+        *GRPO,
+        f"{ACTOR}.optim.lr_warmup_steps=10",
+        f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1",
+    ],
     "overrides_of_config": [
         *GRPO,
         f"{ACTOR}.use_kl_loss=True",

@@ -26,7 +26,22 @@ MODES: dict[str, dict[str, Any]] = {
 }
 MEANS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 FIXED = ("geo_mean", "sapo")  # whose mean no key sets
-KLS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+")
+KLS = (
+    "kl",
+    "k1",
+    "abs",
+    "mse",
+    "k2",
+    "low_var_kl",
+    "k3",
+    "kl+",
+    "k1+",
+    "abs+",
+    "mse+",
+    "k2+",
+    "low_var_kl+",
+    "k3+",
+)
 LONGEST = 8  # data.max_response_length
 COEF = 0.2
 
@@ -36,7 +51,11 @@ def rows() -> dict[str, torch.Tensor]:
     draws = torch.Generator().manual_seed(5)
     mask = (torch.arange(TOKENS)[None] < torch.tensor(LENGTHS)[:, None]).float()
     logprobs = -1.5 + torch.randn(ROWS, TOKENS, generator=draws) * 0.5
-    old = logprobs - torch.tensor([0.2, -0.25, 0.15, -0.3])[:, None] - torch.randn(ROWS, TOKENS, generator=draws) * 0.2
+    old = (
+        logprobs
+        - torch.tensor([0.2, -0.25, 0.15, -0.3])[:, None]
+        - torch.randn(ROWS, TOKENS, generator=draws) * 0.2
+    )
     return {
         "logprobs": logprobs * mask,
         "old_logprobs": old * mask,
@@ -77,7 +96,8 @@ def case(mode: str, mean: str, settings: dict[str, Any], kl: str | None = None) 
     )
     typed = [f"{ACTOR}.policy_loss.loss_mode={mode}", f"{ACTOR}.loss_agg_mode={mean}"]
     typed += [
-        f"{ACTOR}.{'policy_loss.' if name == 'dro_beta' else ''}{name}={value}" for name, value in settings.items()
+        f"{ACTOR}.{'policy_loss.' if name == 'dro_beta' else ''}{name}={value}"
+        for name, value in settings.items()
     ]
     if kl:
         divergence = core_algos.kl_penalty(logprobs, given["ref_logprobs"], kl)
