@@ -120,7 +120,8 @@ class Judge:
         condition = row.says.get("if")
         if condition and not self.options.is_on(condition):
             return "default", f"decides nothing: {condition} is off"
-        is_reference = isinstance(value, str) and "${" in value
+        texts = value if isinstance(value, list) else [value]
+        is_reference = any(isinstance(text, str) and "${" in text for text in texts)
         if self.options.is_odd(row.key) or (is_reference and (row.to or row.shape)):
             raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
         if row.to:

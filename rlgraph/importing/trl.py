@@ -22,6 +22,22 @@ OWN = ("prompt", "question", "answer", "source")  # columns that data.prompts wr
 KWARGS = "list the columns that it reads from **kwargs in `columns` of its node, and in prompts.columns"
 
 
+class ScriptOptions(Options):
+    """Options in which an expression of a script, ``${source}``, is not given: its key needs a hand."""
+
+    def __getitem__(self, key: str) -> Any:
+        value, row = super().__getitem__(key), self.table.rows.get(key)
+        if not _has_expression(value):
+            return value
+        return row.default if row else None
+
+
+def _has_expression(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_has_expression(item) for item in value)
+    return isinstance(value, str) and "${" in value
+
+
 def import_trl(
     file: Path, overrides: Sequence[str], folder: Path = Path(), trainer: str | None = None
 ) -> Imported:
@@ -42,7 +58,7 @@ def import_trl(
     given |= read_settings(None, overrides)
     given |= {"reward_funcs": names_of(given["reward_funcs"])} if given.get("reward_funcs") else {}
     kind = trainer or scripted or guessed(given)
-    options = Options(_table(kind), given, folder)
+    options = ScriptOptions(_table(kind), given, folder)
     functions = reward_functions(options["reward_funcs"] or (), file, options)
     draft = draft_of(options, functions)
     not_read = [

@@ -145,6 +145,33 @@ def test_rewards_that_are_no_names_have_names(given: str) -> None:
     assert any(node.get("op") == "reward.trl" for node in found.values())
 
 
+EXPRESSIONS = (
+    ("GRPO", "reward_weights=[a, 2 * b]"),
+    ("GRPO", "delta=d, epsilon_high=high, beta=b, loss_type=kind, max_completion_length=n"),
+    ("GRPO", "scale_rewards=scale, top_entropy_quantile=q, importance_sampling_level=level, use_vllm=v"),
+    ("GRPO", "num_generations=n, steps_per_generation=s, per_device_train_batch_size=size"),
+    ("DPO", "loss_type=kinds, loss_weights=weights"),
+    ("DPO", "loss_type=['ipo', kind], loss_weights=[1.0, w], rpo_alpha=r"),
+    ("CPO", "alpha=a, cpo_alpha=c, loss_type=kind, simpo_gamma=g"),
+    ("KTO", "loss_type=kind, beta=b"),
+    ("SFT", "learning_rate=rate, max_steps=n, run_name=name"),
+)
+
+
+@pytest.mark.parametrize(("name", "given"), EXPRESSIONS)
+def test_expressions_need_a_hand_and_the_graph_checks(name: str, given: str) -> None:
+    text = f"peft = LoraConfig(r=rank, target_modules=[*modules])\nargs = {name}Config({given})\n"
+    text += "functions = [f, g]\n" if name == "GRPO" else ""
+    more = ", reward_funcs=functions" if name == "GRPO" else ""
+    imported = read(text + f"{name}Trainer(model='m', args=args, peft_config=peft{more})\n")
+    nodes(imported)
+    hands = {o.key for o in imported.outcomes if o.kind == "hand"}
+    keys = {each.partition("=")[0].strip() for each in given.split(", ") if "=" in each}
+    off = {"simpo_gamma"}  # of a loss that is not known
+    idle = {"run_name"}  # the graph is called by its file
+    assert keys - hands <= off | idle
+
+
 def test_a_model_that_is_loaded_has_its_name() -> None:
     text = "model = AutoModelForCausalLM.from_pretrained('org/model', dtype='bfloat16')\n"
     imported = read(text + "SFTTrainer(model=model, args=SFTConfig())\n")
