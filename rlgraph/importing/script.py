@@ -67,7 +67,7 @@ class RewardFunction:
 
 
 @dataclass
-class Settings:
+class ScriptSettings:
     """The trainer of a script, its settings, and what of them is set in code that is not read.
 
     ``given`` has ``${source}`` for what is no literal; ``unread`` says where settings are set, and how.
@@ -78,7 +78,7 @@ class Settings:
     unread: list[tuple[str, str]] = field(default_factory=list)
 
 
-def settings_of(file: Path, trainer: str | None = None) -> Settings:
+def settings_of(file: Path, trainer: str | None = None) -> ScriptSettings:
     """Return the settings of the one trainer that a script makes, or of the one that ``trainer`` says.
 
     Raises:
@@ -104,7 +104,7 @@ def settings_of(file: Path, trainer: str | None = None) -> Settings:
     configs = [(call, kind) for call, kind in configs if trainer in (None, kind)]
     if len(configs) == 1:
         call, kind = configs[0]
-        settings = Settings(kind)
+        settings = ScriptSettings(kind)
         reader.read_call(call, settings, NAMES[kind] + "Config")
         return settings
     names = tuple(f"{name}Trainer" for name in NAMES.values())
@@ -175,9 +175,9 @@ class _Script:
         values = self.assigned.get(node.id, [])
         return values[0] if len(values) == 1 and node.id not in self.unpacked else None
 
-    def settings(self, call: ast.Call, kind: str) -> Settings:
+    def settings(self, call: ast.Call, kind: str) -> ScriptSettings:
         """Return the settings that a call of a trainer is given."""
-        settings = Settings(kind)
+        settings = ScriptSettings(kind)
         given: dict[str, ast.expr] = dict(zip(ARGUMENTS[kind], call.args, strict=False))
         given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         for keyword in call.keywords:
@@ -195,7 +195,7 @@ class _Script:
         settings.given = dict(flattened(settings.given))
         return settings
 
-    def _read_args(self, args: ast.expr, settings: Settings) -> None:
+    def _read_args(self, args: ast.expr, settings: ScriptSettings) -> None:
         """Read what ``args`` of a trainer is: a call of its configuration, by name or on the spot."""
         source, value = ast.unparse(args), self.value_of(args)
         if isinstance(args, ast.Name) and args.id in self.unpacked:
@@ -211,7 +211,7 @@ class _Script:
         if isinstance(args, ast.Name):
             self._read_changes(args.id, settings)
 
-    def read_call(self, call: ast.Call, settings: Settings, source: str) -> None:
+    def read_call(self, call: ast.Call, settings: ScriptSettings, source: str) -> None:
         """Read the keywords of a configuration's call, or of a functools.partial of one."""
         name, made = self.name_of(call.func), self.value_of(call.func)
         if isinstance(made, ast.Call) and self.name_of(made.func) == "partial":
@@ -224,7 +224,7 @@ class _Script:
             return
         self._read_keywords(call, settings, source)
 
-    def _read_keywords(self, call: ast.Call, settings: Settings, source: str) -> None:
+    def _read_keywords(self, call: ast.Call, settings: ScriptSettings, source: str) -> None:
         if call.args and self.name_of(call.func) != "partial":
             settings.given["output_dir"] = self.literal(call.args[0])
         for keyword in call.keywords:
@@ -234,7 +234,7 @@ class _Script:
                 values = self._mapping(keyword.value, settings, source)
                 settings.given |= {key: self.literal(value) for key, value in values.items()}
 
-    def _mapping(self, node: ast.expr, settings: Settings, source: str) -> dict[str, ast.expr]:
+    def _mapping(self, node: ast.expr, settings: ScriptSettings, source: str) -> dict[str, ast.expr]:
         """Return what ``**node`` stands for, where it is a literal that nothing changes."""
         value = self.value_of(node)
         values = _items(value) if value is not None else None
@@ -244,7 +244,7 @@ class _Script:
             return {}
         return values
 
-    def _read_changes(self, name: str, settings: Settings) -> None:
+    def _read_changes(self, name: str, settings: ScriptSettings) -> None:
         """Read ``args.beta = 0.04``; a change under a condition, or by a call, is not read."""
         for change in sorted(self.changed.get(name, ()), key=lambda node: node.lineno):
             source = ast.unparse(change)
@@ -256,14 +256,14 @@ class _Script:
                 text = f"line {change.lineno}, `{source.splitlines()[0]}`, is not read: give it as KEY=VALUE"
                 settings.unread.append((name, text))
 
-    def _read_adapter(self, peft: ast.expr | None, settings: Settings) -> None:
+    def _read_adapter(self, peft: ast.expr | None, settings: ScriptSettings) -> None:
         """Read the LoraConfig that a trainer is given, or the only one where a model is wrapped by hand."""
         value = self.value_of(peft) if peft is not None else None
         configs = [call for call, name in self.calls if name == "LoraConfig"]
         if value is None and len(configs) == 1:
             value = configs[0]
         if isinstance(value, ast.Call) and self.name_of(value.func) == "LoraConfig":
-            adapter = Settings(settings.kind)
+            adapter = ScriptSettings(settings.kind)
             self._read_keywords(value, adapter, "LoraConfig")
             settings.given |= {LORA.get(key, key): each for key, each in (PEFT | adapter.given).items()}
             settings.unread += adapter.unread
@@ -271,7 +271,7 @@ class _Script:
             text = f"`{ast.unparse(peft)}` is not read: give use_peft=true, lora_r, lora_alpha and the like"
             settings.unread.append(("peft_config", text))
 
-    def _read_model(self, model: ast.expr, settings: Settings) -> None:
+    def _read_model(self, model: ast.expr, settings: ScriptSettings) -> None:
         """Read a model by its name, also where ``from_pretrained`` loads it."""
         value = self.value_of(model)
         if isinstance(value, ast.Call) and self.name_of(value.func) == "from_pretrained" and value.args:

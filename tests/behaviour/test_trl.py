@@ -1,4 +1,4 @@
-"""What TRL 1.16.0 does that a good guess misses, and that `rlgraph import trl` relies on. Needs `make peers`."""
+"""What TRL 1.16.0 does that a good guess misses, and that the importer relies on. Needs `make peers`."""
 
 from __future__ import annotations
 
