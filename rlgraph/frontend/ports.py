@@ -14,9 +14,19 @@ from rlgraph.syntax.source import OPEN, Tree
 
 
 def wanted(node: Node) -> Iterator[Port]:
-    """Yield the parameters through which a node reads columns: its op's and its hooks'."""
-    for call, provided in _calls(node):
-        yield from (port for port in _under(call.op, call.attributes) if port.name not in provided)
+    """Yield the parameters through which a node reads columns: its op's and its hooks'.
+
+    What one of them can't do without is read by the others too, though they could.
+    """
+    ports = [
+        port
+        for call, provided in _calls(node)
+        for port in _under(call.op, call.attributes)
+        if port.name not in provided
+    ]
+    needed = {port.name for port in ports if not port.optional}
+    for port in ports:
+        yield replace(port, optional=port.name not in needed)
 
 
 def declared(node: Node) -> set[str]:

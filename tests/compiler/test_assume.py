@@ -193,3 +193,24 @@ def test_twins_are_reported_and_both_run() -> None:
     assert {"again", "ref_logprobs"} <= set(nodes(plan))
     (note,) = [note for note in plan.notes if "compute the same" in note]
     assert "`again`" in note
+
+
+def test_a_kl_to_the_policy_that_sampled_is_legal() -> None:
+    near = "set: {update_policy.in.ref_logprobs: rollout_logprobs, update_policy.kl: k2}"
+    plan = planned("grpo", near)
+    read = plan.functions["train"]["update_policy"].ins["ref_logprobs"]
+    assert read.partition("@")[0] == "rollout_logprobs"
+    with pytest.raises(GraphError, match="measures the KL to a reference"):
+        lowered("grpo", "set: {update_policy.in.ref_logprobs: old_logprobs}")
+
+
+def test_a_limit_on_wrong_rows_wants_a_loss_that_reads_advantages() -> None:
+    limited = "set: {update_policy.off_policy_limit: 0.5}"
+    lowered("grpo", limited)
+    with pytest.raises(GraphError, match="reads no `advantages`"):
+        lowered("sft", limited)
+
+
+def test_a_loss_that_may_do_without_its_mask_leaves_the_update_in_need_of_it() -> None:
+    with pytest.raises(GraphError, match="reads column `whole_mask`, which nothing writes"):
+        lowered("grpo", "set: {update_policy.in.loss_mask: whole_mask}")

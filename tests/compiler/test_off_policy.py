@@ -82,7 +82,7 @@ def test_the_clips_of_the_loss_stay_with_the_first_edit_that_is_named() -> None:
     (problem,) = problems("dapo", APART, own)
     (edit,), *_ = named(problem.remedy)
     (loss,) = lowered("dapo", APART, own, edit).node("update_policy").hooks.values()
-    clips = {"clip": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "cap": 2.0}
+    clips = {"level": "token", "clip": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "delta": None, "cap": 2.0}
     assert loss.op.name == "decoupled_ppo" and {**loss.attributes} == clips
 
 

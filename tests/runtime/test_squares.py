@@ -11,7 +11,7 @@ import torch
 from rlgraph.costs import limits
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines.fsdp.batching import Budget, micro_batches
-from rlgraph.runtime.engines.fsdp.scoring import token_scores, token_squares
+from rlgraph.runtime.engines.fsdp.scoring import token_entropies, token_scores, token_squares
 from rlgraph.runtime.run import run_graph
 
 VOCABULARY = 13
@@ -41,8 +41,13 @@ def test_chunks_are_the_softmax_of_whole_logits(
             p = torch.softmax(logits, -1).square().sum(-1)
             expected += [float(p[t - 1]) for t, mine in enumerate(written) if mine]
         plain, _ = token_scores(model, batch, temperature, "none")
+        again, entropies = token_entropies(model, batch, temperature)
+        _, measured = token_scores(model, batch, temperature, "detached")
     assert sorted(squares.tolist()) == pytest.approx(sorted(expected), abs=1e-12)
     assert torch.equal(logprobs, plain), "as the pass without them has it"
+    assert torch.equal(again, plain), "likewise"
+    assert measured is not None
+    torch.testing.assert_close(entropies, measured, rtol=0, atol=1e-12)
 
 
 def test_the_graph_trains_on_it(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
