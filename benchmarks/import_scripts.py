@@ -211,11 +211,7 @@ def commands_of(root: Path, system: str) -> Iterator[Command]:
         for where, arguments in [(root, a) for a in ARGUMENTS] + [(script.parent, ARGUMENTS[0])]:
             found = []
             for words in recorded(root, script, where, arguments):
-                own = (
-                    words[: -len(arguments)]
-                    if arguments and words[-len(arguments) :] == [*arguments]
-                    else words
-                )
+                own = [word for word in words if word not in arguments]  # scripts pass theirs on
                 found += [command for s in chosen for command in s.of_words(root, script, own)]
             if found:
                 yield from found

@@ -233,6 +233,12 @@ def devices(_: Any, options: Options) -> int:
     return int(options["trainer.nnodes"]) * int(options["trainer.n_gpus_per_node"])
 
 
+def shard(value: int, options: Options) -> int | None:
+    """Return the devices of one copy, of all where verl takes all: below 0, and from their number on."""
+    trained = int(options["trainer.nnodes"]) * int(options["trainer.n_gpus_per_node"])
+    return int(value) if 0 < int(value) < trained else None  # 0.9.1: create_device_mesh
+
+
 def _streams(options: Options) -> bool:
     """Return whether generation and training run at the same time, as verl's fully async trainer does."""
     return any(key.startswith("async_training.") for key in options.values)
@@ -721,7 +727,7 @@ BY: By = {
     "aggregate": aggregate,
     "kl_in_reward": kl_in_reward,
     "natural": lambda value, _: max(int(value), 0),
-    "whole": lambda value, _: value if value > 0 else None,
+    "shard": shard,
     "steps": steps_of(ACTOR),
     "critic_steps": steps_of(CRITIC),
     "warmup_share": warmup_share(ACTOR),

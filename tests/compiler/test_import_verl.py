@@ -228,6 +228,14 @@ def test_experts_and_hosts_of_an_engine() -> None:
     assert spanned["models"]["policy"]["serve"]["hosts"] == 2
 
 
+@pytest.mark.parametrize(("size", "shard"), [(-1, None), (4, 4), (8, None), (32, None)])
+def test_a_copy_of_more_devices_than_there_are_is_of_all(size: int, shard: int | None) -> None:
+    train = verl(*GRPO, f"{ACTOR}.fsdp_config.fsdp_size={size}", "trainer.n_gpus_per_node=8")["models"][
+        "policy"
+    ]["train"]
+    assert train.get("shard") == shard
+
+
 def test_micro_batches_of_rows_are_as_large_as_verls_of_tokens_at_most() -> None:
     long = ("data.max_prompt_length=1024", "data.max_response_length=3072")
     many = verl(*GRPO, *long, f"{ACTOR}.ppo_micro_batch_size_per_gpu=80")

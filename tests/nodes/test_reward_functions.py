@@ -132,3 +132,13 @@ def test_a_function_of_trl_owes_a_number_for_each_sample() -> None:
 def test_of_no_samples() -> None:
     nothing, target = Ragged.of([], torch.int64), f"{Path('t.py').resolve()}:later"
     assert trl(context(), [], [], nothing, nothing, function=target).rewards.tolist() == []
+
+
+def test_a_reward_of_verl_may_be_another_number_of_the_dict() -> None:
+    Path("keyed.py").write_text(
+        "def both(solution_str, **row): return {'form': 0.5, 'acc': 1.0, 'note': 'x'}\n"
+    )
+    ctx = context()
+    judged = verl(ctx, TEXTS, TEXTS, None, None, function="keyed.py:both", key="form")
+    assert judged.rewards.tolist() == [0.5] * 3
+    assert means(ctx)["rewards/acc"] == (3.0, 3)
