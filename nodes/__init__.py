@@ -115,6 +115,24 @@ LOSSES: dict[str, str] = {
     "vespo": "rlgraph.nodes.loss.sequence:vespo",
 }
 
+PAIR_LOSSES: dict[str, str] = {
+    "sigmoid": "rlgraph.nodes.loss.pair_loss:sigmoid",
+    "hinge": "rlgraph.nodes.loss.pair_loss:hinge",
+    "ipo": "rlgraph.nodes.loss.pair_loss:ipo",
+    "robust": "rlgraph.nodes.loss.pair_loss:robust",
+    "nca": "rlgraph.nodes.loss.pair_loss:nca",
+    "bco": "rlgraph.nodes.loss.pair_loss:bco",
+    "sppo": "rlgraph.nodes.loss.pair_loss:sppo",
+    "aot": "rlgraph.nodes.loss.pair_loss:aot",
+    "aot_unpaired": "rlgraph.nodes.loss.pair_loss:aot_unpaired",
+    "apo_zero": "rlgraph.nodes.loss.pair_loss:apo_zero",
+    "apo_down": "rlgraph.nodes.loss.pair_loss:apo_down",
+    "exo": "rlgraph.nodes.loss.pair_loss:exo",
+    "discopop": "rlgraph.nodes.loss.pair_loss:discopop",
+    "likelihood": "rlgraph.nodes.loss.pair_loss:likelihood",
+    "alphapo": "rlgraph.nodes.loss.pair_loss:alphapo",
+}
+
 LOOPS: dict[str, str] = {
     "single_turn": "rlgraph.nodes.agent.chat:single_turn",
     "tool_loop": "rlgraph.nodes.agent.chat:tool_loop",
@@ -132,4 +150,10 @@ PARSERS: dict[str, str] = {
     "qwen": "rlgraph.nodes.agent.parsers:qwen",
 }
 
-HOOKS: dict[str, dict[str, str]] = {"loss": LOSSES, "loop": LOOPS, "tool": TOOLS, "parser": PARSERS}
+HOOKS: dict[str, dict[str, str]] = {
+    "loss": LOSSES,
+    "pair_loss": PAIR_LOSSES,
+    "loop": LOOPS,
+    "tool": TOOLS,
+    "parser": PARSERS,
+}

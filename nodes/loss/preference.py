@@ -8,13 +8,14 @@ column, and what is left of the loss is a sum over tokens. Shapes: ``[pairs]`` i
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from rlgraph.nodes.loss.pair_loss import PairScores, scores_of, sigmoid
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
-from rlgraph.ops import Context, boolean, float32, int64, op, other_tokens, samples, tokens
+from rlgraph.ops import Context, PairLoss, boolean, float32, int64, op, other_tokens, samples, tokens
 
 TINY = 1e-8  # the least that 1 - p may be, of a response that is certain
 
@@ -40,35 +41,88 @@ class Mismatched(NamedTuple):
     kl_mask: boolean[samples, tokens]
 
 
-@op(rows="all")
+@op(
+    rows="all",
+    when={"ref_logprobs": "reference", "squares": "weighting"},
+    assumes=("weighed_losses",),
+)
 def dpo_weights(
     ctx: Context,
     old_logprobs: float32[samples, tokens],
-    ref_logprobs: float32[samples, tokens],
+    ref_logprobs: float32[samples, tokens] | None,
     loss_mask: boolean[samples, tokens],
     chosen: boolean[samples],
     group: int64[samples],
+    squares: float32[samples, tokens] | None,
     *,
     beta: PositiveFloat = 0.1,
+    losses: dict[str, PairLoss] | None = None,
+    weights: dict[str, float] | None = None,
+    divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl",
+    alpha: float = 0.5,
+    tail: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    reference: bool = True,
+    weighting: bool = False,
 ) -> Preference:
-    """Write the weight of each token's log-prob in the gradient of DPO (arXiv 2305.18290, eq. 7).
+    """Write the weight of each token's log-prob in the gradient of DPO (arXiv 2305.18290, eq. 7) or variants.
 
     DPO's loss is the mean over pairs of -log sigmoid(m), m = beta ((lp_w - ref_w) - (lp_l - ref_l)), w the
     chosen and l the rejected response, each a sum over its loss mask. Its gradient is the mean of -beta
     sigmoid(-m) (grad lp_w - grad lp_l). So the weight is 2 beta sigmoid(-m) on the tokens of w, as much
     below 0 on those of l, and 0 where ``loss_mask`` is false; the 2 makes a mean over sequences one over
-    pairs. A group that is not one chosen and one rejected response has weight 0. Records ``loss``, ``margin``
-    (m, in nats) and ``accuracy`` (pairs with m > 0), means over pairs.
+    pairs. ``losses`` has others in its place, or several that are added (MPO, arXiv 2411.10442): the weight
+    is -2 times the derivative of their sum over pairs by the token's log-prob. A group that is not one chosen
+    and one rejected response has weight 0. Records ``loss``, ``margin`` (m, in nats; of a divergence, of its
+    scores) and ``accuracy`` (pairs with m > 0), means over pairs; of several losses each one's too.
 
     Attributes:
         beta: how strongly the policy is held to the reference, above 0; the smaller the weaker.
+        losses: losses of pairs by names of yours (`rlgraph nodes` lists them); null: {dpo: {kind: sigmoid}}.
+        weights: what each of ``losses`` counts, by its name; null, and those without: 1.
+        divergence: by which scores are made of log ratios: reverse_kl, DPO's, takes them as they are;
+            forward_kl, js and alpha are those of f-DPO (arXiv 2309.16240).
+        alpha: the order of the divergence alpha.
+        tail: what the tokens of a response count that are beyond the length of the other one, 0 to 1
+            (LD-DPO, arXiv 2409.06411).
+        reference: whether log ratios are to a reference; false: they are log-probs, as in CPO and SimPO.
+        weighting: whether pairs are weighed by how likely the policy itself would have written them (WPO,
+            arXiv 2406.11827); it reads ``squares`` of logprobs.squares.
 
     Example:
         preference: {op: preference.dpo, beta: 0.1}
     """
-    scores = beta * (_sums(old_logprobs, loss_mask) - _sums(ref_logprobs, loss_mask))
-    weights, preferred = _compared(ctx, scores, chosen, group)
-    return Preference(loss_mask.where_true(beta * weights), preferred)
+    with torch.enable_grad():
+        logprobs = torch.where(loss_mask.values, old_logprobs.values.detach().double(), 0).requires_grad_()
+        pairs = _pairs(chosen, group)
+        counted = loss_mask.like(loss_mask.values * _tails(loss_mask, pairs, tail))
+        policy = counted.like(logprobs * counted.values).sum()
+        zeros = torch.zeros_like(policy)
+        referred = zeros
+        if ref_logprobs is not None:
+            masked = torch.where(loss_mask.values, ref_logprobs.values.double(), 0)
+            referred = counted.like(masked * counted.values).sum()
+        scores = _scores(
+            policy, referred, loss_mask.like(logprobs), loss_mask, pairs, beta, divergence, alpha
+        )
+        per_pair = torch.zeros(len(pairs), dtype=torch.float64)
+        terms = losses or {"dpo": PairLoss(sigmoid, {}, {})}
+        for name, loss in terms.items():
+            values = loss({"pairs": scores})
+            if len(terms) > 1:
+                ctx.record(f"loss_{name}", values.detach(), over="pairs")
+            per_pair = per_pair + (weights or {}).get(name, 1.0) * values
+        if squares is not None:
+            per_pair = per_pair * _confidence(old_logprobs, squares, loss_mask, pairs)
+        gradient = torch.zeros_like(logprobs)
+        if len(pairs):
+            (gradient,) = torch.autograd.grad(per_pair.sum(), logprobs)
+    margins = beta * scores.difference().detach()
+    ctx.record("loss", per_pair.detach(), over="pairs")
+    ctx.record("margin", margins, over="pairs")
+    ctx.record("accuracy", margins > 0, kind="share", over="pairs")
+    preferred = torch.zeros(len(chosen), dtype=torch.float32)
+    preferred[pairs.flatten()] = ((margins.sign() + 1) / 2).float().repeat_interleave(2)
+    return Preference(loss_mask.like((-2 * gradient).float()), preferred)
 
 
 @op(rows="all")
@@ -159,20 +213,21 @@ def mismatched(tokens: int64[samples, other_tokens], loss_mask: boolean[samples,
     return Mismatched(mask.like(ids), mask.like(learnt))
 
 
-@op(rows="all")
+@op(rows="all", when={"kl_logprobs": "drift", "kl_ref_logprobs": "drift", "kl_mask": "drift"})
 def kto_weights(
     ctx: Context,
     old_logprobs: float32[samples, tokens],
     ref_logprobs: float32[samples, tokens],
     loss_mask: boolean[samples, tokens],
-    kl_logprobs: float32[samples, other_tokens],
-    kl_ref_logprobs: float32[samples, other_tokens],
-    kl_mask: boolean[samples, other_tokens],
+    kl_logprobs: float32[samples, other_tokens] | None,
+    kl_ref_logprobs: float32[samples, other_tokens] | None,
+    kl_mask: boolean[samples, other_tokens] | None,
     desirable: boolean[samples],
     *,
     beta: PositiveFloat = 0.1,
     weight: PositiveFloat = 1.0,
     weight_undesirable: PositiveFloat = 1.0,
+    drift: bool = True,
 ) -> float32[samples, tokens]:
     """Write the weight of each token's log-prob in the gradient of KTO (arXiv 2402.01306, section 4).
 
@@ -180,24 +235,29 @@ def kto_weights(
     - r) of another, r = lp - ref, sums over its loss mask; z = max(0, mean of lp - ref over the mismatched
     rows of preference.mismatched), an estimate of KL(policy || reference) that takes no gradient; l =
     ``weight`` or ``weight_undesirable``. So the weight is l beta sigmoid(u) sigmoid(-u) on the tokens of a
-    desirable response, as much below 0 on those of another, and 0 where ``loss_mask`` is false. Records
-    ``loss``, ``kl`` (z, in nats) and ``accuracy`` (responses with u > 0).
+    desirable response, as much below 0 on those of another, and 0 where ``loss_mask`` is false. Without
+    ``drift`` z is 0, which is APO-zero of labels (arXiv 2408.06266): nothing is read of mismatched rows.
+    Records ``loss``, ``kl`` (z, in nats) and ``accuracy`` (responses with u > 0).
 
     Attributes:
         beta: how strongly the policy is held to the reference, above 0; the smaller the weaker.
         weight: what a desirable response counts, above 0.
         weight_undesirable: what another counts, above 0; the more the fewer of them there are.
+        drift: whether a response has to beat the drift z of the policy; false: the reference alone.
 
     Example:
         preference: {op: preference.kto, beta: 0.1}
     """
-    drift = (_sums(kl_logprobs, kl_mask) - _sums(kl_ref_logprobs, kl_mask)).sum() / max(len(desirable), 1)
+    z = torch.zeros((), dtype=torch.float64)
+    if drift:
+        moved = _sums(kl_logprobs, kl_mask) - _sums(kl_ref_logprobs, kl_mask)
+        z = (moved.sum() / max(len(desirable), 1)).clamp(min=0)
     sign = desirable.double() * 2 - 1
     gain = _sums(old_logprobs, loss_mask) - _sums(ref_logprobs, loss_mask)
-    u = beta * sign * (gain - drift.clamp(min=0))
+    u = beta * sign * (gain - z)
     scale = torch.where(desirable, weight, weight_undesirable).double()
     ctx.record("loss", scale * torch.sigmoid(-u))
-    ctx.record("kl", float(drift.clamp(min=0)), over="iterations")
+    ctx.record("kl", float(z), over="iterations")
     ctx.record("accuracy", u > 0, kind="share")
     return loss_mask.where_true(sign * scale * beta * torch.sigmoid(u) * torch.sigmoid(-u))
 
@@ -235,6 +295,65 @@ def preference(
         update: {op: update.policy, model: policy, loss: {kind: preference}, aggregate: seq-mean-token-sum}
     """
     return logprobs.like(-preference.values * logprobs.values)
+
+
+def _pairs(chosen: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Return the rows of whole pairs, int64 ``[pairs, 2]``, the chosen one first."""
+    sign = chosen.long() * 2 - 1
+    _, members, count = torch.unique(group, return_inverse=True, return_counts=True)
+    signs = torch.zeros(len(count), dtype=torch.int64).index_add(0, members, sign)
+    whole = ((count == 2) & (signs == 0))[members]
+    sides = []
+    for side in (chosen, ~chosen):
+        rows = torch.nonzero(whole & side).flatten()
+        sides.append(rows[members[rows].argsort()])
+    return torch.stack(sides, dim=1)
+
+
+def _tails(loss_mask: Ragged, pairs: torch.Tensor, tail: float) -> torch.Tensor:
+    """Return what each token counts ``[all tokens]``: 1, or ``tail`` beyond the length of the other side."""
+    lengths = loss_mask.sum()
+    shorter = lengths.clone()
+    shorter[pairs.flatten()] = lengths[pairs].min(dim=1).values.repeat_interleave(2)
+    place = loss_mask.like(loss_mask.values.long()).so_far()
+    return torch.where(place > loss_mask.spread(shorter).values, tail, 1.0).double()
+
+
+def _scores(
+    policy: torch.Tensor,
+    referred: torch.Tensor,
+    logprobs: Ragged,
+    loss_mask: Ragged,
+    pairs: torch.Tensor,
+    beta: float,
+    divergence: str,
+    alpha: float,
+) -> PairScores:
+    """Return the scores of pairs, from responses' log-probs under policy and reference ``[samples]``."""
+    won, lost = pairs.unbind(dim=1)
+    ratio, lengths = policy - referred, loss_mask.sum().clamp(min=1)
+    scores = scores_of(ratio, divergence, alpha)
+    return PairScores(
+        beta=beta,
+        chosen=scores[won],
+        rejected=scores[lost],
+        chosen_ratio=ratio[won],
+        rejected_ratio=ratio[lost],
+        chosen_logprob=policy[won],
+        rejected_logprob=policy[lost],
+        chosen_ref=referred[won],
+        rejected_ref=referred[lost],
+        chosen_tokens=lengths[won],
+        rejected_tokens=lengths[lost],
+        chosen_likelihood=logprobs.sum()[won],
+    )
+
+
+def _confidence(logprobs: Ragged, squares: Ragged, loss_mask: Ragged, pairs: torch.Tensor) -> torch.Tensor:
+    """Return WPO's weight of each pair: exp of the mean of log p - log sum_v p_v^2, of both sides."""
+    aligned = logprobs.values.double() - squares.values.double().clamp(min=TINY).log()
+    mean, _ = _means(logprobs.like(aligned), loss_mask)
+    return mean.detach()[pairs].sum(dim=1).exp()
 
 
 def _compared(

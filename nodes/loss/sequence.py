@@ -75,7 +75,7 @@ def geo_mean(
     return logprobs.spread(-masked_mean(advantages, loss_mask) * mean_ratio)
 
 
-@op(assumes=("sampling_logprobs", "sequence_sum"))
+@op(assumes=("sampling_logprobs", "token_sum"))
 def vespo(
     logprobs: float32[samples, tokens],
     old_logprobs: float32[samples, tokens],

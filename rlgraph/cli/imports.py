@@ -14,6 +14,7 @@ from rlgraph.errors import visible
 if TYPE_CHECKING:
     from rlgraph.importing.importer import Imported
 
+TRAINERS = ("grpo", "rloo", "dpo", "sft", "kto", "reward", "distillation", "cpo", "orpo")  # of TRL
 OUTPUT_PATH = click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write the graph to a file."
 )
@@ -52,7 +53,7 @@ def verl(
 @import_settings.command()
 @click.argument("source", type=click.Path(exists=True, path_type=Path), metavar="SCRIPT|CONFIG.yaml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--trainer", type=click.Choice(["grpo", "rloo", "dpo", "sft"]), help="Whose settings they are.")
+@click.option("--trainer", type=click.Choice(TRAINERS), help="Whose settings they are.")
 @OUTPUT_PATH
 def trl(source: Path, overrides: Sequence[str], trainer: str | None, output: Path | None) -> None:
     """Import settings of TRL: a YAML file, as `trl grpo --config` takes it, or a script, which is not run."""

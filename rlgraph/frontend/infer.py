@@ -215,7 +215,9 @@ class Inference:
         ports = [port for port, read in self.ports[node.name].values() if read == column]
         remedy += domains.NAMED_REMEDY.format(column) * any(port.type.dtype == "anything" for port in ports)
         if attribute := next(filter(None, [node.op.declared.when.get(port.name) for port in ports]), None):
-            remedy = f"set: {{{node.name}.{attribute}: 0}}, with which it is not read; or {remedy}"
+            is_switch = node.op.attributes.model_fields[attribute].annotation is bool
+            off = "false" if is_switch else "0"
+            remedy = f"set: {{{node.name}.{attribute}: {off}}}, with which it is not read; or {remedy}"
         self.problem("missing-column", law, taken or node.edited or node.mark, remedy)
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,31 @@ from rlgraph.importing.draft import UNKNOWN, Draft
 from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.script import TRAINERS, RewardFunction, names_of, reward_function, settings_of
-from rlgraph.importing.table import table_of
+from rlgraph.importing.table import KeyTable, table_of
 
 PORTS = ("", "_2", "_3", "_4")  # of the rewards that reward.sum adds
+# nodes of the graphs that rewards are put into
+NODES = ("prompts", "rollout", "rewards", "advantages", "old_logprobs", "ref_logprobs", "update_policy")
+PARENTS = {"reward": "reward_model", "distillation": "distill", "cpo": "dpo"}  # graphs of other names
+NO_BOUND = 1e9  # a ratio is at most exp(20)
 OWN = ("prompt", "question", "answer", "source")  # columns that data.prompts writes itself
 KWARGS = "list the columns that it reads from **kwargs in `columns` of its node, and in prompts.columns"
+
+
+class ScriptOptions(Options):
+    """Options in which an expression of a script, ``${source}``, is not given: its key needs a hand."""
+
+    def __getitem__(self, key: str) -> Any:
+        value, row = super().__getitem__(key), self.table.rows.get(key)
+        if not _has_expression(value):
+            return value
+        return row.default if row else None
+
+
+def _has_expression(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_has_expression(item) for item in value)
+    return isinstance(value, str) and "${" in value
 
 
 def import_trl(
@@ -27,15 +48,50 @@ def import_trl(
     Raises:
         GraphError: the settings can't be read, or don't say which trainer they are of.
     """
-    scripted, given = settings_of(file) if file.suffix == ".py" else (None, read_settings(file, ()))
+    unread: list[tuple[str, str]] = []
+    scripted: str | None = None
+    if file.suffix == ".py":
+        settings = settings_of(file, trainer)
+        scripted, given, unread = settings.kind, settings.given, settings.unread
+    else:
+        given = read_settings(file, ())
     given |= read_settings(None, overrides)
     given |= {"reward_funcs": names_of(given["reward_funcs"])} if given.get("reward_funcs") else {}
     kind = trainer or scripted or guessed(given)
-    options = Options(table_of("trl", kind), given, folder)
-    functions = [reward_function(name, file, options) for name in options["reward_funcs"] or ()]
+    options = ScriptOptions(_table(kind), given, folder)
+    functions = reward_functions(options["reward_funcs"] or (), file, options)
     draft = draft_of(options, functions)
-    outcomes = [*told(options, functions), *outcomes_of(options, draft, BY)]
+    not_read = [
+        KeyOutcome(f"settings of {source}", UNKNOWN, "hand", f"these settings are not read: {text}")
+        for source, text in unread
+    ]
+    outcomes = [*not_read, *told(options, functions), *outcomes_of(options, draft, BY)]
     return Imported(graph_name(str(options["run_name"] or file.stem)), "TRL", draft, outcomes)
+
+
+def _table(kind: str) -> KeyTable:
+    """Return the table of a trainer; of a reward model's graph what it says of the policy is of its model."""
+    table = table_of("trl", kind)
+    if kind != "reward":
+        return table
+    rows = {}
+    for key, row in table.rows.items():
+        to = str(row.to or "").replace("models.policy.", "models.reward.")
+        rows[key] = replace(row, says={**row.says, "to": to}) if to else row
+    return replace(table, rows=rows)
+
+
+def reward_functions(names: Sequence[str], file: Path, options: Options) -> list[RewardFunction]:
+    """Return the functions of some names, each with a name of its own among them and the nodes of graphs."""
+    functions: list[RewardFunction] = []
+    taken = {*NODES}
+    for place, name in enumerate(names):
+        function = reward_function(str(name), file, options, place)
+        if function.name in taken:
+            function = replace(function, name=f"{function.name}_{place + 1}")
+        taken.add(function.name)
+        functions.append(function)
+    return functions
 
 
 def guessed(given: Mapping[str, Any]) -> str:
@@ -51,22 +107,38 @@ def guessed(given: Mapping[str, Any]) -> str:
 def draft_of(options: Options, functions: Sequence[RewardFunction]) -> Draft:
     """Return the parent of a trainer with the nodes that its switches ask for."""
     kind = options.table.kind
-    draft = Draft(kind)
-    if not options.is_on("max_steps"):
+    draft = Draft(PARENTS.get(kind, kind))
+    if not options.is_on("max_steps") and not options.is_odd("num_train_epochs"):
         draft.remove("schedule.iterations")
     if "num_processes" in options.values:
         draft.set("pools.main.devices", options["num_processes"])
     if kind == "dpo":
         draft.set("pairs.question", "prompt")
-    elif kind == "sft":
+        _pair_losses(draft, options)
+    elif kind in ("reward", "cpo", "orpo"):
+        draft.set("pairs.question", "prompt")
+        if kind == "cpo":
+            _without_reference(draft, options)
+    elif kind in ("sft", "kto"):
         draft.set("examples.question", "prompt")
         draft.set("examples.answer", "completion")
+        if options["loss_type"] == "apo_zero_unpaired":
+            draft.set("preference.drift", False)
+            draft.remove("mismatched", "kl_logprobs", "kl_ref_logprobs")
+    elif kind == "distillation":
+        _data(draft, options, ())
+        draft.set("update_policy.minibatches", 1)
     else:
         _data(draft, options, functions)
         _reference(draft, options)
     if kind == "grpo":
         _loss(draft, options)
+        _scale(draft, options)
+        _entropy(draft, options)
         _correction(draft, options)
+    if kind in ("grpo", "rloo") and options.is_on("mask_truncated_completions"):
+        draft.edit("add", whole_mask={"op": "mask.complete"})
+        draft.edit("set", **{"update_policy.in": {"loss_mask": "whole_mask"}})
     if options.is_on("sync_ref_model") and draft.has("models.ref"):
         every = max(round(options["ref_model_sync_steps"] / optimizer_steps(options)), 1)
         refresh = {"op": "update.copy", "model": "ref", "of": "policy@next", "every": every}
@@ -112,24 +184,104 @@ def _reference(draft: Draft, options: Options) -> None:
 
 
 def _loss(draft: Draft, options: Options) -> None:
+    """Give the graph the loss of ``loss_type``, its mean, and the level of its ratio."""
     losses, kind = options.table.facts["losses"], options["loss_type"]
     spec = losses.get(kind, losses["dapo"])
-    low, high = options["epsilon"], options["epsilon_high"] or options["epsilon"]
-    values = {"epsilon": low, "epsilon_high": high}
-    loss = {"kind": spec["kind"], **{n: values.get(k, options[k]) for n, k in spec["with"].items()}}
-    mean = spec["aggregate"]
-    if options["importance_sampling_level"] == "sequence":
-        loss, mean = {"kind": "gspo", "clip": low, "clip_high": high}, "seq-mean-token-mean"
-    elif kind == "cispo" and high > 1:
-        loss = {"kind": "cispo", "clip": 1.0, "clip_high": high - 1}
-    elif options["delta"] and loss["kind"] == "ppo_clip":
-        loss["dual_clip"] = options["delta"]
+    low, high = options["epsilon"], options["epsilon_high"]
+    values = {"epsilon": low, "epsilon_high": low if high is None else high}
+    loss: dict[str, Any] = {"kind": spec["kind"]}
+    for attribute, key in spec["with"].items():
+        value = values.get(key, options[key])
+        if value is not None:
+            loss[attribute] = value
+    if options["importance_sampling_level"] == "sequence" and spec["kind"] != "vespo":
+        loss["level"] = "sequence"
     draft.edit("replace", **{"update_policy.loss": loss})
-    draft.set("update_policy.aggregate", mean)
-    if mean == "seq-mean-token-sum-norm":
+    draft.set("update_policy.aggregate", spec["aggregate"])
+    if spec["aggregate"] == "seq-mean-token-sum-norm":
         draft.set("update_policy.norm", options["max_completion_length"])
-    if options["scale_rewards"] in ("group", True):
+
+
+def _scale(draft: Draft, options: Options) -> None:
+    """Scale rewards by their group, by the batch, or not; TRL adds 1e-4 to a deviation."""
+    scale = options["scale_rewards"]
+    if scale in ("group", True):
         draft.set("advantages.eps", 1e-4)
+        return
+    draft.set("advantages.scale", False)
+    if scale == "batch":
+        draft.edit("add", normal={"op": "reward.whiten", "mean": "group", "std": "batch", "eps": 1e-4})
+        draft.edit("set", **{"advantages.in": {"rewards": "normal"}})
+
+
+def _entropy(draft: Draft, options: Options) -> None:
+    """Count only the tokens of highest entropy; and add a bonus for entropy, where its mean is TRL's."""
+    share = options["top_entropy_quantile"]
+    if share < 1:
+        entropies = {"op": "logprobs.entropy", "model": "policy", "out": {"logprobs": "old_logprobs"}}
+        word = "replace" if draft.has("old_logprobs") else "add"
+        draft.edit(word, old_logprobs=entropies)
+        weights = {"op": "weight.entropy", "share": share, "minibatches": _minibatches(options)}
+        draft.edit("add", token_weights=weights)
+    if options["entropy_coef"] and draft.value("update_policy.aggregate") == "token-mean" and share >= 1:
+        draft.set("update_policy.entropy_coef", options["entropy_coef"])
+
+
+def _minibatches(options: Options) -> int:
+    """Return the optimizer steps of a pass over what is generated, at least 1."""
+    return max(generated(options) // step_rows(options), 1)
+
+
+def _pair_losses(draft: Draft, options: Options) -> None:
+    """Give DPO the losses of ``loss_type`` with their weights; without them it has its own."""
+    kinds, table = options["loss_type"], options.table.facts["pair_losses"]
+    kinds = [str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])]
+    weights = options["loss_weights"] or [1.0] * len(kinds)
+    losses, weighed = dict[str, dict[str, Any]](), dict[str, float]()
+    for kind, weight in zip(kinds, weights, strict=False):
+        if kind not in table:
+            return
+        attributes = table[kind].get("with", {}).items()
+        values = {name: options[key] if isinstance(key, str) else key for name, key in attributes}
+        losses[kind] = {"kind": table[kind]["kind"], **values}
+        weighed[kind] = float(weight)
+    if options["rpo_alpha"] is not None:
+        losses["sft"], weighed["sft"] = {"kind": "likelihood"}, float(options["rpo_alpha"])
+    if losses != {"sigmoid": {"kind": "sigmoid"}}:
+        draft.set("preference.losses", losses)
+    if any(weight != 1 for weight in weighed.values()):
+        draft.set("preference.losses", losses)
+        draft.set("preference.weights", weighed)
+    if options.is_on("reference_free"):
+        draft.set("preference.reference", False)
+        draft.remove("ref_logprobs", "models.ref")
+    if options.is_on("use_weighting"):
+        squares = {"op": "logprobs.squares", "model": "policy", "out": {"logprobs": "old_logprobs"}}
+        draft.edit("replace", old_logprobs=squares)
+
+
+def _without_reference(draft: Draft, options: Options) -> None:
+    """Make DPO the loss of CPO, SimPO or AlphaPO: log-probs in the place of log ratios, and a likelihood."""
+    draft.remove("ref_logprobs", "models.ref")
+    draft.set("preference.reference", False)
+    kind, smoothing, alpha = options["loss_type"], options["label_smoothing"], options["alpha"]
+    loss: dict[str, Any] = {"kind": kind if kind in ("hinge", "ipo") else "sigmoid"}
+    if loss["kind"] == "sigmoid" and smoothing:
+        loss["smoothing"] = smoothing
+    if kind == "simpo":
+        loss["margin"] = options["simpo_gamma"]
+        if alpha:
+            loss |= {"kind": "alphapo", "alpha": alpha}
+        else:
+            loss["mean"] = True
+    elif alpha and kind != "ipo":
+        draft.set("preference.divergence", "alpha")
+        draft.set("preference.alpha", 1 - alpha)
+    losses = {str(kind): loss}
+    if options["cpo_alpha"]:
+        losses["likelihood"] = {"kind": "likelihood"}
+        draft.set("preference.weights", {"likelihood": float(options["cpo_alpha"])})
+    draft.set("preference.losses", losses)
 
 
 def _correction(draft: Draft, options: Options) -> None:
@@ -138,7 +290,12 @@ def _correction(draft: Draft, options: Options) -> None:
         return
     level, _, how = str(options["vllm_importance_sampling_mode"]).partition("_")
     low, high = (options[f"vllm_importance_sampling_clip_{end}"] for end in ("min", "max"))
-    bounds = {"low": low or 0.0, "high": high} if how == "mask" else {"cap": high}
+    if options["loss_type"] == "vespo":
+        return
+    if how == "mask":
+        bounds = {"low": low or 0.0, "high": NO_BOUND if high is None else high}
+    else:
+        bounds = {"floor": low or 0.0, "cap": high}
     op = "correction.mis" if how == "mask" else "correction.tis"
     draft.edit("add", rollout_weights={"op": op, "level": level, **bounds})
 
@@ -152,6 +309,10 @@ def told(options: Options, functions: Sequence[RewardFunction]) -> Iterator[KeyO
         "more functions": len(functions) > len(PORTS),
         "adapters": options.is_on("use_peft") and options["lora_target_modules"] is None,
         "one process": "num_processes" not in options.values,
+        "vespo of vLLM": kind == "grpo"
+        and options["loss_type"] == "vespo"
+        and options.is_on("use_vllm")
+        and options.is_on("vllm_importance_sampling_correction"),
     }
     for row in facts["told"]:
         if kind in row.get("of", [kind]) and holds.get(row.get("where"), True):
@@ -233,7 +394,46 @@ def steps(value: float, options: Options) -> int:
     return max(round(value / optimizer_steps(options)), 1)
 
 
+def loss_type(value: str, options: Options) -> str:
+    """Say what is averaged otherwise: TRL's bnpo over each micro-batch, here over the whole."""
+    if value == "bnpo":
+        raise Idle("taken as dapo: a mean over the tokens of the mini-batch, of TRL over each micro-batch")
+    return value
+
+
+def entropy(value: float, options: Options) -> float:
+    """Say where TRL's mean of entropies is another one than the loss has."""
+    spec = options.table.facts["losses"].get(options["loss_type"], {})
+    if value and (spec.get("aggregate") != "token-mean" or options["top_entropy_quantile"] < 1):
+        raise Hand(
+            "set update_policy.entropy_coef; TRL averages the entropy over the tokens that are learnt, "
+            "whatever loss_type is, ours by update_policy.aggregate over all"
+        )
+    return value
+
+
+def pair_loss(value: Any, options: Options) -> Any:
+    """Refuse a loss of pairs that has none here."""
+    kinds, table = value if isinstance(value, list) else [value], options.table.facts["pair_losses"]
+    if unknown := [str(kind) for kind in kinds if kind not in table]:
+        raise Hand(
+            f"{', '.join(unknown)} is no loss of pairs here (`rlgraph nodes` lists them): preference.losses"
+        )
+    return value
+
+
+def power(value: float, options: Options) -> float:
+    """Refuse the one power of mean probabilities that there is no loss for."""
+    if value and options["loss_type"] == "ipo":
+        raise Hand("ipo of a power of mean probabilities has no loss here: write one, as my_losses.py:NAME")
+    return value
+
+
 BY: By = {
+    "loss_type": loss_type,
+    "entropy": entropy,
+    "pair_loss": pair_loss,
+    "power": power,
     "path": lambda value, o: o.path(value),
     "natural": lambda value, _: max(int(value), 0),
     "betas": lambda _, o: [o["adam_beta1"], o["adam_beta2"]],

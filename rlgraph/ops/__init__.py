@@ -18,6 +18,7 @@ from rlgraph.ops.column_types import tokens as tokens
 from rlgraph.ops.column_types import turns as turns
 from rlgraph.ops.declare import Loop as Loop
 from rlgraph.ops.declare import Loss as Loss
+from rlgraph.ops.declare import PairLoss as PairLoss
 from rlgraph.ops.declare import Parser as Parser
 from rlgraph.ops.declare import op as op
 from rlgraph.ops.interfaces import Batch as Batch

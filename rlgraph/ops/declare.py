@@ -94,6 +94,24 @@ class Loss(Hook):
     word, provides = "loss", ("logprobs",)
 
 
+class PairLoss(Hook):
+    """A loss of pairs: ``def loss(pairs: PairScores, *, ...)``, from scores to one number per pair."""
+
+    word, reads, writes = "pair_loss", False, False
+
+    @classmethod
+    def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
+        """Return the scores, which the op makes."""
+        before_attributes = [
+            parameter.name
+            for parameter in inspect.signature(body).parameters.values()
+            if parameter.kind is not parameter.KEYWORD_ONLY
+        ]
+        if before_attributes != ["pairs"]:
+            raise OpError(f"op {name}: a loss of pairs is `def loss(pairs: PairScores, *, ...)`")
+        return ("pairs",)
+
+
 class Loop(Hook):
     """An agent loop: ``async def loop(chat: Chat, ...)``; its columns have one row per prompt."""
 

@@ -240,6 +240,27 @@ def _sequence_sum(graph: Graph, node: Node, call: Call) -> Problem | None:
     return refusal("sequence-sum", law, graph, node, [], f"set: {{{remedy}}}")
 
 
+def _token_sum(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Check that tokens of all sequences count alike in a loss that is -w logprobs of each."""
+    if node.called.attributes.get("aggregate") != "seq-mean-token-mean":
+        return None
+    return _sequence_sum(graph, node, call)
+
+
+def _weighed_losses(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Check that a weight is one of a loss that is there."""
+    weights = call.attributes["weights"] or {}
+    losses = [path.removeprefix("losses.") for path in node.hooks if path.startswith("losses.")]
+    unknown = [name for name in weights if name not in losses]
+    if not unknown:
+        return None
+    law = f"node `{node.name}`: `weights` has `{unknown[0]}`, which is none of its `losses`"
+    remedy = (
+        f"`losses` has {', '.join(losses) or 'none: write them by name, as losses: {dpo: {kind: sigmoid}}'}"
+    )
+    return refusal("unknown-weight", law, graph, node, [], remedy)
+
+
 def _routed(graph: Graph, node: Node, call: Call) -> Problem | None:
     """Check that a serve engine that is asked for its choice of experts tells it."""
     serve = graph.models[str(node.model)].spec.serve
@@ -297,6 +318,8 @@ LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "dropped": _dropped,
     "one_step": _one_step,
     "sequence_sum": _sequence_sum,
+    "token_sum": _token_sum,
+    "weighed_losses": _weighed_losses,
     "routed": _routed,
     "grammar": _grammar,
     "replayed": _replayed,

@@ -13,7 +13,7 @@ from typing import Any
 from rlgraph.errors import GraphError, Mark, Source, fail, nearest
 from rlgraph.nodes import HOOKS, LOSSES, OPS
 from rlgraph.ops.column_types import PathMarker, holds
-from rlgraph.ops.declare import Loop, Loss, Op, Parser, Port
+from rlgraph.ops.declare import Loop, Loss, Op, PairLoss, Parser, Port
 from rlgraph.ops.docstring import Docstring, read_docstring
 from rlgraph.ops.registry import find_hook, find_op, load
 from rlgraph.ops.tools import Tool, tool_schema
@@ -25,10 +25,12 @@ ROWS = {
     "group": "all samples of a prompt together",
     "all": "the whole batch at once",
 }
-KINDS: dict[str, Any] = {kind.word: kind for kind in (Loss, Loop, Tool, Parser)}
-GROUPS = {"ops": OPS, "losses": LOSSES} | {f"{word}s": HOOKS[word] for word in ("loop", "tool", "parser")}
+KINDS: dict[str, Any] = {kind.word: kind for kind in (Loss, PairLoss, Loop, Tool, Parser)}
+GROUPS = {"ops": OPS, "losses": LOSSES, "pair_losses": HOOKS["pair_loss"]}
+GROUPS |= {f"{word}s": HOOKS[word] for word in ("loop", "tool", "parser")}
 STANDS = {
     "loss": "`loss: {kind: NAME}` of update.policy; its columns become columns of the node",
+    "pair_loss": "`losses: {any_name: {kind: NAME}}` of preference.dpo",
     "loop": "`loop: {kind: NAME}` of rollout.agent; its columns, of prompts, become columns of the node",
     "tool": "`tools: {any_name: {kind: NAME}}` of rollout.agent; its columns likewise",
     "parser": "`parser: {kind: NAME}` of rollout.agent",
@@ -115,7 +117,7 @@ def find(name: str) -> Op:
     try:
         op, _ = find_op(name, mark)
     except GraphError:
-        for kind in (Loop, Parser, Tool):  # the first whose signature fits
+        for kind in (PairLoss, Loop, Parser, Tool):  # the first whose signature fits
             with suppress(GraphError):
                 return find_hook(kind, name, mark)[0]
         raise
@@ -165,7 +167,8 @@ def attribute_rows(op: Op) -> list[tuple[str, str, str, str]]:
 
 def _hook_in_words(op: Op, name: str) -> str:
     word, one = op.hooks[name].word, "{kind: NAME, ...}"
-    return f"{word}s by name: {{NAME: {one}}}" if name in op.several else f"a {word}: {one}"
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{plural} by name: {{NAME: {one}}}" if name in op.several else f"a {word}: {one}"
 
 
 def attribute_schemas(op: Op) -> dict[str, Any]:

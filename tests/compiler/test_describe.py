@@ -13,7 +13,7 @@ from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.tree_paths import SECTIONS
-from rlgraph.nodes import HOOKS, LOOPS, LOSSES, OPS, PARSERS, TOOLS
+from rlgraph.nodes import HOOKS, LOOPS, LOSSES, OPS, PAIR_LOSSES, PARSERS, TOOLS
 from rlgraph.ops.declare import Loss
 from rlgraph.reference.describe import describe, entry_of, find
 from rlgraph.reference.pages import SECTIONS as DOCUMENTED
@@ -194,7 +194,14 @@ def test_columns_are_under_one_another() -> None:
 
 def test_the_list_is_in_groups() -> None:
     listed, _, _ = call("nodes").stdout.partition("\n\n")
-    groups = {"ops:": OPS, "losses:": LOSSES, "loops:": LOOPS, "tools:": TOOLS, "parsers:": PARSERS}
+    groups = {
+        "ops:": OPS,
+        "losses:": LOSSES,
+        "pair_losses:": PAIR_LOSSES,
+        "loops:": LOOPS,
+        "tools:": TOOLS,
+        "parsers:": PARSERS,
+    }
     expected = [name for title, known in groups.items() for name in (title, *known)]
     assert [line.split()[0] for line in listed.splitlines()] == expected
 

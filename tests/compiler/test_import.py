@@ -248,15 +248,6 @@ def test_trl_counts_batches_in_responses() -> None:
     assert (graph["schedule"]["iterations"], graph["schedule"]["save_every"]) == (13, 2)  # of 8 steps each
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "sapo", "cispo"])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_losses_of_trl(loss: str, level: str) -> None:
-    settings = [f"loss_type={loss}", f"importance_sampling_level={level}", "epsilon_high=5.0"]
-    update = checked(import_trl(Path("trl_grpo.py"), settings))["nodes"]["update_policy"]
-    kinds = {"sapo": "sapo", "cispo": "cispo"}
-    assert update["loss"]["kind"] == ("gspo" if level == "sequence" else kinds.get(loss, "ppo_clip"))
-
-
 def test_a_rloo_of_several_steps_needs_a_hand() -> None:
     settings = ["steps_per_generation=4", "num_iterations=2"]
     imported = import_trl(Path("trl_rloo.yaml"), settings, trainer="rloo")

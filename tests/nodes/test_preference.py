@@ -54,7 +54,7 @@ def slow_dpo(flat: torch.Tensor, lp: Ragged, ref: Ragged, beta: float) -> torch.
 def test_the_gradient_is_that_of_dpo(beta: float, seed: int) -> None:
     lp, ref, mask, chosen, group = case(seed)
     ctx = context()
-    weights, _ = dpo_weights(ctx, lp, ref, mask, chosen, group, beta=beta)
+    weights, _ = dpo_weights(ctx, lp, ref, mask, chosen, group, None, beta=beta)
     values = lp.values.clone().requires_grad_()
     totals = Totals(tokens=int(mask.values.sum()), sequences=6)
     loss = aggregate(preference(lp.like(values), weights), mask, totals, "seq-mean-token-sum")
@@ -70,7 +70,7 @@ def test_the_gradient_is_that_of_dpo(beta: float, seed: int) -> None:
 
 def test_micro_batches_that_part_a_pair_give_the_same_gradient() -> None:
     lp, ref, mask, chosen, group = case(2)
-    weights, _ = dpo_weights(context(), lp, ref, mask, chosen, group)
+    weights, _ = dpo_weights(context(), lp, ref, mask, chosen, group, None)
     totals = Totals(tokens=int(mask.values.sum()), sequences=6)
     whole = aggregate(preference(lp, weights), mask, totals, "seq-mean-token-sum")
     parts = [
@@ -88,7 +88,7 @@ def test_by_hand() -> None:
     lp, ref = (mask.like(torch.tensor(x)) for x in ([0.0, -1.0, -1.0, -2.0], [0.0, -2.0, -1.0, -1.0]))
     ctx = context()
     out, preferred = dpo_weights(
-        ctx, lp, ref, mask, torch.tensor([True, False]), torch.tensor([0, 0]), beta=0.5
+        ctx, lp, ref, mask, torch.tensor([True, False]), torch.tensor([0, 0]), None, beta=0.5
     )
     assert preferred.tolist() == [1.0, 1.0]
     weight = 2 * 0.5 / (1 + math.e)
@@ -104,9 +104,9 @@ def test_the_order_of_rows_does_not_matter() -> None:
     lp, ref, mask, chosen, group = case(3)
     order = torch.tensor([5, 0, 3, 2, 1, 4])
     moved, order_of = dpo_weights(
-        context(), lp.take(order), ref.take(order), mask.take(order), chosen[order], group[order]
+        context(), lp.take(order), ref.take(order), mask.take(order), chosen[order], group[order], None
     )
-    out, preferred = dpo_weights(context(), lp, ref, mask, chosen, group)
+    out, preferred = dpo_weights(context(), lp, ref, mask, chosen, group, None)
     torch.testing.assert_close(moved.values, out.take(order).values)
     assert order_of.equal(preferred[order])
 
@@ -116,20 +116,20 @@ def test_a_pair_that_is_not_whole_has_no_weight() -> None:
     left = torch.tensor([0, 2, 3, 4, 5])  # row 1 was filtered
     ctx = context()
     out, preferred = dpo_weights(
-        ctx, lp.take(left), ref.take(left), mask.take(left), chosen[left], group[left]
+        ctx, lp.take(left), ref.take(left), mask.take(left), chosen[left], group[left], None
     )
-    whole, _ = dpo_weights(context(), lp, ref, mask, chosen, group)
+    whole, _ = dpo_weights(context(), lp, ref, mask, chosen, group, None)
     assert out[0].tolist() == [0.0] * 3 and preferred[0] == 0
     assert out.tolist()[1:] == whole.take(left).tolist()[1:]
     assert means(ctx)["preference/loss"][1] == 2
-    both_chosen, _ = dpo_weights(context(), lp, ref, mask, torch.ones(6, dtype=torch.bool), group)
+    both_chosen, _ = dpo_weights(context(), lp, ref, mask, torch.ones(6, dtype=torch.bool), group, None)
     assert both_chosen.values.eq(0).all()
 
 
 def test_of_no_rows() -> None:
     nothing = Ragged.of([], torch.bool)
     zeros, ints = nothing.like(torch.zeros(0)), torch.zeros(0, dtype=torch.int64)
-    weights, preferred = dpo_weights(context(), zeros, zeros, nothing, ints.bool(), ints)
+    weights, preferred = dpo_weights(context(), zeros, zeros, nothing, ints.bool(), ints, None)
     assert weights.tolist() == preferred.tolist() == []
 
 
@@ -138,16 +138,16 @@ def test_margins_far_apart_are_survived() -> None:
     lp, ref = mask.like(torch.tensor([1e4, -1e4])), mask.like(torch.zeros(2))
     for chosen in ([True, False], [False, True]):
         ctx = context()
-        out, _ = dpo_weights(ctx, lp, ref, mask, torch.tensor(chosen), torch.tensor([0, 0]), beta=1.0)
+        out, _ = dpo_weights(ctx, lp, ref, mask, torch.tensor(chosen), torch.tensor([0, 0]), None, beta=1.0)
         assert out.values.isfinite().all() and math.isfinite(means(ctx)["preference/loss"][0])
 
 
 def test_a_second_step_would_follow_another_gradient() -> None:
     """Which is why `check` refuses one: after a long step in DPO's direction its own gradient has faded."""
     lp, ref, mask, chosen, group = case()
-    before, _ = dpo_weights(context(), lp, ref, mask, chosen, group, beta=1.0)
+    before, _ = dpo_weights(context(), lp, ref, mask, chosen, group, None, beta=1.0)
     moved = lp.like(lp.values + 3 * before.values.double())
-    after, _ = dpo_weights(context(), moved, ref, mask, chosen, group, beta=1.0)
+    after, _ = dpo_weights(context(), moved, ref, mask, chosen, group, None, beta=1.0)
     written = mask.values
     assert (after.values[written].abs() < 0.5 * before.values[written].abs()).all()
     values = moved.values.clone().requires_grad_()

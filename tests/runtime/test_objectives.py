@@ -55,6 +55,23 @@ def test_an_iteration_is_the_same_on_one_device_and_on_two(
         assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), name
 
 
+def test_several_losses_of_pairs_are_the_same_on_one_device_and_on_two(
+    run_on_devices: Callable[..., str],
+) -> None:
+    losses = "{dpo: {kind: sigmoid, smoothing: 0.1}, sorted: {kind: aot}, fit: {kind: likelihood}}"
+    more = (f"preference.losses={losses}", "preference.weights={fit: 0.5}", "preference.divergence=js")
+    once = ["dpo", *settings("dpo"), *more, "--steps", "1"]
+    run_on_devices(*once, "--devices", "1", "--inline", "--run-dir", "one")
+    cut = [f"models.{model}.train.micro_tokens=24" for model in trained("dpo")]
+    run_on_devices(*once, *cut, "--devices", "2", "--run-dir", "two")
+    (one,), (two,) = metrics("one"), metrics("two")
+    parts = [one[f"preference/loss_{name}"] for name in ("dpo", "sorted", "fit")]
+    assert one["preference/loss"] == pytest.approx(parts[0] + parts[1] + 0.5 * parts[2], rel=1e-4)
+    assert one["update_policy/grad_norm"] > 0
+    for name in (name for name in one if name.startswith(READ)):
+        assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), name
+
+
 def test_ppo_reads_the_reward_model_that_a_run_makes(run_on_devices: Callable[..., str]) -> None:
     once = ("--steps", "1", "--devices", "1", "--inline")
     run_on_devices("reward_model", *settings("reward_model"), *once, "--run-dir", "made")

@@ -1,0 +1,161 @@
+"""The losses of graphs that `rlgraph import trl` writes have the values and gradients of TRL's own functions.
+
+What TRL gave for the same settings stands in tests/peers/recorded, with its version.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_policy_losses_of_peers as policy
+import test_preference_peers as pairs
+import torch
+
+from rlgraph.check import check_report
+from rlgraph.frontend.compose import compose
+from rlgraph.importing.trl import import_trl
+from rlgraph.nodes import OPS
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.update.update import policy_objective
+from rlgraph.ops import Context
+from rlgraph.ops.registry import load
+
+RECORDED = Path(__file__).parents[1] / "peers/recorded"
+LOSSES = json.loads((RECORDED / "trl_grpo.json").read_text())
+ROWS = json.loads((RECORDED / "trl_grpo_rows.json").read_text())
+PREFERENCES = json.loads((RECORDED / "trl_preferences.json").read_text())
+BY_HAND = {  # the importer says what to do: TRL's mean of entropies; the sampler's part in VESPO's weight
+    "grpo entropy": "entropy_coef",
+    "dr_grpo entropy": "entropy_coef",
+    "entropy of the top": "entropy_coef",
+    "vllm vespo": "vllm_importance_sampling_correction",
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def graph_of(kind: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The nodes of the graph that settings become, which checks, and the keys that need a hand."""
+    Path("settings.yaml").write_text(json.dumps({"max_steps": 10, **settings}))
+    imported = import_trl(Path("settings.yaml"), (), trainer=kind)
+    Path("out.yaml").write_text(imported.graph())
+    report = check_report("out.yaml")
+    assert not report["problems"], report
+    hands = {o.key: o.text for o in imported.outcomes if o.kind == "hand"}
+    return dict(compose("out.yaml").plain()["nodes"]), hands
+
+
+def body_of(node: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The function of a node, and all its attributes."""
+    op = load(OPS[node["op"]], node["op"])
+    given = {name: node[name] for name in op.attributes.model_fields if name in node}
+    return op.body, op.attributes(**given).model_dump()
+
+
+@pytest.mark.parametrize("name", LOSSES["cases"])
+def test_a_loss_of_grpo_is_trls(name: str) -> None:
+    case = LOSSES["cases"][name]
+    nodes, hands = graph_of("grpo", {**case["settings"], "max_completion_length": 8})
+    if name in BY_HAND:
+        assert BY_HAND[name] in hands
+        return
+    update, given = nodes["update_policy"], policy.columns(LOSSES["rows"])
+    attributes = {"minibatches": 1, **update}
+    mask, sampled, weights = given["loss_mask"], given.pop("sampling_logprobs"), given.pop("weights")
+    given["entropy"] = given.pop("entropies")
+    assert ("kl_coef" in update) == bool(case["settings"].get("beta"))
+    if "kl_coef" not in update:
+        del given["ref_logprobs"]
+    if "token_weights" in nodes:
+        body, own = body_of(nodes["token_weights"])
+        ctx = Context("token_weights", 0, 0, rows=range(4), total_rows=4)
+        given["token_weights"] = body(ctx, given["entropy"], mask, None, **own)
+    if case["settings"].get("use_vllm"):
+        given["rollout_logprobs"] = sampled
+    if "rollout_weights" in nodes:
+        given["rollout_weights"] = weights
+    loss = dict(update["loss"])
+    objective = policy_objective(
+        policy.policy_loss(loss.pop("kind"), **loss),
+        attributes["aggregate"],
+        attributes.get("kl_coef", 0.0),
+        attributes.get("kl", "k3"),
+        attributes.get("entropy_coef", 0.0),
+        attributes.get("norm"),
+        attributes.get("kl_unbiased", False),
+        attributes.get("off_policy_limit"),
+    )
+    value, gradient, _ = policy.gradient_of(objective, given)
+    assert value == pytest.approx(case["loss"], rel=1e-5, abs=1e-6)
+    expected = policy.flat(case["gradient"], mask)
+    assert [n for row in gradient for n in row] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["default", "batch", "none", "false"])
+def test_advantages_are_trls(name: str) -> None:
+    nodes, _ = graph_of("grpo", ROWS["cases"][name]["settings"])
+    rewards, group = torch.tensor(ROWS["rows"]["rewards"]), torch.arange(8) // 4
+    if nodes["advantages"].get("in"):
+        body, own = body_of(nodes[nodes["advantages"]["in"]["rewards"]])
+        rewards = body(rewards, group, **own)
+    body, own = body_of(nodes["advantages"])
+    found = body(rewards, group, Ragged.of([[True]] * 8, torch.bool), **own)
+    assert found.values.tolist() == pytest.approx(ROWS["cases"][name]["advantages"], abs=1e-5)
+
+
+def test_truncated_completions_are_masked_as_in_trl() -> None:
+    nodes, _ = graph_of("grpo", ROWS["cases"]["mask truncated"]["settings"])
+    assert nodes["update_policy"]["in"] == {"loss_mask": "whole_mask"}
+    body, _ = body_of(nodes["whole_mask"])
+    mask = Ragged.of([[True] * 5] * 8, torch.bool)
+    masked = body(Context("whole_mask", 0, 0), torch.tensor(ROWS["rows"]["truncated"]), mask)
+    assert [[*map(int, row)] for row in masked.tolist()] == ROWS["cases"]["mask truncated"]["completion_mask"]
+
+
+@pytest.mark.parametrize("name", policy.MODES)
+def test_weights_of_the_samplers_rows_are_trls(name: str) -> None:
+    case = ROWS["cases"][name]
+    nodes, _ = graph_of("grpo", case["settings"])
+    body, own = body_of(nodes["rollout_weights"])
+    rows = (Ragged.of(ROWS["rows"][column]) for column in ("logprobs", "sampling_logprobs"))
+    weights = body(Context("rollout_weights", 0, 0), *rows, Ragged.of([[True] * 5] * 8, torch.bool), **own)
+    for found, expected in zip(weights.tolist(), case["weights"], strict=True):
+        assert found == pytest.approx(expected * (5 // len(expected)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in ("dpo", "kto", "cpo") for name in PREFERENCES[kind]]
+)
+def test_a_loss_of_preferences_is_trls(kind: str, name: str) -> None:
+    case = PREFERENCES[kind][name]
+    nodes, hands = graph_of(kind, case["settings"])
+    node, ctx = nodes["preference"], Context(node="preference", seed=0, iteration=0)
+    assert not {"loss_type", "alpha", "label_smoothing"} & {*hands}
+    body, own = body_of({key: value for key, value in node.items() if key != "losses"})
+    rows = [pairs.ragged("logprobs"), None, pairs.loss_mask()]
+    if "ref_logprobs" in nodes:
+        rows[1] = pairs.ragged("ref_logprobs")
+    if kind == "kto":
+        drift = (None, None, None)
+        if "mismatched" in nodes:
+            drift = (pairs.ragged("kl_logprobs"), pairs.ragged("kl_ref_logprobs"), pairs.loss_mask())
+        weights = body(ctx, *rows, *drift, pairs.CHOSEN, **own)
+    else:
+        own["losses"] = None
+        if "losses" in node:
+            own["losses"] = {key: pairs.pair_loss(**dict(each)) for key, each in node["losses"].items()}
+        squares = pairs.ragged("squares") if nodes["old_logprobs"]["op"] == "logprobs.squares" else None
+        weights, _ = body(ctx, *rows, pairs.CHOSEN, pairs.GROUP, squares, **own)
+    pairs.check(case, weights, ctx)
+
+
+def test_no_case_is_left_out() -> None:
+    assert {*BY_HAND} <= {*LOSSES["cases"]}
+    assert not any(math.isnan(case["loss"]) for case in LOSSES["cases"].values())
