@@ -8,7 +8,7 @@ from typing import Any
 from rlgraph.errors import GraphError, Problem
 from rlgraph.importing.draft import UNKNOWN
 from rlgraph.importing.importer import KeyOutcome
-from rlgraph.importing.shell import Command, Launch, commands_of, flags_of, launches_of
+from rlgraph.importing.shell import Command, LaunchedProgram, commands_of, flags_of, launches_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -
 
 
 def _command_line(words: Sequence[str], programs: Sequence[str]) -> FlagSettings:
-    launches: list[Launch] = launches_of([Command(tuple(words), 1)], programs)
+    launches: list[LaunchedProgram] = launches_of([Command(tuple(words), 1)], programs)
     if not launches:
         law = f"there is no file {words[0]}"
         remedy = f"give a launch script, or flags, as --name value; programs: {', '.join(programs)}"

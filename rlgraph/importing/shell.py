@@ -38,7 +38,7 @@ CONDITIONS = ("if_statement", "case_statement", "while_statement", "list")
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchedProgram:
     """A program that a script starts, and the words behind its name; ``line`` counts from 1."""
 
     program: str
@@ -312,20 +312,20 @@ def _plain(text: str) -> str:
     return re.sub(r"[{}$\s]+", " ", text).strip()[:30]
 
 
-def launches_of(commands: Sequence[Command], programs: Sequence[str]) -> list[Launch]:
+def launches_of(commands: Sequence[Command], programs: Sequence[str]) -> list[LaunchedProgram]:
     """Return each start of one of some programs, in their order; equal ones once.
 
     A program is the end of a path (``train.py``) or a module (``openrlhf.cli.train_sft``). It may stand
     behind launchers (``python3 -m``, ``torchrun``, ``deepspeed --module``, ``ray job submit ... --``).
     """
-    launches: dict[tuple[str, tuple[str, ...]], Launch] = {}
+    launches: dict[tuple[str, tuple[str, ...]], LaunchedProgram] = {}
     for command in commands:
         words = [part for word in command.words for part in _split_again(word, programs)]
         for place, word in enumerate(words):
             program = next((name for name in programs if _names(word, name)), None)
             if program is not None:
                 behind = tuple(words[place + 1 :])
-                launches.setdefault((program, behind), Launch(program, behind, command.line))
+                launches.setdefault((program, behind), LaunchedProgram(program, behind, command.line))
                 break
     return [*launches.values()]
 
