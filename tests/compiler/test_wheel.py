@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
-STUBS = ROOT / "runtime/engines/sglang/cpu"  # stands in for packages that SGLang imports, and is no part of ours
+STUBS = ROOT / "runtime/engines/sglang/cpu"  # stands in for packages that SGLang imports
 PLACES = "import rlgraph, rlgraph.nodes, rlgraph.runtime, rlgraph.graphs as g; print(rlgraph.__file__, "
 PLACES += "rlgraph.nodes.__file__, rlgraph.runtime.__file__, g.__file__, sep='\\n')"
 
