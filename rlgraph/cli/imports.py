@@ -26,23 +26,35 @@ def import_settings() -> None:
 
 
 @import_settings.command()
-@click.argument("settings", nargs=-1, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.argument("settings", nargs=-1, metavar="[CONFIG.yaml | SCRIPT.sh] [KEY=VALUE]...")
 @click.option("--config-name", "-cn", help="As verl has it: one of its own, or a file in --config-path.")
 @click.option("--config-path", "-cp", help="As verl takes it: the folder of --config-name.")
 @click.option(
     "--version", type=click.Choice(["0.9.1", "main"]), default="0.9.1", help="Whose defaults and losses."
 )
+@click.option("--launch", type=click.IntRange(1), default=1, help="Which launch of a script is meant.")
 @OUTPUT_PATH
 def verl(
     settings: Sequence[str],
     config_name: str | None,
     config_path: str | None,
     version: str,
+    launch: int,
     output: Path | None,
 ) -> None:
-    """Import a configuration of verl's PPO or SFT trainer: a YAML file, KEY=VALUE as there, or both."""
-    from rlgraph.importing.verl import import_verl
+    """Import a configuration of verl's PPO or SFT trainer: a YAML file, KEY=VALUE as there, or both.
 
+    Of a launch script, which is not run, the words behind the trainer are taken.
+    """
+    from rlgraph.importing.verl import import_verl, script_settings
+
+    if settings and settings[0].endswith(".sh"):
+        words, flags = script_settings(Path(settings[0]), launch)
+        settings = [*words, *settings[1:]]
+        config_name, config_path = (
+            config_name or flags.get("config-name"),
+            config_path or flags.get("config-path"),
+        )
     file, overrides = _parted(settings)
     name = config_name.removesuffix(".yaml") if config_name else None
     if name and file is None and (beside := Path(config_path or "", f"{name}.yaml")).is_file():

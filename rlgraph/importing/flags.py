@@ -55,11 +55,7 @@ def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -
     file = Path(words[0])
     if not file.is_file():
         return _command_line(words, programs)
-    launches = launches_of(commands_of(file), programs)
-    if not launches:
-        law = f"{file} launches none of {', '.join(programs)}"
-        remedy = "give the script that does, or the flags themselves"
-        raise GraphError([Problem("no-launch", law, None, tuple(programs), remedy)])
+    launches = launches_in(file, programs)
     if not 1 <= launch <= len(launches):
         places = ", ".join(f"{n} (line {one.line}: {one.program})" for n, one in enumerate(launches, 1))
         raise GraphError(
@@ -68,6 +64,33 @@ def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -
     chosen = launches[launch - 1]
     given = flags_of(chosen.words) | flags_of(words[1:])
     return FlagSettings(chosen.program, given, file, len(launches), chosen.line)
+
+
+def launches_in(file: Path, programs: Sequence[str]) -> list[LaunchedProgram]:
+    """Return each launch of one of some programs in a script.
+
+    Raises:
+        GraphError: the script can't be read, or has none.
+    """
+    launches = launches_of(commands_of(file), programs)
+    if not launches:
+        law = f"{file} launches none of {', '.join(programs)}"
+        remedy = "give the script that does, or the settings themselves"
+        raise GraphError([Problem("no-launch", law, None, tuple(programs), remedy)])
+    return launches
+
+
+def chosen_launch(file: Path, launches: Sequence[LaunchedProgram], number: int) -> LaunchedProgram:
+    """Return a launch by its number, from 1.
+
+    Raises:
+        GraphError: the script has no such launch.
+    """
+    if not 1 <= number <= len(launches):
+        places = ", ".join(f"{n} (line {one.line}: {one.program})" for n, one in enumerate(launches, 1))
+        law = f"{file} has no launch {number}"
+        raise GraphError([Problem("no-launch", law, None, (), f"it has {places}")])
+    return launches[number - 1]
 
 
 def _command_line(words: Sequence[str], programs: Sequence[str]) -> FlagSettings:

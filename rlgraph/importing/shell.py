@@ -17,11 +17,13 @@ Invariants:
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 UNKNOWN = re.compile(r"\$\{[^{}]*\}")
+MOST_POWER = 64  # of a base and an exponent: larger numbers are no settings
 SOURCED_DEEP = 8  # scripts that source each other are followed no deeper
 INSTALL = "pip install 'rlgraph-compiler[import]'"
 CONDITIONS = ("if_statement", "case_statement", "while_statement", "list")
@@ -241,7 +244,10 @@ def _expanded_text(script: Script, node: Node) -> str:
         # the parser counts a blank before ${ in a quoted text as the expansion's
         blanks = len(_text(node)) - len(_text(node).lstrip())
         return _text(node)[:blanks] + _expanded(script, node)
-    if kind in ("command_substitution", "arithmetic_expansion", "process_substitution"):
+    if kind == "arithmetic_expansion":
+        number = _computed(script, _text(node))
+        return _unknown(_text(node)) if number is None else str(number)
+    if kind in ("command_substitution", "process_substitution"):
         return _unknown(_text(node))
     if kind == "raw_string":
         return _text(node)[1:-1]
@@ -259,6 +265,47 @@ def _expanded_text(script: Script, node: Node) -> str:
     rest = source[end - node.start_byte : len(source) - (kind == "string")].decode()
     text += rest
     return text.replace("\\\n", " ") if kind in ("heredoc_body", "string") else text
+
+
+def _computed(script: Script, text: str) -> int | None:
+    """Return the value of ``$((...))``, or None where a variable in it is not known.
+
+    Whole numbers with + - * / % ** and brackets are computed, as bash does: a division drops the rest.
+    """
+    inner = text.removeprefix("$((").removeprefix("$[").removesuffix("))").removesuffix("]")
+    try:
+        tree = ast.parse(inner.replace("$", "").replace("{", "").replace("}", "").strip(), mode="eval")
+        return _number(script, tree.body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _number(script: Script, node: ast.expr) -> int:
+    """Return the value of an expression of whole numbers; a ``ValueError`` where it is none."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        return int(_value_of(script, node.id) or "unknown")
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(script, node.operand)
+    if not isinstance(node, ast.BinOp):
+        raise ValueError
+    left, right = _number(script, node.left), _number(script, node.right)
+    if isinstance(node.op, ast.Pow):
+        if not (0 <= right <= MOST_POWER and abs(left) <= MOST_POWER):
+            raise ValueError
+        return int(left**right)
+    quotient = abs(left) // abs(right) if isinstance(node.op, ast.Div | ast.Mod) else 0
+    if (left < 0) != (right < 0):
+        quotient = -quotient  # towards 0, as in C
+    if isinstance(node.op, ast.Div):
+        return quotient
+    if isinstance(node.op, ast.Mod):
+        return left - quotient * right
+    simple = {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}
+    if type(node.op) not in simple:
+        raise ValueError
+    return simple[type(node.op)]
 
 
 def _unquoted(node: Node) -> str:
@@ -315,15 +362,16 @@ def _plain(text: str) -> str:
 def launches_of(commands: Sequence[Command], programs: Sequence[str]) -> list[LaunchedProgram]:
     """Return each start of one of some programs, in their order; equal ones once.
 
-    A program is the end of a path (``train.py``) or a module (``openrlhf.cli.train_sft``). It may stand
+    A program is the end of a path (``train.py``) or a module (``openrlhf.cli.train_sft``), both with ``*``
+    for any text. It may stand
     behind launchers (``python3 -m``, ``torchrun``, ``deepspeed --module``, ``ray job submit ... --``).
     """
     launches: dict[tuple[str, tuple[str, ...]], LaunchedProgram] = {}
     for command in commands:
         words = [part for word in command.words for part in _split_again(word, programs)]
         for place, word in enumerate(words):
-            program = next((name for name in programs if _names(word, name)), None)
-            if program is not None:
+            if any(_names(word, name) for name in programs):
+                program = next(name for name in programs if _names(word, name))
                 behind = tuple(words[place + 1 :])
                 launches.setdefault((program, behind), LaunchedProgram(program, behind, command.line))
                 break
@@ -337,7 +385,7 @@ def _split_again(word: str, programs: Sequence[str]) -> list[str]:
 
 
 def _names(word: str, program: str) -> bool:
-    return word == program or (program.endswith(".py") and word.endswith(f"/{program}"))
+    return fnmatchcase(word, program) or (program.endswith(".py") and fnmatchcase(word, f"*/{program}"))
 
 
 def flags_of(words: Sequence[str]) -> dict[str, Any]:

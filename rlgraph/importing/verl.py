@@ -9,6 +9,7 @@ from typing import Any
 
 from rlgraph.errors import GraphError, Problem, nearest
 from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.flags import chosen_launch, launches_in
 from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.table import KeyTable, table_of
@@ -71,6 +72,28 @@ def import_verl(
     _hosts(draft, options)
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
+
+
+def script_settings(file: Path, launch: int = 1) -> tuple[list[str], dict[str, str]]:
+    """Return the overrides of a launch script, which is not run, and the flags beside them.
+
+    Flags are ``config-name`` and ``config-path``; ``launch`` is which launch of the script is meant, from 1.
+
+    Raises:
+        GraphError: the script can't be read, or has no such launch of one of verl's trainers.
+    """
+    programs = tuple(table_of("verl").facts["launched"])
+    chosen = chosen_launch(file, launches_in(file, programs), launch)
+    words = [*chosen.words]
+    flags, overrides = dict[str, str](), list[str]()
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            overrides.append(word)
+            continue
+        name, has_value, value = word[2:].partition("=")
+        flags[name] = value if has_value else words.pop(0) if words else ""
+    return [word for word in overrides if "=" in word or word.startswith("~")], flags
 
 
 def _config_of(given: Mapping[str, Any]) -> str:

@@ -342,3 +342,19 @@ def test_a_command_is_pasted_with_its_configs_name() -> None:
     Path("config").mkdir()
     Path("config/mine.yaml").write_text("data: {train_batch_size: 64}\n")
     assert "prompts.batch: 64" in called("--config-path=config", "--config-name=mine", *GRPO).output
+
+
+def test_a_launch_script_is_read_and_not_run(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    lines = ["MODEL=Qwen/Qwen2.5-7B", "python3 -m verl.trainer.main_ppo --config-path=config \\"]
+    lines += ["    algorithm.adv_estimator=grpo data.train_batch_size=64 actor_rollout_ref.rollout.n=8 \\"]
+    lines += ["    actor_rollout_ref.model.path=$MODEL trainer.n_gpus_per_node=$(nvidia-smi -L | wc -l) $@"]
+    script.write_text("\n".join(lines) + "\n")
+    result = CliRunner().invoke(
+        main, ["import", "verl", str(script), "data.max_prompt_length=256", "-o", "o.yaml"]
+    )
+    assert result.exit_code == 0, result.output
+    graph = compose("o.yaml").plain()
+    assert graph["models"]["policy"]["path"] == "Qwen/Qwen2.5-7B"
+    assert (graph["nodes"]["prompts"]["batch"], graph["nodes"]["prompts"]["max_prompt_tokens"]) == (64, 256)
+    assert "trainer.n_gpus_per_node" in result.output.split("needs a hand")[-1]

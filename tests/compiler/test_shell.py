@@ -34,6 +34,10 @@ KNOWN = {
     "JSON": "python train.py --opt '{\"a\": [1, 2]}' --lr 1e-6",
     "a path": 'D=/data\npython train.py --file ${D}/a.jsonl --more "$D/b c.jsonl"',
     "a default of a default": 'A=${A:-${B:-7}}\npython train.py --a "$A"',
+    "arithmetic": (
+        "A=1024\nB=$((A * 2 + 6))\npython train.py --b $B --c $(( (A - 1) / 2 )) --d $((-7 / 2)) "
+        "--e $((-7 % 2)) --f $((2 ** 10)) --g $(($A + ${B}))"
+    ),
     "redirected, behind another command": "cd . && python train.py --a 1 2>&1 | tee log",
 }
 
@@ -69,7 +73,7 @@ UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
         {"n": 3, "${shell:W}": True, "m": 2},
     ),
     "an array that is set nowhere": ("python train.py --n 3 ${W[@]} --m 2", {"n": 3, "m": 2}),
-    "arithmetic": ("python train.py --n $((2*4))", {"n": "shell"}),
+    "arithmetic with what is not known": ("python train.py --n $((SET_NOWHERE * 4))", {"n": "shell"}),
 }
 
 
