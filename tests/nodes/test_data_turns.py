@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from byte_tokenizer import tokenizer_of
 from rlgraph.nodes.support.chat_template import TemplateError
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.support.dataset import load_examples
@@ -159,23 +160,6 @@ def assistant(content: str | None, **more: Any) -> dict[str, Any]:
 
 
 TALK = [user("a"), assistant("x"), user("b"), assistant("y")]
-
-
-def tokenizer_of(form: tuple[list[str], str, str]) -> Any:
-    """A tokenizer of bytes with a family's control tokens and template."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    controls, eos, template = form
-    first = [*dict.fromkeys(["<pad>", eos, *controls])]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE({token: i for i, token in enumerate([*first, *alphabet])}, merges=[]))
-    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in first])
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token=eos, pad_token="<pad>", chat_template=template, name_or_path="bytes"
-    )
 
 
 def read(tmp_path: Path, form: Any, messages: Any, **options: Any) -> tuple[str, list[str]]:
