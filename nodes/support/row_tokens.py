@@ -18,7 +18,7 @@ from rlgraph.nodes.support.conversation import (
 from rlgraph.nodes.support.row_field import DataError
 from rlgraph.nodes.support.row_form import TRAIN
 from rlgraph.nodes.support.template_reads import for_template, refuse_unread
-from rlgraph.nodes.support.turn_text import Span, is_closed, is_marked, marked_spans, turn_span
+from rlgraph.nodes.support.turn_text import TextSpan, is_closed, is_marked, marked_spans, turn_span
 
 SAYING = ("tool_calls", "reasoning_content", "reasoning", "thinking")  # what a turn without content may say
 Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
@@ -204,7 +204,7 @@ def _rendered_all(tokenizer: Any, wanted: Sequence[Rendering], shared: bool) -> 
     return one_by_one
 
 
-def _cut(whole: str, spans: Sequence[Span], place: str) -> list[TextPiece]:
+def _cut(whole: str, spans: Sequence[TextSpan], place: str) -> list[TextPiece]:
     """Return a text up to the last turn that is learnt, in pieces."""
     if not spans:
         raise TemplateError(f"{place}: the chat template marks nothing that is learnt; {REMEDY}")

@@ -16,7 +16,7 @@ from typing import Any
 from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered
 from rlgraph.nodes.support.template_reads import source_of_template
 
-Span = tuple[int, int]  # from a character of a text, and up to another
+TextSpan = tuple[int, int]  # from a character of a text, and up to another
 GENERATION = re.compile(r"\{%-?\s*generation\b")  # a template that tells itself what the assistant wrote
 
 
@@ -27,7 +27,7 @@ def is_marked(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
 
 def turn_span(
     tokenizer: Any, talk: Sequence[Mapping[str, Any]], place: int, whole: str, begin: str, ended: str
-) -> Span:
+) -> TextSpan:
     """Return where a turn stands in the text of its conversation, its end token included.
 
     ``begin`` is the text of what is before the turn, with the turn begun; ``ended`` that up to the turn's
@@ -155,7 +155,7 @@ def marked_spans(
     options: Mapping[str, Any] | None,
     places: Sequence[int],
     all_turns: bool,
-) -> tuple[str, list[Span]]:
+) -> tuple[str, list[TextSpan]]:
     """Return the text of a conversation and what {% generation %} marks of some of its turns.
 
     Raises:
@@ -177,7 +177,7 @@ def marked_spans(
 
 def _marked(
     tokenizer: Any, talk: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
-) -> tuple[str, list[Span]]:
+) -> tuple[str, list[TextSpan]]:
     """Return a text and the characters that are marked: in order, empty ones left out."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -198,5 +198,5 @@ def _marked(
     except Exception:
         rendered(tokenizer, talk, options, begun=False)  # says what is wrong with it
         raise
-    marked: list[Span] = [(span[0], span[1]) for span in spans[0]]
+    marked: list[TextSpan] = [(span[0], span[1]) for span in spans[0]]
     return str(texts[0]), [(start, end) for start, end in marked if end > start]
