@@ -140,7 +140,10 @@ class Toolbox:
     async def _do(self, function: Callable[..., Any], **arguments: Any) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function(**arguments)
-        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, **arguments))
+        running = asyncio.get_running_loop()
+        answer = await running.run_in_executor(self.threads, partial(function, **arguments))
+        # what a partial, a decorator or an object hides is a coroutine function all the same
+        return await answer if inspect.isawaitable(answer) else answer
 
 
 class Refusal(Exception):
@@ -149,12 +152,41 @@ class Refusal(Exception):
 
 def _checked(record: type[BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        checked = record.model_validate(dict(arguments))
+        checked = _validated(record, arguments)
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
         known = ", ".join(record.model_fields) or "none"
         raise Refusal(f"{'; '.join(wrong)}; the arguments are: {known}") from error
     return {name: getattr(checked, name) for name in record.model_fields}
+
+
+def _validated(record: type[BaseModel], arguments: Mapping[str, Any]) -> BaseModel:
+    """Return the arguments by their types; a text that its parameter does not take is read as JSON.
+
+    Formats that write each value as text (Qwen3-Coder's) pass lists, mappings and null so.
+
+    Raises:
+        ValidationError: the arguments are of other types.
+    """
+    try:
+        return record.model_validate(dict(arguments))
+    except ValidationError as error:
+        refused = {e["loc"][0] for e in error.errors(include_url=False) if e["loc"]}
+        texts = {str(name) for name in refused if isinstance(arguments.get(str(name)), str)}
+        if not texts:
+            raise
+        decoded = {name: _decoded(arguments[name]) for name in texts}
+        return record.model_validate({**arguments, **decoded})
+
+
+def _decoded(text: str) -> Any:
+    """Return what a text says as JSON, or as the None that templates print; the text where it is neither."""
+    if text.strip() == "None":
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _text(answer: Any) -> str:

@@ -11,7 +11,11 @@ from rlgraph.nodes.reward.per_sample import record_late, record_some, shown
 from rlgraph.nodes.reward.suspicious import is_suspicious
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.sandbox import MIB, Limits, check_sandbox
+from rlgraph.nodes.support.thinking import outside_thinking
 from rlgraph.ops import SPREAD, Context, float32, op, samples, text
+
+BLOCK = re.compile(r"```([^\n`]*)\n(.*?)```", re.DOTALL)
+PYTHON = ("", "python", "python3", "py")
 
 
 @op(beside=True)
@@ -29,9 +33,12 @@ def code(
 ) -> float32[samples]:
     """1.0 where the response's Python passes the test in ``answer``, else 0.0 (arXiv 2107.03374).
 
-    The program is the last fenced block of the response, or all of it where there is none. It runs in a
-    sandbox without network, environment or files of the run (``nodes/support/sandbox.py`` says what holds),
-    and is judged from outside of it. There are two kinds of tests.
+    The program is the last fenced block behind the response's thinking that has no label or Python's, or
+    all of it where there is none. Names of the standard library that the published harnesses import for a
+    program, such as ``List``, ``heapq`` and ``math``, are there (``nodes/sandboxed/harness.py``). An
+    expected ``nan`` equals nothing. It runs in a sandbox without network, environment or files of the run
+    (``nodes/support/sandbox.py`` says what holds), and is judged from outside of it. There are two kinds
+    of tests.
 
     JSON ``{"inputs": [...], "outputs": [...]}``, as APPS, TACO and LiveCodeBench have it: each input is the
     standard input of a new process, which must end without an error and print the output. Lines are
@@ -101,11 +108,14 @@ def code(
 
 
 def program(response: str) -> str:
-    r"""Return the program in a response.
+    r"""Return the program in a response: the last block behind its thinking that may be Python.
+
+    A block that is labelled as another language is none, and neither is one that is not closed.
 
     Example:
-        >>> program("So:\n```python\nx = 1\n```\nDone.")
+        >>> program("So:\n```python\nx = 1\n```\nIt prints:\n```text\n1\n```")
         'x = 1\n'
     """
-    blocks = re.findall(r"```[^\n`]*\n(.*?)```", response, re.DOTALL)
-    return blocks[-1] if blocks else response
+    answer = outside_thinking(response)
+    blocks = [source for label, source in BLOCK.findall(answer) if label.strip().lower() in PYTHON]
+    return str(blocks[-1]) if blocks else answer

@@ -1,73 +1,280 @@
 r"""Equality of mathematical answers, by Math-Verify, and whether an answer is computed to its end."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
+from rlgraph.nodes.reward.answer_text import answer_in, normal
+
 Verdict = Literal["right", "wrong", "unparsed", "unevaluated", "late"]
-FRACTION = re.compile(r"\\[dtc]?frac\{([^{}]*)\}\{([^{}]*)\}")
-RATIO = re.compile(r"(?<![\d.])(\d+) */ *(\d+)(?![\d.])")
-# commands that only say what something looks like
-LOOKS = re.compile(
-    r"\\(left|right|[bB]igg?[lr]?|text|math[a-z]+|displaystyle|q?quad|begin|end)\b|\^\{?\\circ\}?"
-)
-# commands, signs, two numbers side by side (which Math-Verify adds up), and a minus behind something
-OPERATION = re.compile(r"\\[a-zA-Z]+|[+*/^!|:]|[^\x00-\x7f]|(?<=[\w)}])\s*(?:-|[({])|(?<=\d)\s+(?=\d)")
+DIGITS = 6  # significant digits from which a decimal stands for the number that it rounds or cuts off
+RELATIVE = 1e-6  # of decimals that are part of a larger expression
+BASE = re.compile(r"([0-9A-Za-z]+)_\{?\(?(\d+)\)?\}?")
+LETTERS = re.compile(r"\(?([A-Za-z]{2,})\)?")
+TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{\s*([^{}]*?)\s*\}")
+# rules of the grammar of latex2sympy2_extended that are one operation each; of others it depends
+ONE = {"binom", "abs_group", "floor_group", "ceil_group", "norm_group", "func", "det"}
+SIGNED = {"additive", "mp", "mp_nofunc"}
 
 
-def compare(response: str, answer: str, unevaluated: bool) -> Verdict:
-    """Compare a response's answer with the reference. May take forever.
+def compare(response: str, answer: str | Sequence[str], unevaluated: bool) -> Verdict:
+    """Compare a response's answer with the reference, or with several of which any counts. May take forever.
 
     Args:
         response: the text that ends in an answer.
-        answer: the reference, as LaTeX.
+        answer: the reference, as LaTeX, or a list of such.
         unevaluated: whether an answer that still has to be computed is right.
     """
-    from math_verify import parse, verify
-
-    parsed = parse(response, parsing_timeout=None)
-    if not parsed:
+    text = answer_in(response)
+    if not text:
         return "unparsed"
-    reference = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)
-    if not verify(reference, parsed, timeout_seconds=None):
+    verdicts = [
+        _compared(text, one, unevaluated) for one in ([answer] if isinstance(answer, str) else answer)
+    ]
+    for verdict in ("right", "unevaluated", "wrong"):
+        if verdict in verdicts:
+            return verdict  # type: ignore[return-value]
+    return "unparsed"
+
+
+def _compared(text: str, answer: str, unevaluated: bool) -> Verdict:
+    reference = normal(answer)
+    word = _word(reference)
+    if word:
+        return "right" if word == _word(text) else "wrong"
+    based = BASE.fullmatch(text), BASE.fullmatch(reference)
+    if any(based):
+        return _in_bases(text, reference)
+    if re.search(r"\d\s+\d", text):
+        return "unparsed"  # two numbers side by side, which Math-Verify adds up
+    parsed = _parsed(text)
+    if parsed is None:
+        return "right" if text == reference else "unparsed"
+    for reading in _readings(answer, reference):
+        known = _parsed(reading)
+        if known is not None and equal(known, parsed):
+            finished = unevaluated or _is_evaluated(parsed, text, known, reading)
+            return "right" if finished else "unevaluated"
+    return "wrong"
+
+
+def _word(text: str) -> str:
+    """Return a text that is letters alone and no product of unknowns, in lower case; nothing for another.
+
+    Math-Verify takes ``ACBD`` for a product, equal to ``DBCA``. Lower-case letters in alphabetical order
+    (``ab``, ``xyz``) are a product, as algebra writes it.
+    """
+    plain = TEXT.sub(r"\1", text).strip().rstrip(".")
+    match = LETTERS.fullmatch(plain)
+    if not match or (match[1].islower() and "".join(sorted(match[1])) == match[1]):
+        return ""
+    return match[1].lower()
+
+
+def _readings(answer: str, reference: str) -> list[str]:
+    """Return how a reference can be read: ``100,200`` is a number, or else a list of two."""
+    grouped = re.fullmatch(r"\s*\d{1,3}(?:,\d{3})+\s*", answer)
+    return [reference, answer.replace(",", ", ")] if grouped else [reference]
+
+
+def _in_bases(text: str, reference: str) -> Verdict:
+    """Compare numerals of which one at least names its base; digits alone are in the base of the other."""
+    ours, theirs = (
+        BASE.fullmatch(side) or re.fullmatch(r"([0-9A-Za-z]+)", side) for side in (text, reference)
+    )
+    if not ours or not theirs:
         return "wrong"
-    return "right" if unevaluated or _is_evaluated(parsed, reference, answer) else "unevaluated"
+    if ours.re is theirs.re:
+        try:
+            same = int(ours[1], int(ours[2])) == int(theirs[1], int(theirs[2]))
+        except ValueError:
+            return "wrong"
+        return "right" if same and ours[2] == theirs[2] else "wrong"
+    return "right" if ours[1].lower().lstrip("0") == theirs[1].lower().lstrip("0") else "wrong"
 
 
-def _is_evaluated(parsed: list[Any], reference: list[Any], answer: str) -> bool:
+def _parsed(text: str) -> Any:
+    """Return a normal answer as sympy's expression, or None."""
+    from math_verify import LatexExtractionConfig, parse
+
+    # factors side by side would be added where they are numbers
+    explicit = (
+        re.sub(r"(?<=[\d})])\s*(?=\()|(?<=\))\s*(?=\d)", r" \\cdot ", text) if _has_factors(text) else text
+    )
+    found = parse(f"\\boxed{{{explicit}}}", [LatexExtractionConfig()], "no_fallback", parsing_timeout=None)
+    return found[0] if found else None
+
+
+def _has_factors(text: str) -> bool:
+    """Return whether numbers stand side by side as factors: ``(12)(13)``, ``2(3)``."""
+    return re.search(r"(?:\d|\d\))\s*\(\s*-?[\d.]+\s*\)|\(\s*-?[\d.]+\s*\)\s*\d", text) is not None
+
+
+def equal(known: Any, parsed: Any) -> bool:
+    """Return whether two expressions are equal; numbers by our tolerance, all else as Math-Verify says."""
+    from math_verify import verify
+    from sympy import FiniteSet, MatrixBase, Tuple
+
+    known, parsed = _without_name(known), _without_name(parsed)
+    if isinstance(known, FiniteSet) and isinstance(parsed, FiniteSet):
+        left = list(parsed.args)
+        if len(left) != len(known.args):
+            return False
+        for element in known.args:
+            match = next((other for other in left if equal(element, other)), None)
+            if match is None:
+                return False
+            left.remove(match)
+        return True
+    if isinstance(known, Tuple) and isinstance(parsed, Tuple):
+        return len(known) == len(parsed) and all(map(equal, known, parsed))
+    if isinstance(known, MatrixBase) and isinstance(parsed, MatrixBase):
+        return known.shape == parsed.shape and all(map(equal, known.flat(), parsed.flat()))
+    if _is_number(known) and _is_number(parsed):
+        return any(_same(a, b) for a in _values(known) for b in _values(parsed))
+    return bool(verify([known], [parsed], timeout_seconds=None))
+
+
+def _without_name(expression: Any) -> Any:
+    """Return the last side of ``x = 5``; other relations as they are."""
+    from sympy import Eq, Symbol
+
+    named = isinstance(expression, Eq) and isinstance(expression.lhs, Symbol)
+    return expression.rhs if named else expression
+
+
+def _is_number(expression: Any) -> bool:
+    from sympy import Expr, Symbol
+
+    return isinstance(expression, Expr) and {str(s) for s in expression.atoms(Symbol)} <= {"i"}
+
+
+def _values(expression: Any) -> list[Any]:
+    """Return the values of a number: ``50\\%`` is 0.5, and 50 where percent are what was asked for."""
+    from sympy import I, Rational, UnevaluatedExpr
+
+    expression = expression.subs(dict.fromkeys(expression.free_symbols, I))
+    percent = UnevaluatedExpr(Rational(1, 100))
+    in_front = expression.subs(percent, 1).doit() if expression.has(percent) else None
+    value = expression.doit()
+    return [value] if in_front is None else [value, in_front]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Return whether two numbers are equal: exactly, or as far as a decimal of six digits goes."""
+    from sympy import Abs, Float, N, Rational, simplify
+
+    if a == b:
+        return True
+    if not a.is_finite or not b.is_finite:
+        return False
+    decimals = [number for number in (a, b) if isinstance(number, Float)]
+    # a decimal is what it shows, not the binary number nearest to it
+    high_a, high_b = (N(Rational(str(x)) if isinstance(x, Float) else x, 40) for x in (a, b))
+    difference, size = Abs(high_a - high_b), max(Abs(high_a), Abs(high_b))
+    if not decimals:
+        inexact = a.has(Float) or b.has(Float)
+        if difference > size * (RELATIVE if inexact else 1e-25):
+            return False
+        return inexact or bool(simplify(a - b) == 0) or bool(difference <= size * 1e-30)
+    if len(decimals) == 2 or Rational(str(decimals[0])).is_integer:
+        exact = [Rational(str(number)) if isinstance(number, Float) else number for number in (a, b)]
+        if exact[0] == exact[1]:
+            return True
+    places = []
+    for number in decimals:
+        if _digits(number) < DIGITS:
+            return bool(difference <= size * 1e-12)
+        places.append(_place(number))
+    return bool(difference < max(places) * (1 - Rational(1, 10**9)))
+
+
+def _shown(number: Any) -> tuple[str, int]:
+    """Return the digits that a decimal shows, and the power of ten of the last."""
+    from decimal import Decimal
+
+    _, digits, exponent = Decimal(str(number)).normalize().as_tuple()
+    return "".join(map(str, digits)), int(exponent)
+
+
+def _digits(number: Any) -> int:
+    return len(_shown(number)[0])
+
+
+def _place(number: Any) -> Any:
+    from sympy import Rational
+
+    return Rational(10) ** _shown(number)[1]
+
+
+def _is_evaluated(parsed: Any, text: str, known: Any, reference: str) -> bool:
     """Return whether an answer has no more operations than its own value has, or than the reference.
 
-    With unknowns in it, those of the expression are counted; else those of the text, as Math-Verify's parser
-    evaluates some numbers on its own. ``parsed`` is an expression, if there is one, and its text.
+    With unknowns in it, those of the expression are counted, else those of the text's parse tree, as
+    Math-Verify's parser evaluates some numbers on its own.
     """
     from sympy import count_ops, latex
 
-    *expressions, text = parsed
-    for expression in expressions:
-        side = getattr(expression, "rhs", expression)
-        value = side.doit()
-        if side.free_symbols:
-            allowed = [value, *(known for known in reference if not isinstance(known, str))]
-            if count_ops(side) > max(map(count_ops, allowed)):
-                return False
-        elif operations(text.rpartition("=")[2]) > max(operations(latex(value)), operations(answer)):
-            return False
-    return True
+    side = getattr(parsed, "rhs", parsed)
+    value = side.doit()
+    if {str(symbol) for symbol in side.free_symbols} - {"i"}:
+        return bool(count_ops(side) <= max(count_ops(value), count_ops(known)))
+    return operations(text) <= max(operations(normal(latex(value))), operations(reference))
 
 
 def operations(text: str) -> int:
-    r"""Return how many operations are written in a text, LaTeX or not; a fraction that has to stay is none.
+    r"""Return how many operations the parse tree of LaTeX has; a fraction that has to stay is none.
+
+    Of an equation the last side counts.
 
     Example:
-        >>> [operations(text) for text in ("-156", "12*13", "(12)(13)", "7-10", r"\frac{1}{2}", "4/2")]
-        [0, 1, 1, 1, 0, 1]
+        >>> [operations(text) for text in ("-156", "12*13", "(12)(13)", "7-10", r"\frac{1}{2}", "4/2", "x=3")]
+        [0, 1, 1, 1, 0, 1, 0]
     """
-    before = None
-    while text != before:
-        before, text = text, FRACTION.sub(r" \1/\2", text)
-    return len(OPERATION.findall(LOOKS.sub("", RATIO.sub(_ratio, text))))
+    from antlr4 import CommonTokenStream, InputStream
+    from latex2sympy2_extended.antlr_parser import PSLexer, PSParser
+
+    lexer = PSLexer(InputStream(text))
+    lexer.removeErrorListeners()
+    parser = PSParser(CommonTokenStream(lexer))
+    parser.removeErrorListeners()
+    return _count(parser.math(), parser)
 
 
-def _ratio(match: re.Match[str]) -> str:
-    """Return a letter for a fraction; one that is a whole number, or nothing, stays as it is."""
-    above, below = int(match[1]), int(match[2])
-    return "r" if below and above % below else match[0]
+def _count(node: Any, parser: Any) -> int:
+    children = list(getattr(node, "children", None) or [])
+    if not children:
+        return 0
+    rule = parser.ruleNames[node.getRuleIndex()]
+    names = [
+        parser.symbolicNames[child.symbol.type] if hasattr(child, "symbol") else "" for child in children
+    ]
+    if rule in ("relation", "set_elements_relation", "equality") and (
+        "ASSIGNMENT" in names or "EQUAL" in names
+    ):
+        return _count(children[-1], parser)
+    inside = sum(_count(child, parser) for child in children)
+    if rule in SIGNED and len(children) == 3:
+        return inside + _ratio(children[0], children[2]) if names[1] == "DIV" else inside + 1
+    if rule == "frac":
+        text = node.getText()
+        parts = re.fullmatch(r"\\frac\{(.*)\}\{(.*)\}", text)
+        plain = parts is not None and all(re.fullmatch(r"-?\d+", part) for part in parts.groups())
+        return inside + (_whole(*map(int, parts.groups())) if plain and parts else 1)
+    if rule == "unary":
+        numbers = [re.fullmatch(r"[\d.{}()\\%]+|\\frac\{\d+\}\{\d+\}", child.getText()) for child in children]
+        return inside + sum(bool(a and b) for a, b in pairwise(numbers))
+    return inside + (rule in ONE or "CARET" in names or "BANG" in names)
+
+
+def _ratio(above: Any, below: Any) -> int:
+    texts = above.getText(), below.getText()
+    return _whole(*map(int, texts)) if all(re.fullmatch(r"-?\d+", text) for text in texts) else 1
+
+
+def _whole(above: int, below: int) -> int:
+    """Return one operation for a fraction that is a whole number, or nothing; else none."""
+    return int(not below or above % below == 0)

@@ -124,6 +124,8 @@ def _same_line(printed: str, expected: str) -> bool:
 
 
 def _same_word(printed: str, expected: str) -> bool:
+    if expected.lower().lstrip("+-") == "nan":  # no value equals it, as in Python: it would pay any wrong sum
+        return False
     if printed == expected or "." not in expected:
         return printed == expected
     try:

@@ -47,9 +47,11 @@ class Verifier:
         self.lock = threading.Lock()
 
     def judge(
-        self, pairs: Sequence[tuple[str, str]], timeout: float, unevaluated: bool = False
+        self, pairs: Sequence[tuple[str, str | Sequence[str]]], timeout: float, unevaluated: bool = False
     ) -> list[Verdict]:
         """Judge responses against their answers; ``late`` is one that takes too much time or memory.
+
+        An answer is a reference, or several of which any counts.
 
         Raises:
             VerifierError: the server can't be started, or ended twice.
@@ -75,7 +77,7 @@ class Verifier:
         while not self.free.empty():
             self.free.get().close()
 
-    def _ask(self, job: tuple[str, str, bool, float]) -> Verdict:
+    def _ask(self, job: tuple[str, str | Sequence[str], bool, float]) -> Verdict:
         connection = self.free.get()
         try:
             connection.settimeout(job[-1] + START_SECONDS)

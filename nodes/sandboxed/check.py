@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from harness import undefined
 from main import run_main
 from wire import Broken, RemoteProgram, decode, encode
 
@@ -191,14 +192,3 @@ def stand_ins(source: str, ask: Callable[..., Any]) -> dict[str, Any]:
         except KeyError:  # the test will find that out
             continue
     return values
-
-
-def undefined(table: symtable.SymbolTable) -> Iterator[str]:
-    """Yield the global names that a module and what is in it use and do not define."""
-    defined = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_local()}
-    tables = [table]
-    for inner in tables:
-        tables += inner.get_children()
-        for symbol in inner.get_symbols():
-            if symbol.is_referenced() and symbol.is_global() and symbol.get_name() not in defined:
-                yield symbol.get_name()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
+from harness import RECURSION, harness_names
 from main import run_main
 
 
@@ -20,6 +22,8 @@ def run(job, reader, writer):  # type: ignore[no-untyped-def]
 
     The program runs as a process of its own, which goes on from here as if it had been started for it.
     """
+    names = harness_names(job["program"])
+    sys.setrecursionlimit(RECURSION)
     for line in reader:
         nonce, _, (given,), _ = json.loads(line)
         given_file, printed_file = _file(), _file()
@@ -30,7 +34,7 @@ def run(job, reader, writer):  # type: ignore[no-untyped-def]
             os.lseek(given_file, 0, os.SEEK_SET)
             os.dup2(given_file, 0)
             os.dup2(printed_file, 1)
-            run_main(job["program"], "program.py")
+            run_main(job["program"], "program.py", names)
             return
         status = os.waitpid(process, 0)[1]
         os.lseek(printed_file, 0, os.SEEK_SET)

@@ -8,16 +8,19 @@ from __future__ import annotations
 import builtins
 import json
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from harness import RECURSION, harness_names
 from main import run_main
 from wire import decode, encode
 
 
 def serve(job, reader, writer):  # type: ignore[no-untyped-def]
     """Run a program, then answer requests about its names and objects to the end."""
-    names = run_main(job["program"], "program.py")
+    sys.setrecursionlimit(RECURSION)
+    names = run_main(job["program"], "program.py", harness_names(job["program"]))
     objects = Objects()
     verbs = {verb.__name__: verb for verb in (getattr, setattr, iter, next, len, bool, str, repr)}
     verbs |= {"getitem": operator.getitem, "setitem": operator.setitem, "call": operator.call}

@@ -69,12 +69,23 @@ def pieces_between(tokenizer: Any, text: str, marks: Sequence[str]) -> list[str]
     return pieces
 
 
+def well_formed(text: str) -> str:
+    """Return a text with U+FFFD for each half of a surrogate pair, which no tokenizer or file takes.
+
+    Example:
+        >>> well_formed("bad \\ud83d half")
+        'bad \ufffd half'
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def content_ids(tokenizer: Any, text: str, around: str) -> list[int]:
     """Return the token ids of a content, in which no control token is read as such.
 
     These are the tokenizer's special tokens, and of the others that were added to its vocabulary those which
     the text ``around`` the content has: some models do not call theirs special.
     """
+    text = well_formed(text)
     ids = _ids(tokenizer, text)
     added = _added(tokenizer)
     controls = {added[token] for token in {*ids} & added.keys() if added[token] in around}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlgraph.files import write
+from rlgraph.nodes.support.chat_template import well_formed
 from rlgraph.runtime.columns.part import Part, gathered, unpack
 from rlgraph.runtime.messages.tasks import Excerpt
 
@@ -29,7 +30,7 @@ def write_samples(
     picks, counts = [np.argsort(column.lines) for column in columns], [column.parts for column in columns]
     lines = _lines(tokenizer, columns, gathered(picks, counts, parts))
     text = "".join(json.dumps(line, ensure_ascii=False, default=float) + "\n" for line in lines)
-    write(Path(path), text)
+    write(Path(path), well_formed(text))
     return [{name: v for name, v in line.items() if not isinstance(v, list | dict)} for line in lines]
 
 

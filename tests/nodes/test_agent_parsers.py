@@ -86,3 +86,21 @@ def test_a_call_that_is_not_closed_is_read_to_its_end() -> None:
     assert hermes('<tool_call>{"name": "f"}') == [ToolCall("f", {})]
     assert qwen("<tool_call><function=f>")[0].name == "f"
     assert "function" in qwen("<tool_call>f(1)</tool_call>")[0].error
+
+
+@pytest.mark.parametrize("parser", [hermes, qwen, plain_json])
+@pytest.mark.parametrize("thinking", ["<think>{}</think>3", "{}</think>3", "<think>{}", "[THINK]{}[/THINK]3"])
+def test_a_call_inside_thinking_is_no_call(parser: object, thinking: str) -> None:
+    call = {
+        hermes: '<tool_call>{"name": "f"}</tool_call>',
+        qwen: "<tool_call><function=f></function></tool_call>",
+        plain_json: '{"name": "f"}',
+    }[parser]  # type: ignore[index]
+    assert parser(thinking.format(call)) == []  # type: ignore[operator]
+    assert len(parser(f"<think>no</think>{call}")) == 1  # type: ignore[operator]
+
+
+def test_tags_in_a_text_of_the_arguments_end_no_call() -> None:
+    arguments = {"x": "<tool_call></tool_call>"}
+    text = f"<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
+    assert hermes(text * 2) == [ToolCall("f", arguments)] * 2

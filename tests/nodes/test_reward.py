@@ -62,8 +62,7 @@ ECHOES = [
     ("\\boxed{x = 12 \\cdot 13}", "156"),
     ("\\boxed{\\sum_{k=1}^{12} 13}", "156"),
     ("\\boxed{156 + x - x}", "156"),
-    ("\\boxed{(12)(13)}", "25"),  # which Math-Verify adds up
-    ("\\boxed{12 13}", "25"),
+    ("\\boxed{(12)(13)}", "156"),  # Math-Verify adds them up
     ("\\boxed{156/12}", "13"),
     ("\\boxed{156:12}", "13"),
     ("7-10", "-3"),

@@ -286,3 +286,30 @@ def test_what_is_suspicious(source: str) -> None:
 )
 def test_what_is_not(source: str) -> None:
     assert not is_suspicious(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Solution:\n    def f(self, x: List[int]) -> int: return sum(x)",
+        "def f(x: Optional[List[int]]): return heapq.nsmallest(1, x)[0] + max(x)",
+        "def f(x): return sum(Counter(x).elements())",
+        "def f(x): return math.gcd(*x) * reduce(lambda a, b: a + b, x)",
+        "def f(x): return sum(accumulate(x)) - bisect_left(x, 2)",
+    ],
+)
+def test_a_program_has_the_names_that_harnesses_import(source: str) -> None:
+    assert passes(source, cases([[[1, 2]]], [3], fn_name="f")) is True
+
+
+def test_a_name_that_no_harness_has_is_an_error() -> None:
+    assert passes("def f(x): return nosuch(x)", cases([[[1, 2]]], [3], fn_name="f")) is False
+
+
+def test_nan_equals_nothing() -> None:
+    assert passes("print(float('nan'))", cases([""], ["nan"])) is False
+
+
+def test_a_block_of_another_language_or_in_thinking_is_no_program() -> None:
+    assert program("```python\nx = 1\n```\nIt prints\n```text\n2\n```") == "x = 1\n"
+    assert program("<think>```python\nx = 1\n```</think>```py\nx = 2\n```") == "x = 2\n"

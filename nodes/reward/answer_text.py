@@ -1,0 +1,281 @@
+r"""The answer in a response, as one LaTeX text: where it stands, and how it is written.
+
+Math-Verify 0.9.0 reads LaTeX well and responses less so: it judges thinking, joins a correction with what it
+corrects, reads ``**18**`` as a power and ``12\,345`` as a sum. So the answer is found and rewritten here, by
+the named steps of ``STEPS``, and Math-Verify sees nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from rlgraph.nodes.support.thinking import outside_thinking
+
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+# what may stand between two boxes, formulas or numbers of one list
+SEPARATOR = re.compile(r"(?:\s|\$|\\[()\[\],;:]|\\q?quad|,|;|\\text\{\s*(?:and|or)\s*\}|\band\b|\bor\b|\*)*")
+LISTED = re.compile(r",|;|and|or")
+HOPE = re.compile(r"final answer is:?\s*(.+?)\.?\s*I hope it is correct", re.DOTALL | re.IGNORECASE)
+TAG = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
+HASHES = re.compile(r"^\s*####[ \t]+([-+$€£¥]?\s*\d[^\n]*)$", re.MULTILINE)
+PHRASE = re.compile(
+    r"\banswers?\b[^\n.:=]{0,60}?(?:\bis\b|\bare\b|\bbe\b|:|=|\bequals\b|\n)\s*:?", re.IGNORECASE
+)
+CHOICE = re.compile(r"\s*\(?([A-H])\)?(?=[\s.,)]|$)")
+NUMBER = r"[-+]?[$€£¥]?(?:\d{1,3}(?:[, ]\d{3})+(?![\d])|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?%?|[-+]?\.\d+%?"
+OPERAND = rf"\(*(?:{NUMBER})\)*"
+EXPRESSION = re.compile(
+    rf"(?<![\w.\\])(?:{OPERAND})(?:\s*[-+*/^×÷:]\s*(?:{OPERAND})|\s+\d+/\d+|\({NUMBER}\))*!?"
+)
+FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
+    r"|(?<![\\$])\$(?=\S)([^$\n]+?)(?<=\S)(?<!\\)\$(?!\d)|(?<![\\$])\$ ([^$\n]+?) \$"
+    r"|(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})",
+    re.DOTALL,
+)
+EMPHASIS = re.compile(r"\*\*|__|`|(?<![\w*])\*(?=[^\s*])|(?<=[^\s*])\*(?![\w*])")
+
+
+def answer_in(response: str) -> str:
+    r"""Return the answer in a response as LaTeX; nothing where there is none.
+
+    Example:
+        >>> answer_in(r"\boxed{1}. Wait, no: \boxed{2}"), answer_in("The answer is **18** apples.")
+        ('2', '18')
+    """
+    text = outside_thinking(response).translate(SIGNS)
+    hope = HOPE.findall(text)
+    if hope:
+        text = hope[-1]
+    tags = [tag for tag in TAG.findall(text) if tag.strip()]
+    if tags:
+        text = tags[-1].strip()
+    if BOX.search(text):
+        return normal(_boxes(text))
+    hashes = HASHES.findall(text)
+    if hashes:
+        return normal(_first(_plain(hashes[-1])) or hashes[-1])
+    if tags and not _plain(text).strip(".").isalpha() and "\n" not in text and not FORMULA.search(text):
+        return normal(_plain(text))
+    plain = _plain(text)
+    phrases = [*PHRASE.finditer(plain)]
+    behind = plain[phrases[-1].end() :][:400] if phrases else ""
+    choice = CHOICE.match(behind)
+    answer = choice[1] if choice else _first(behind)
+    return normal(answer or _last(plain))
+
+
+def _boxes(text: str) -> str:
+    """Return the last box, or the last boxes if they are one list; nothing where the last is not closed."""
+    spans = []
+    for box in BOX.finditer(text):
+        depth = 1
+        for brace in BRACE.finditer(text, box.end()):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if not depth:
+                spans.append((box.start(), brace.end(), text[box.end() : brace.start()]))
+                break
+        else:
+            return ""
+    spans = [span for span in spans if span[2].strip()]
+    listed: list[str] = []
+    begin = 0
+    for start, end, content in reversed(spans):
+        between = text[end:begin]
+        if listed and not (SEPARATOR.fullmatch(between) and LISTED.search(between)):
+            break
+        if "\\boxed" in content:
+            continue
+        listed.insert(0, content)
+        begin = start
+    return ", ".join(dict.fromkeys(listed))
+
+
+def _plain(text: str) -> str:
+    """Return a text without markdown's emphasis, outside of formulas."""
+    parts, end = [], 0
+    for formula in FORMULA.finditer(text):
+        parts += [EMPHASIS.sub("", text[end : formula.start()]), formula[0]]
+        end = formula.end()
+    return "".join([*parts, EMPHASIS.sub("", text[end:])])
+
+
+def _candidates(text: str) -> list[tuple[int, int, str]]:
+    """Return the formulas of a text, and the numbers outside of them, with their places."""
+    spans = [(m.start(), m.end(), next(filter(None, m.groups()))) for m in FORMULA.finditer(text)]
+    taken = [(start, end) for start, end, _ in spans]
+    for match in EXPRESSION.finditer(text):
+        if not any(start < match.end() and match.start() < end for start, end in taken):
+            spans.append((match.start(), match.end(), match[0]))
+    return sorted(spans)
+
+
+def _first(text: str) -> str:
+    """Return the first formula or number, with those that follow it in a list or in an equation."""
+    spans = _candidates(text)
+    if not spans or re.search(r"\n\s*\n", text[: spans[0][0]].strip("\n ")):
+        return ""
+    listed = [spans[0]]
+    for span in spans[1:]:
+        between = text[listed[-1][1] : span[0]]
+        if re.fullmatch(r"\s*=\s*", between):
+            listed[-1] = span
+        elif SEPARATOR.fullmatch(between) and LISTED.search(between):
+            listed.append(span)
+        else:
+            break
+    return ", ".join(content for _, _, content in listed)
+
+
+def _last(text: str) -> str:
+    """Return the last formula with those before it that are one list with it, or the last number."""
+    spans = _candidates(text)
+    formulas = [span for span in spans if text[span[0]] in "$\\"]
+    if not formulas:
+        return spans[-1][2] if spans else ""
+    listed = [formulas[-1]]
+    for span in reversed(formulas[:-1]):
+        between = text[span[1] : listed[0][0]]
+        if not (SEPARATOR.fullmatch(between) and LISTED.search(between)):
+            break
+        listed.insert(0, span)
+    return ", ".join(content for _, _, content in listed)
+
+
+SIGNS = {
+    **{0xFF01 + n: chr(0x21 + n) for n in range(94)},  # full width
+    **dict.fromkeys(map(ord, "\u2212\u2010\u2011\u2012\u2013\ufe63"), "-"),
+    **dict.fromkeys(map(ord, "\u00a0\u2009\u202f\u2007\u3000\u2002\u2003"), " "),
+    **dict.fromkeys(map(ord, "\u200b\u200c\u200d\ufeff\u2060"), ""),
+}
+WRITTEN = {
+    "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
+    "≥": r"\ge ", "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "≈": r"\approx ",
+    "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "²": "^{2}", "³": "^{3}",
+    "⁄": "/", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "−": "-",
+}  # fmt: skip
+UNIT = re.compile(r"(?<=[\d}\s)])\s*\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\{?\d\}?))?")
+
+
+def _symbols(text: str) -> str:
+    text = re.sub(r"√\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
+    text = re.sub(r"√\s*(\w+)", r"\\sqrt{\1}", text)
+    return "".join(WRITTEN.get(sign, sign) for sign in text)
+
+
+def _looks(text: str) -> str:
+    text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?", "", text)
+    text = re.sub(r"\\(?:displaystyle|textstyle|limits)(?![a-zA-Z])", "", text)
+    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("{,}", ",")
+    text = re.sub(r"\\!", "", text)
+    return re.sub(r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " ", text)
+
+
+def _upright(text: str) -> str:
+    r"""``\mathrm{i}`` and ``\mathrm{e}`` are the letters, not units."""
+    return re.sub(r"\\(?:mathrm|text|mathit|operatorname)\s*\{([ied])\}", r"\1", text)
+
+
+def _units(text: str) -> str:
+    """Words behind a number are its unit, and "and" or "or" among them part a list."""
+
+    def part(match: re.Match[str]) -> str:
+        return ", " if re.search(r"\b(?:and|or)\b", match[1]) else ""
+
+    text = re.sub(r"\\text\s*\{\s*(?:and|or)\s*\}", ", ", text)
+    text = UNIT.sub(part, text).strip()
+    text = re.sub(r"\^\{?\\circ\}?", "", text)
+    text = re.sub(r"\\?[$€£¥]\s*(?=[-\d.])|(?<=\d)\s*(?:\\\$|[€£¥$])", "", text)
+    return (
+        re.sub(r"(?<=\d)\s+(?:[a-zA-Z]{2,}\s*)+$", "", text)
+        if not re.search(r"\b(?:and|or)\b", text)
+        else text
+    )
+
+
+def _fractions(text: str) -> str:
+    r"""``\frac12``, ``\frac\pi4``, and mixed numbers: ``3 1/2`` and ``3\frac{1}{2}`` are 7/2."""
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac\s*(\\[a-zA-Z]+)\s*(\d)", r"\\frac{\1}{\2}", text)
+
+    def mixed(match: re.Match[str]) -> str:
+        whole, above, below = int(match[1]), int(match[2]), int(match[3])
+        if not 0 < above < below:
+            return match[0]
+        return rf"\frac{{{whole * below + above}}}{{{below}}}"
+
+    text = re.sub(r"(?<![\d.])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", mixed, text)
+    return re.sub(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", mixed, text)
+
+
+def _thousands(text: str) -> str:
+    """Blanks between groups of three digits go, and commas where all of the text is one such number."""
+    text = re.sub(r"(?<![\d.])\d{1,3}(?: \d{3})+(?!\d)", lambda m: m[0].replace(" ", ""), text)
+    if re.fullmatch(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*\\?%?", text):
+        return text.replace(",", "")
+    if re.fullmatch(r"[-+]?\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?", text):
+        return text.replace(".", "").replace(",", ".")
+    return text
+
+
+def _powers(text: str) -> str:
+    r"""``1.5e6``, ``1.5\times10^6`` and ``10^{-5}`` are numbers and no sums."""
+    text = re.sub(r"(\d)[eE]([-+]?\d{1,3})(?![\d.])", r"\1\\times 10^{\2}", text)
+
+    def number(match: re.Match[str]) -> str:
+        exponent = int(match[2] or match[3])
+        digits = (match[1] or "1").replace(",", "")
+        if abs(exponent) < 2 and not match[1]:
+            return match[0]
+        whole, _, rest = digits.partition(".")
+        if abs(exponent) > 300:
+            return match[0]
+        if exponent >= 0:
+            rest = rest.ljust(exponent, "0")
+            moved = f"{whole}{rest[:exponent]}"
+            return f"{moved}.{rest[exponent:]}" if rest[exponent:] else moved
+        whole = whole.rjust(1 - exponent, "0")
+        return f"{whole[:exponent]}.{whole[exponent:]}{rest}"
+
+    mantissa = r"(?<![\d.^_{])(?:(\d+(?:\.\d+)?)\s*(?:\\times|\\cdot|\*|x)\s*)?"
+    power = r"10\s*\^\s*(?:\{\s*([-+]?\d+)\s*\}|([-+]?\d))(?![\d.])"
+    return re.sub(mantissa + power, number, text)
+
+
+def _approximate(text: str) -> str:
+    r"""Of ``24\pi\approx 75.4`` the left side counts, of ``x\approx 5`` and ``\approx 12`` the right one."""
+    left, sign, right = text.partition(r"\approx")
+    if not sign:
+        return text
+    return right if re.fullmatch(r"\s*[a-zA-Z]?\s*", left) else left
+
+
+def _member(text: str) -> str:
+    r"""``x \in S`` is S, and ``x = \pm 2`` is ``\pm 2``."""
+    return re.sub(r"^\s*[a-zA-Z]\s*(?:\\in(?![a-zA-Z])|=(?=\s*\\pm))", "", text)
+
+
+def _ends(text: str) -> str:
+    text = re.sub(r"(?<=\d)\.\s*$", "", text.strip())
+    return re.sub(r"(?<!\\)%", r"\\%", text).strip().strip(",;").strip()
+
+
+STEPS: tuple[Callable[[str], str], ...] = (
+    _symbols, _looks, _upright, _units, _ends, _fractions, _thousands, _powers, _approximate, _member,
+    str.strip,
+)  # fmt: skip
+
+
+def normal(answer: str) -> str:
+    r"""Return an answer as Math-Verify reads it right.
+
+    Example:
+        >>> normal(r"12\,345"), normal("3 1/2"), normal(r"1.5\times10^6"), normal(r"5\text{ cm}^2")
+        ('12345', '\\frac{7}{2}', '1500000', '5')
+    """
+    answer = answer.translate(SIGNS)
+    for step in STEPS:
+        answer = step(answer)
+    return answer

@@ -1,0 +1,46 @@
+"""What a response says outside of its thinking, by the marks that current model families write."""
+
+import re
+
+# opening and closing marks: DeepSeek R1, Qwen3 and GLM; words written out; Mistral; Kimi; Seed; Cohere
+MARKS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+# gpt-oss: with its control tokens, and as it is left once they are dropped
+HARMONY = re.compile(
+    r"\A(?:<\|channel\|>)?analysis(?:<\|message\|>)?.*?(?:<\|channel\|>final<\|message\|>|assistantfinal)",
+    re.DOTALL,
+)
+HARMONY_OPEN = re.compile(r"\A<\|channel\|>analysis")
+
+
+def outside_thinking(response: str) -> str:
+    """Return what stands behind the thinking of a response; nothing where its thinking does not end.
+
+    A chat template may have opened the thinking, so a closing mark alone ends it too. Thinking that the
+    template opened and the response never closes can't be told from an answer.
+
+    Example:
+        >>> outside_thinking("maybe 7</think>It is 5."), outside_thinking("<think>maybe 5")
+        ('It is 5.', '')
+    """
+    harmony = HARMONY.match(response)
+    if harmony:
+        return response[harmony.end() :]
+    if HARMONY_OPEN.match(response):
+        return ""
+    for opening, closing in MARKS:
+        _, closed, rest = response.rpartition(closing)
+        if closed:
+            response = rest
+        begun = response.find(opening)
+        if begun >= 0:
+            response = response[:begun]
+    return response
