@@ -17,6 +17,7 @@ from rlgraph.syntax.yaml_text import flow
 # Without a declared default are what a node or a section takes beside its attributes
 FREE = ("from", "every", "rows", "in", "out", "refill", "op")
 UNKNOWN = object()
+NO_LIMIT = 1000  # rounds of a refill that is to have no limit
 
 
 class Draft:
@@ -44,6 +45,29 @@ class Draft:
         """Remove what is there of some paths."""
         if there := {path: None for path in paths if self.has(path)}:
             self.edit("remove", **there)
+
+    def add_reference(self) -> None:
+        """Hold the policy's own files as a frozen reference, with its log-probs, if nothing does yet."""
+        if not self.has("ref_logprobs"):
+            reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
+            self.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+
+    def sample_mixed_groups(self, rounds: int | None = None, expected: float | None = None) -> None:
+        """Sample groups of one reward again, as dynamic sampling does (DAPO, arXiv 2503.14476).
+
+        ``rounds`` is how often at most, None for no limit; ``expected`` the share of groups that is thought
+        to stay. Nodes between the rewards and the update read the groups that stay.
+        """
+        refill: dict[str, Any] = {"rounds": rounds or NO_LIMIT}
+        if expected is not None:
+            refill["expected"] = round(expected, 6)
+        if self.has("informative"):
+            self.set("informative.refill", refill)
+            return
+        self.edit("add", informative={"op": "filter.mixed", "refill": refill})
+        for node in ("old_logprobs", "ref_logprobs", "values", "normal", "shaped", "scored", "advantages"):
+            if self.has(node):
+                self.set(f"{node}.rows", "informative")
 
     def add_kl_per_sample(self, **attributes: Any) -> None:
         """Take the KL of a whole response off its reward, before samples are compared."""

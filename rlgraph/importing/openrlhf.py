@@ -15,7 +15,6 @@ from rlgraph.importing.table import table_of
 CORRECTION = "algo.advantage.is_correction"
 FILTER = "algo.dynamic_filtering_enable"
 KL, KL_IN_LOSS = "algo.kl.init_coef", "algo.kl.use_loss"
-NO_LIMIT = 1000  # rounds of a refill that is to have no limit
 GRAPHS = {"sft": "sft", "dpo": "dpo", "rm": "reward_model"}
 SOURCES = {"ppo": "prompts", "sft": "examples", "dpo": "pairs", "rm": "pairs"}
 
@@ -78,7 +77,7 @@ def _policy_gradient(options: Options) -> Draft:
         factor = float(options["reward.overlong_penalty_factor"])
         draft.edit("insert", overlong={**penalty, "buffer": buffer, "penalty": factor})
     if options.is_on(FILTER):
-        _filter(draft)
+        draft.sample_mixed_groups()
     if options.is_on(f"{CORRECTION}_enable"):
         _correct(draft, options)
     return draft
@@ -138,9 +137,7 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
         if per_token:
             draft.set("shaped.beta", 0.0)
         return
-    if not draft.has("ref_logprobs"):
-        reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
-        draft.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+    draft.add_reference()
     if in_loss:
         draft.set("update_policy.kl_coef", kl_coefficient(options))
         draft.set("update_policy.kl", options["algo.kl.estimator"])
@@ -176,14 +173,6 @@ def _truncated(draft: Draft, options: Options) -> None:
     penalty = options["reward.stop_properly_penalty_coef"]
     if penalty is not None and penalty <= 0:
         draft.edit("insert", ended={"op": "reward.truncated", "on": "rewards", "reward": float(penalty)})
-
-
-def _filter(draft: Draft) -> None:
-    """Sample groups of one reward again, as dynamic filtering does."""
-    draft.edit("add", informative={"op": "filter.mixed", "refill": {"rounds": NO_LIMIT}})
-    for node in ("old_logprobs", "ref_logprobs", "values", "shaped", "scored", "advantages"):
-        if draft.has(node):
-            draft.set(f"{node}.rows", "informative")
 
 
 def _correct(draft: Draft, options: Options) -> None:

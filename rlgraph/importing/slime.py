@@ -11,7 +11,6 @@ from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, gra
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import table_of
 
-NO_LIMIT = 1000  # rounds of a refill that is to have no limit
 NONZERO_STD = "check_reward_nonzero_std"  # the filter of groups that slime ships
 
 
@@ -75,7 +74,8 @@ def _policy_gradient(options: Options) -> Draft:
     if name == "ppo":
         draft.set("advantages.whiten", options.is_on("normalize-advantages"))
     if NONZERO_STD in str(options["dynamic-sampling-filter-path"]):
-        _filter(draft, options)
+        asked, wanted = options["over-sampling-batch-size"], options["rollout-batch-size"]
+        draft.sample_mixed_groups(expected=wanted / asked if asked and wanted and asked > wanted else None)
     if options.is_on("use-tis"):
         weights = {"op": "correction.tis", "level": "token", "cap": options["tis-clip"]}
         low = options["tis-clip-low"]
@@ -153,9 +153,7 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
         draft.set("shaped.beta", float(in_reward))
         draft.set("shaped.kl", estimator)
     if in_loss:
-        if not draft.has("ref_logprobs"):
-            reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
-            draft.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+        draft.add_reference()
         if options["kl-loss-coef"]:
             draft.set("update_policy.kl", estimator)
             draft.set("update_policy.kl_coef", options["kl-loss-coef"])
@@ -175,18 +173,6 @@ def _ahead(draft: Draft) -> None:
     draft.set("schedule.staleness", 1)
     draft.set("update_policy.in.old_logprobs", "rollout_logprobs")
     draft.remove("old_logprobs", "rollout_weights")
-
-
-def _filter(draft: Draft, options: Options) -> None:
-    """Sample groups of one reward again, as dynamic sampling does."""
-    refill: dict[str, Any] = {"rounds": NO_LIMIT}
-    asked, wanted = options["over-sampling-batch-size"], options["rollout-batch-size"]
-    if asked and wanted and asked > wanted:
-        refill["expected"] = round(wanted / asked, 6)
-    draft.edit("add", informative={"op": "filter.mixed", "refill": refill})
-    for node in ("old_logprobs", "ref_logprobs", "values", "shaped", "scored", "advantages"):
-        if draft.has(node):
-            draft.set(f"{node}.rows", "informative")
 
 
 def told(options: Options) -> Iterator[KeyOutcome]:

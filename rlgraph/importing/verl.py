@@ -22,7 +22,6 @@ FILTER, CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
 IN_REWARD, IN_LOSS = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
 TRUTH = "reward_model.ground_truth"
 BYPASS, HYBRID = f"{CORRECTION}.bypass_mode", "actor_rollout_ref.hybrid_engine"
-NO_LIMIT = 1000  # rounds of a refill that is to have no limit
 # any of these steps the optimizer in host memory
 OFFLOADS = (
     "fsdp_config.offload_policy",
@@ -192,7 +191,7 @@ def draft_of(options: Options) -> Draft:
         penalty = {"op": "reward.overlong", "on": "rewards", "limit": "${nodes.rollout.max_new_tokens}"}
         draft.edit("insert", overlong={**penalty, "buffer": options[f"{OVERLONG}.len"]})
     if drops:
-        _filter(draft, options, added=not dapo)
+        _filter(draft, options)
     _correction(draft, options)
     if options.is_on(BYPASS) or _loss_of(options) == "reinforce":
         _drop_unread(draft)
@@ -359,9 +358,8 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
         draft.remove("update_policy.kl_coef", "update_policy.kl")
     if not (in_reward or in_loss):
         draft.remove("ref_logprobs", "models.ref")
-    elif not draft.has("ref_logprobs"):
-        reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
-        draft.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+    else:
+        draft.add_reference()
     if per_token and not in_reward:
         draft.set("shaped.beta", 0.0)
     elif in_reward and not per_token:
@@ -434,19 +432,11 @@ def _rewards_by_key(draft: Draft, options: Options) -> None:
     draft.edit("replace", advantages=advantages)
 
 
-def _filter(draft: Draft, options: Options, added: bool) -> None:
+def _filter(draft: Draft, options: Options) -> None:
     """Sample groups of one reward again, as dynamic sampling does."""
-    refill: dict[str, Any] = {"rounds": options[f"{FILTER}.max_num_gen_batches"] or NO_LIMIT}
     asked, wanted = options["data.gen_batch_size"], batch_of(options)
-    if asked and asked > wanted:
-        refill["expected"] = round(wanted / asked, 6)
-    if not added:
-        draft.set("informative.refill", refill)
-    else:
-        draft.edit("add", informative={"op": "filter.mixed", "refill": refill})
-        for node in ("old_logprobs", "ref_logprobs", "values", "shaped", "scored", "advantages"):
-            if draft.has(node):
-                draft.set(f"{node}.rows", "informative")
+    expected = wanted / asked if asked and asked > wanted else None
+    draft.sample_mixed_groups(options[f"{FILTER}.max_num_gen_batches"], expected)
     if draft.has("overlong") and options[f"{FILTER}.metric"] not in ("acc", "score"):
         draft.set("informative.in", {"rewards": "overlong"})
 
