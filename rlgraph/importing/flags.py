@@ -50,7 +50,11 @@ def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -
     Raises:
         GraphError: the script can't be read, or launches none of the programs.
     """
-    if not words or words[0].startswith("--"):
+    if not words:
+        raise GraphError(
+            [Problem("no-file", "there are no settings", None, (), "give a launch script, or flags")]
+        )
+    if words[0].startswith("--"):
         return FlagSettings(programs[0], flags_of(words))
     file = Path(words[0])
     if not file.is_file():
@@ -74,7 +78,7 @@ def launches_in(file: Path, programs: Sequence[str]) -> list[LaunchedProgram]:
     """
     launches = launches_of(commands_of(file), programs)
     if not launches:
-        law = f"{file} launches none of {', '.join(programs)}"
+        law = f"{file} launches no trainer that is known here"
         remedy = "give the script that does, or the settings themselves"
         raise GraphError([Problem("no-launch", law, None, tuple(programs), remedy)])
     return launches
@@ -97,6 +101,6 @@ def _command_line(words: Sequence[str], programs: Sequence[str]) -> FlagSettings
     launches: list[LaunchedProgram] = launches_of([Command(tuple(words), 1)], programs)
     if not launches:
         law = f"there is no file {words[0]}"
-        remedy = f"give a launch script, or flags, as --name value; programs: {', '.join(programs)}"
+        remedy = "give a launch script, or flags, as --name value"
         raise GraphError([Problem("no-file", law, None, (), remedy)])
     return FlagSettings(launches[0].program, flags_of(launches[0].words))

@@ -131,8 +131,10 @@ def test_of_several_launches_one_is_chosen_and_it_is_said(tmp_path: Path) -> Non
 def test_flags_alone_and_a_pasted_command(tmp_path: Path) -> None:
     assert read_flags(["--x", "1", "--on"], ("train.py",)).given == {"x": 1, "on": True}
     assert read_flags(["python3", "train.py", "--x", "1"], ("train.py",)).given == {"x": 1}
+    with pytest.raises(GraphError, match="there are no settings"):
+        read_flags([], ("train.py",))
     with pytest.raises(GraphError, match=r"there is no file none\.sh"):
         read_flags(["none.sh"], ("train.py",))
     (tmp_path / "other.sh").write_text("python other.py\n")
-    with pytest.raises(GraphError, match=r"launches none of train\.py"):
+    with pytest.raises(GraphError, match="launches no trainer that is known"):
         read_flags([str(tmp_path / "other.sh")], ("train.py",))
