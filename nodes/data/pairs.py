@@ -18,7 +18,7 @@ from rlgraph.nodes.data.prompts import (
 from rlgraph.nodes.support.conversation import Template, Turns
 from rlgraph.nodes.support.dataset import DataSet, SourceFiles, load_examples
 from rlgraph.nodes.support.lazy import numpy, torch
-from rlgraph.nodes.support.row_field import FileColumns
+from rlgraph.nodes.support.row_field import DataError, FileColumns
 from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
 
 
@@ -57,7 +57,8 @@ def pairs(
     Each row is prompt, response, end token, with ``loss_mask`` true on the last two. Row 2 p is the chosen
     response of pair p and row 2 p + 1 the rejected one; ``group`` is p (the data of DPO, arXiv 2305.18290).
     Sources, epochs and what is recorded as in data.prompts: ``data/overlong`` is the fraction of pairs with a
-    row over ``max_tokens``.
+    row over ``max_tokens``. Pairs whose rows are equal teach nothing: they are dropped, and counted in
+    ``data/equal``.
 
     Attributes:
         files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
@@ -99,6 +100,10 @@ def pairs(
         max_tokens=max_tokens,
     )
     record_dropped(ctx, data, where is not None, max_tokens is not None)
+    if data.equal:
+        ctx.record(
+            "data/equal", data.equal, len(data) + data.overlong + data.equal, kind="share", over="rows"
+        )
     picked = rows_of(data, ctx, batch, weights, shuffle, written=2)
     sides = zip(data.examples(picked), data.examples(picked, 1), strict=True)
     rows = [example for pair in sides for example in pair]
@@ -129,4 +134,22 @@ def load_pairs(
     )
     longer = numpy.maximum(better.lengths, worse.lengths)
     both = replace(better, tables=better.tables + worse.tables, lengths=longer)
-    return both.within(max_tokens, "max_tokens")
+    return _without_equal(both).within(max_tokens, "max_tokens")
+
+
+def _without_equal(both: DataSet) -> DataSet:
+    """Return the pairs whose sides are not the same tokens: the others have no gradient.
+
+    Raises:
+        DataError: all are such.
+    """
+    ids = [table["ids"].combine_chunks() for table in both.tables]
+    lengths = [table["length"].to_numpy() for table in both.tables]
+    differ = lengths[0] != lengths[1]
+    for row in numpy.flatnonzero(~differ).tolist():
+        differ[row] = ids[0][row].values != ids[1][row].values
+    equal = int((~differ).sum())
+    if equal == len(differ):
+        law = f"{both.place(0)}: chosen equals rejected, here and in all rows"
+        raise DataError(f"{law}; name the columns that differ with chosen: and rejected:")
+    return replace(both, rows=both.rows[differ], lengths=both.lengths[differ], equal=equal)

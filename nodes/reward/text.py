@@ -4,12 +4,13 @@ import re
 import string
 from collections import Counter
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.ops import SPREAD, Context, float32, op, samples, text
+from rlgraph.nodes.support.row_field import DataError
+from rlgraph.ops import SPREAD, Context, float32, json, op, samples, text
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 BOX = re.compile(r"\\boxed\s*\{")
@@ -32,34 +33,66 @@ def compilable(pattern: str) -> str:
 Pattern = Annotated[str, AfterValidator(compilable)]
 
 
+def alternatives(answer: list[str] | None, answers: list[Any] | None) -> list[list[str]]:
+    """Return what is right for each sample: all of ``answers`` where there is such a column, else ``answer``.
+
+    Raises:
+        DataError: a value of ``answers`` is neither a text or number nor a list of such, or an empty list.
+    """
+    if answers is None:
+        assert answer is not None, "one of both columns is bound"
+        return [[wanted] for wanted in answer]
+    out = []
+    for value in answers:
+        listed = value if isinstance(value, list) else [value]
+        is_text = [isinstance(item, str | int | float) and not isinstance(item, bool) for item in listed]
+        if not listed or not all(is_text):
+            law = f"answers: {str(value)[:60]!r} is no list of texts"
+            raise DataError(f"{law}; correct the rows, or name another field of the files in columns:")
+        out.append([*map(str, listed)])
+    return out
+
+
 @op()
-def exact(ctx: Context, responses: text[samples], answer: text[samples]) -> float32[samples]:
+def exact(
+    ctx: Context,
+    responses: text[samples],
+    answer: text[samples] | None,
+    answers: json[samples] | None = None,
+) -> float32[samples]:
     """1.0 where the response is the answer, white space at both ends aside, else 0.0.
 
-    Records ``reward/mean``.
+    With a column ``answers``, lists of right ones (``columns: {answers: json}`` of data.prompts), it
+    is any of them, and ``answer`` is not read. Records ``reward/mean``.
 
     Example:
         rewards: {op: reward.exact}
     """
-    pairs = zip(responses, answer, strict=True)
-    scores = [float(response.strip() == wanted.strip()) for response, wanted in pairs]
+    pairs = zip(responses, alternatives(answer, answers), strict=True)
+    scores = [float(response.strip() in [each.strip() for each in wanted]) for response, wanted in pairs]
     ctx.record("reward/", scores, kind=SPREAD)
     return torch.tensor(scores, dtype=torch.float32)
 
 
 @op()
-def f1(ctx: Context, responses: text[samples], answer: text[samples]) -> float32[samples]:
+def f1(
+    ctx: Context,
+    responses: text[samples],
+    answer: text[samples] | None,
+    answers: json[samples] | None = None,
+) -> float32[samples]:
     """Token F1 of the response and the answer, 0 to 1, as SQuAD measures it (arXiv 1606.05250).
 
     2 c / (r + a), c the words that both have, counted as often as both have them, r and a the words of
     each. Words are what white space parts once letters are lower case, ASCII punctuation is taken out and the
-    words a, an and the are dropped. 1 where neither has a word left, 0 where one of them has none. Records
-    ``reward/mean``.
+    words a, an and the are dropped. 1 where neither has a word left, 0 where one has none. Where
+    there is a column ``answers``, lists of right ones, it is the most over these. Records ``reward/mean``.
 
     Example:
         rewards: {op: reward.f1}
     """
-    scores = [overlap(response, wanted) for response, wanted in zip(responses, answer, strict=True)]
+    pairs = zip(responses, alternatives(answer, answers), strict=True)
+    scores = [max(overlap(response, each) for each in wanted) for response, wanted in pairs]
     ctx.record("reward/", scores, kind=SPREAD)
     return torch.tensor(scores, dtype=torch.float32)
 

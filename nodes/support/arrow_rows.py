@@ -94,14 +94,23 @@ def _rows(file: str, batches: Iterable[Any], paths: Sequence[str]) -> ArrowRows:
         converts = {name: convert for name, convert in converts.items() if convert}
         doubtful = {field.name for field, _ in fields if not _is_plain(field)}
         checked = [path for path in paths if any(_leads_into(path, name) for name in doubtful)]
+        is_plain = not converts and not checked
         for number, row in enumerate(_listed(file, number, batch), number + 1):  # noqa: B020 - goes on counting
             place = f"{file}:{number}"
-            for name, convert in converts.items():
-                if row[name] is not None:
-                    row[name] = _converted(place, name, convert, row[name])
-            for path in checked:
-                refuse_unreadable(place, row, path)
+            if not is_plain:
+                _convert_fields(place, row, converts, checked)
             yield place, row
+
+
+def _convert_fields(
+    place: str, row: dict[str, Any], converts: Mapping[str, Convert], checked: Sequence[str]
+) -> None:
+    """Convert some fields of a row in place, and refuse what they hold if JSON has no value for it."""
+    for name, convert in converts.items():
+        if row[name] is not None:
+            row[name] = _converted(place, name, convert, row[name])
+    for path in checked:
+        refuse_unreadable(place, row, path)
 
 
 def _listed(file: str, before: int, batch: Any) -> list[dict[str, Any]]:

@@ -9,21 +9,28 @@ all                 learnt             learnt
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
 
-from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered, rendered_at_once
+from rlgraph.nodes.support.chat_template import rendered_at_once
 from rlgraph.nodes.support.row_field import DataError, given
+from rlgraph.nodes.support.row_form import (
+    TRAIN,
+    answer_text,
+    has_messages,
+    messages_of,
+    refuse_encoded,
+    tools_of,
+)
+from rlgraph.nodes.support.template_reads import for_template, refuse_unread
 
 Template = Literal["chat", "plain"]
 Turns = Literal["last", "all"]
 Messages = list[dict[str, Any]]
 Question = str | Messages
 TextPiece = tuple[str, bool]  # a text, and whether it is learnt
-GENERATION = re.compile(r"\{%-?\s*generation\b")  # a template that tells itself what the assistant wrote
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,10 @@ class ReadingOptions:
 
 @dataclass(frozen=True)
 class Asked:
-    """A row as a question and its answer; ``turns`` are both as messages, if there is more to learn."""
+    """A row as a question and its answer; ``turns`` are both as messages, where the answer is a turn.
+
+    Messages are as ``rlgraph.nodes.support.row_form`` normalises them.
+    """
 
     place: str
     question: Question
@@ -63,8 +73,18 @@ class Asked:
 
     @property
     def words(self) -> str:
-        """Return the question as text; of a conversation, the last message."""
-        return self.question if isinstance(self.question, str) else str(self.question[-1]["content"])
+        """Return the question as text: all messages of a conversation, so that no two are taken for one."""
+        if isinstance(self.question, str):
+            return self.question
+        if len(self.question) == 1:
+            return str(self.question[0]["content"])
+        return "\n\n".join(f"{message['role']}: {_words_of(message)}" for message in self.question)
+
+
+def _words_of(message: Mapping[str, Any]) -> str:
+    """Return all that a message says beside its role."""
+    more = {key: value for key, value in message.items() if key not in ("role", "content", TRAIN)}
+    return message["content"] + (f" {json.dumps(more, ensure_ascii=False, default=str)}" if more else "")
 
 
 def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
@@ -73,12 +93,14 @@ def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
     Raises:
         DataError: it lacks one, or one is neither text nor messages.
     """
-    question, after, options = *_sides(place, row, reading), _options(place, row, reading)
+    question, after = _sides(place, row, reading)
+    options = _options(place, row, reading)
     if isinstance(after, str):
-        return Asked(place, question, after, options)
+        return _asked_in_text(place, question, after, options, reading)
     if not isinstance(question, list):
         question = [{"role": "user", "content": question}]
-    talk, first = [*question, *after], len(question) if reading.answer else 0
+    question, after = _once(place, question, after, reading)
+    talk = [*question, *after]
     if talk[-1]["role"] != "assistant":
         if reading.answer is None:
             return Asked(place, question, "", options)
@@ -87,10 +109,36 @@ def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
     *before, last = talk
     if not before:
         raise DataError(f"{place}: the conversation has nothing before the assistant's turn; add a question")
-    answer = _answer(place, last["content"], reading)
-    alone = reading.assistant_turns == "last" and not last.get("tool_calls")
-    # question and answer say it all where the last turn is a text, and alone is learnt
-    return Asked(place, before, answer, options, () if alone else talk, first)
+    if (options or {}).get("continue_final_message") and reading.answer is None:
+        return Asked(place, talk, "", options)
+    first = len(question) if reading.answer else 0
+    return Asked(place, before, _answer(place, last["content"], reading), options, talk, first)
+
+
+def _asked_in_text(
+    place: str, question: Question, answer: str, options: Mapping[str, Any] | None, reading: ReadingOptions
+) -> Asked:
+    """Return a row whose answer is a text, which is no turn of its question.
+
+    Raises:
+        DataError: the question ends with a turn of the assistant's, which is not said to be continued.
+    """
+    continues = bool((options or {}).get("continue_final_message"))
+    ends = isinstance(question, list) and question[-1]["role"] == "assistant"
+    if ends and not continues:
+        law = f"{place}: {reading.question!r} ends with the assistant's turn, and {reading.answer!r} holds "
+        law += "the answer: the policy would be asked behind its own turn"
+        remedy = "take the turn out, or set answer: null to take it for the answer, or have the policy "
+        remedy += "continue it by template_options: {continue_final_message: true}"
+        raise DataError(f"{law}; {remedy}")
+    if continues and not ends:
+        law = f"{place}: continue_final_message needs a question that ends with the assistant's turn"
+        raise DataError(f"{law}; correct the row, or take it out of template_options")
+    if reading.template == "plain" or continues or reading.answer is None:
+        return Asked(place, question, answer, options)
+    before = question if isinstance(question, list) else [{"role": "user", "content": question}]
+    turns = [*before, {"role": "assistant", "content": answer}]
+    return Asked(place, question, answer, options, turns, len(before))
 
 
 def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple[Question, Question]:
@@ -98,51 +146,62 @@ def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple
     if reading.question is None:
         own, other = (given(place, row, str(path)) for path in (reading.answer, reading.other))
         turns, others = (_checked(place, str(reading.answer), side, reading) for side in (own, other))
-        if isinstance(turns, str):
+        if isinstance(turns, str) or isinstance(others, str):
             law = f"{place}: {reading.answer!r} is a text, and so there is no question"
             raise DataError(f"{law}; name its column with question:")
         common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(turns, others, strict=False))])
+        common = min(common, len(turns) - 1)  # sides that are equal have their last turn for an answer
         return turns[:common], turns[common:]
     question = _checked(place, reading.question, given(place, row, reading.question), reading)
     if reading.answer is None:
         return question, "" if isinstance(question, str) else []
     answer = given(place, row, reading.answer)
-    if isinstance(answer, list) and answer and isinstance(answer[0], dict):
+    if has_messages(answer):
         return question, _checked(place, reading.answer, answer, reading)
     return question, _answer(place, answer, reading)
 
 
+def _once(
+    place: str, question: Messages, after: Messages, reading: ReadingOptions
+) -> tuple[Messages, Messages]:
+    """Return question and answer with the question once, where the answer is a whole conversation.
+
+    Raises:
+        DataError: the answer begins with another question.
+    """
+    if not question or not after or question[-1]["role"] == "assistant":
+        return question, after
+    behind_system = 1 if after[0]["role"] == "system" and question[0]["role"] != "system" else 0
+    whole = after[behind_system:]
+    same = [_same(*pair) for pair in zip(question, whole, strict=False)]
+    if len(whole) > len(question) and all(same):
+        length = behind_system + len(question)
+        return after[:length], after[length:]
+    if whole and whole[0]["role"] in ("user", "system"):
+        law = f"{place}: {reading.answer!r} begins with a question of its own, which is not that of "
+        law += f"{reading.question!r}"
+        raise DataError(f"{law}; set question: null where the answers hold it, or correct the row")
+    return question, after
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two messages say the same, white space at both ends aside."""
+    return one["role"] == other["role"] and one["content"].strip() == other["content"].strip()
+
+
 def _checked(place: str, path: str, value: Any, reading: ReadingOptions) -> Question:
-    """Return a question or an answer as text, or as messages without empty keys; their content is a text."""
+    """Return a question or an answer as text, or as normalised messages."""
     if isinstance(value, str):
+        if reading.template == "chat":
+            refuse_encoded(place, path, value)
         return value
-    fits = isinstance(value, list) and value and all(isinstance(m, dict) for m in value)
-    if not (fits and all(isinstance(m.get("role"), str) and _has_content(m) for m in value)):
-        law = f"{place}: {path!r} is neither text nor a list of messages {{role, content}}, "
-        law += f"but {str(value)[:60]!r}"
-        raise DataError(f"{law}; correct the row, or name another column with question:")
-    if reading.template == "plain":
+    if reading.template == "plain" and has_messages(value):
         raise DataError(f"{place}: {path!r} holds chat messages; set template: chat")
-    return [{"role": m["role"], "content": m.get("content") or "", **_full(m)} for m in value]
-
-
-def _has_content(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(content, str) or bool(content is None and message.get("tool_calls"))
-
-
-def _full(value: Any) -> Any:
-    """Return a value without the nulls in its mappings: files of Arrow have each key in every row."""
-    if isinstance(value, list):
-        return [*map(_full, value)]
-    return {k: _full(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+    return messages_of(place, path, value)
 
 
 def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
-    if answer is None:
-        raise DataError(f"{place}: {reading.answer!r} is empty; fill it in, or remove the row")
-    nested, marker = isinstance(answer, dict | list), reading.answer_after
-    words = json.dumps(answer, ensure_ascii=False) if nested else str(answer)
+    words, marker = answer_text(place, str(reading.answer), answer), reading.answer_after
     if marker is None:
         return words
     if marker not in words:
@@ -157,7 +216,7 @@ def _options(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Map
         return reading.template_options
     options = reading.template_options or {}
     known = {tool["function"]["name"]: tool for tool in options.get("tools", ())}
-    own = _full(given(place, row, reading.row_tools)) or []
+    own = tools_of(place, reading.row_tools, given(place, row, reading.row_tools))
     for tool in own:
         if isinstance(tool, str) and tool not in known:
             law = f"{place}: {reading.row_tools!r} names {tool!r}, which is none of tools: {', '.join(known)}"
@@ -191,66 +250,22 @@ def written_at_once(
     options = options or reading.template_options or {}
     if tokenizer.chat_template is None and "chat_template" not in options:
         raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
-    return rendered_at_once(tokenizer, [_conversation(reading, each) for each in questions], options)
+    talks = [for_template(tokenizer, conversation(reading, each), options) for each in questions]
+    for talk in talks:
+        refuse_unread(tokenizer, talk, options)
+    return rendered_at_once(tokenizer, talks, options, begun=not options.get("continue_final_message"))
 
 
-def _conversation(reading: ReadingOptions, question: Question) -> Messages:
-    """Return chat messages; ``system`` and ``suffix`` are added to a given conversation too, where set."""
-    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
-    if reading.system is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": reading.system}, *messages]
-    *before, last = messages
-    return [*before, {**last, "content": last["content"] + reading.suffix}]
+def conversation(reading: ReadingOptions, question: Question) -> Messages:
+    """Return chat messages; ``system`` and ``suffix`` are added to a given conversation too, where set.
 
-
-def pieces_of(tokenizer: Any, reading: ReadingOptions, row: Asked) -> list[TextPiece]:
-    """Return a row as texts, each of which is learnt or not, and tokenised for itself, as in a rollout.
-
-    A turn begins where the template has the policy begin, and ends with the end token.
-
-    Raises:
-        TemplateError: the template writes a turn otherwise once there are others behind it.
+    The suffix stands behind the last message of the user.
     """
-    if not row.turns:
-        return [(written(tokenizer, reading, row.question, row.options), False), (row.answer, True)]
-    *before, last = row.turns
-    talk = [*_conversation(reading, before), last]
-    first = row.first + len(talk) - len(row.turns)
-    learnt = [place for place in range(first, len(talk)) if talk[place]["role"] == "assistant"]
-    whole, end = rendered(tokenizer, talk, row.options, begun=False), 0
-    pieces: list[TextPiece] = []
-    for place in learnt if reading.assistant_turns == "all" else learnt[-1:]:
-        begin = rendered(tokenizer, talk[:place], row.options)
-        if not whole.startswith(begin):
-            law = f"the chat template of {tokenizer.name_or_path} does not write turn {place + 1} of a "
-            law += "conversation as it has it begun, so what is learnt can't be told"
-            raise TemplateError(f"{law}; {REMEDY}, in which {{% generation %}} marks it")
-        behind = rendered(tokenizer, talk[: place + 1], row.options, begun=False)
-        turn = _to_end(tokenizer, whole, len(begin), behind)
-        pieces += [(whole[end : len(begin)], False), (turn, True)]
-        end = len(begin) + len(turn)
-    return pieces
-
-
-def _to_end(tokenizer: Any, whole: str, begin: int, behind: str) -> str:
-    """Return a turn of a rendered conversation, its end token included if the template writes one."""
-    stop = tokenizer.eos_token
-    if (place := whole.find(stop, begin)) >= 0:
-        return whole[begin : place + len(stop)]
-    return whole[begin : len(behind)] if whole.startswith(behind) else whole[begin:]
-
-
-def marked_by_template(
-    tokenizer: Any, reading: ReadingOptions, row: Asked
-) -> tuple[list[int], list[bool]] | None:
-    """Return ids and what is learnt of them, as a template with {% generation %} says; None of another."""
-    options = dict(row.options or {})
-    source = str(options.get("chat_template", tokenizer.chat_template))
-    if not (row.turns and row.first == 0 and reading.assistant_turns == "all" and GENERATION.search(source)):
-        return None
-    *before, last = row.turns
-    options |= {"return_dict": True, "return_assistant_tokens_mask": True}
-    said = tokenizer.apply_chat_template([*_conversation(reading, before), last], **options)
-    mask = [bool(value) for value in said["assistant_masks"]]
-    length = len(mask) - next((place for place, learnt in enumerate(reversed(mask)) if learnt), len(mask))
-    return list(said["input_ids"])[:length], mask[:length]
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else [*question]
+    if reading.system is not None and messages[0]["role"] not in ("system", "developer"):
+        messages = [{"role": "system", "content": reading.system}, *messages]
+    users = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    if reading.suffix and users:
+        last = users[-1]
+        messages[last] = {**messages[last], "content": messages[last]["content"] + reading.suffix}
+    return messages

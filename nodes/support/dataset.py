@@ -39,6 +39,7 @@ class DataSet:
         lengths: int32 ``[rows]``, tokens that a model must have room for.
         filtered: rows that ``where`` leaves out.
         overlong: rows dropped or cut for their length.
+        equal: pairs left out, as both of their rows are the same.
     """
 
     tables: tuple[Any, ...]
@@ -47,6 +48,7 @@ class DataSet:
     lengths: Any
     filtered: int = 0
     overlong: int = 0
+    equal: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)

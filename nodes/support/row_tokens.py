@@ -1,20 +1,26 @@
 """Rows as token ids, many at a time: a tokenizer then uses all of its threads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from rlgraph.nodes.support.chat_template import TemplateError
+from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered, rendered_at_once
 from rlgraph.nodes.support.conversation import (
     Asked,
+    Messages,
     ReadingOptions,
-    marked_by_template,
-    pieces_of,
+    TextPiece,
+    conversation,
     written,
     written_at_once,
 )
 from rlgraph.nodes.support.row_field import DataError
+from rlgraph.nodes.support.row_form import TRAIN
+from rlgraph.nodes.support.template_reads import for_template, refuse_unread
+from rlgraph.nodes.support.turn_text import TextSpan, is_closed, is_marked, marked_spans, turn_span
 
+SAYING = ("tool_calls", "reasoning_content", "reasoning", "thinking")  # what a turn without content may say
 Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
 
 
@@ -52,27 +58,162 @@ def examples_of(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) 
     """Yield the ids of each row and which of them are learnt; an end token is behind the last turn.
 
     Raises:
-        DataError: a row has nothing before what is learnt.
-        TemplateError: a chat template can't write one.
+        DataError: a row has nothing to learn, or nothing before it.
+        TemplateError: a chat template can't write one, or not so that a rollout could have said it.
     """
-    marked, pieces = [], []
     for row in rows:
-        with _placed(row.place):
-            marked.append(marked_by_template(tokenizer, reading, row))
-            pieces.append([] if marked[-1] else pieces_of(tokenizer, reading, row))
-    first = iter(encode(tokenizer, reading, [row[0][0] for row in pieces if row]))
+        _refuse_nothing(reading, row)
+    pieces = _pieces(tokenizer, reading, rows)
+    first = iter(encode(tokenizer, reading, [row[0][0] for row in pieces]))
     texts = [text for row in pieces for text, _ in row[1:]]
     rest = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
-    for row, made, parts in zip(rows, marked, pieces, strict=True):
-        ids, mask = made or ([], [])
+    for row, parts in zip(rows, pieces, strict=True):
+        ids: list[int] = []
+        mask: list[bool] = []
         for number, (_, learnt) in enumerate(parts):
             part = next(rest if number else first)
-            ids, mask = [*ids, *part], [*mask, *[learnt] * len(part)]
-        if not row.turns or ids[-1:] != [tokenizer.eos_token_id]:
-            ids, mask = [*ids, tokenizer.eos_token_id], [*mask, True]
+            ids = [*ids, *part]
+            mask = [*mask, *[learnt] * len(part)]
+        if not is_closed(tokenizer, parts[-1][0]) or not row.turns:
+            ids = [*ids, tokenizer.eos_token_id]
+            mask = [*mask, True]
         if mask[:1] != [False]:
             raise _no_tokens(row)
         yield ids, mask
+
+
+def _refuse_nothing(reading: ReadingOptions, row: Asked) -> None:
+    """Refuse a row with nothing to imitate: its end token alone would be learnt.
+
+    Raises:
+        DataError: the row is such.
+    """
+    if reading.answer is None and not row.turns:
+        law = f"{row.place}: {reading.question!r} does not end with a turn of the assistant, so there is "
+        law += "nothing to learn"
+        raise DataError(f"{law}; name the column with the answer, correct the row or remove it")
+    says = (
+        row.answer.strip() or any(key in row.turns[-1] for key in SAYING) if row.turns else row.answer.strip()
+    )
+    if not says:
+        law = f"{row.place}: the answer is empty, so that only the end would be learnt"
+        raise DataError(f"{law}; fill it in, or remove the row")
+    if row.turns and not learnt_places(reading, row.turns, row.first):
+        law = f"{row.place}: weight or train of its messages says that no turn is learnt"
+        raise DataError(f"{law}; remove the row, or set assistant_turns: all where another turn is")
+
+
+def learnt_places(reading: ReadingOptions, talk: Sequence[Mapping[str, Any]], first: int) -> list[int]:
+    """Return which turns of a conversation are learnt."""
+    places = [place for place in range(first, len(talk)) if talk[place]["role"] == "assistant"]
+    chosen = places if reading.assistant_turns == "all" else places[-1:]
+    return [place for place in chosen if talk[place].get(TRAIN, True)]
+
+
+def _pieces(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> list[list[TextPiece]]:
+    """Return rows as texts, each learnt or not, and tokenised for itself as in a rollout."""
+    if reading.template == "plain":
+        return [
+            [(written(tokenizer, reading, row.question, row.options), False), (row.answer, True)]
+            for row in rows
+        ]
+    talks = []
+    for row in rows:
+        with _placed(row.place):
+            talks.append(_talk(tokenizer, reading, row))
+    plain = [talk for talk in talks if not talk.marked]
+    asked_for = [Rendering(talk.place, talk.messages, talk.options, False) for talk in plain]
+    for talk in plain:
+        for place in talk.learnt:
+            asked_for.append(Rendering(talk.place, talk.messages[:place], talk.options, True))
+            last = place == len(talk.messages) - 1  # else with what follows: where do both part?
+            asked_for.append(Rendering(talk.place, talk.messages[: place + 1], talk.options, last))
+    texts = iter(_rendered_all(tokenizer, asked_for, shared=not reading.row_tools))
+    wholes = [next(texts) for _ in plain]
+    whole_of = iter(wholes)
+    pieces = []
+    for talk in talks:
+        with _placed(talk.place):
+            if talk.marked:
+                everything = talk.all_turns
+                whole, spans = marked_spans(tokenizer, talk.messages, talk.options, talk.learnt, everything)
+            else:
+                whole, spans = next(whole_of), []
+                for place in talk.learnt:
+                    begin, ended = next(texts), next(texts)
+                    spans.append(turn_span(tokenizer, talk.messages, place, whole, begin, ended))
+            refuse_unread(tokenizer, talk.messages, talk.options, talk.learnt)
+        pieces.append(_cut(whole, spans, talk.place))
+    return pieces
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A row's conversation as the chat template is given it, and which of its turns are learnt."""
+
+    place: str
+    messages: Messages
+    options: Mapping[str, Any] | None
+    learnt: list[int]
+    all_turns: bool  # whether these are all of the assistant's
+    marked: bool
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """Messages that a chat template is to write, with the next turn begun or not."""
+
+    place: str
+    messages: Messages
+    options: Mapping[str, Any] | None
+    begun: bool
+
+
+def _talk(tokenizer: Any, reading: ReadingOptions, row: Asked) -> Talk:
+    options = row.options or {}
+    if tokenizer.chat_template is None and "chat_template" not in options:
+        raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
+    if options.get("continue_final_message"):
+        law = f"{row.place}: continue_final_message is of prompts; what is learnt ends its turns"
+        raise DataError(f"{law}: take it out of template_options")
+    *before, last = row.turns
+    given = [*conversation(reading, before), last]
+    first = row.first + len(given) - len(row.turns)
+    learnt = learnt_places(reading, given, first)
+    turns = [place for place, message in enumerate(given) if message["role"] == "assistant"]
+    messages = for_template(tokenizer, given, options)
+    return Talk(row.place, messages, options, learnt, learnt == turns, is_marked(tokenizer, options))
+
+
+def _rendered_all(tokenizer: Any, wanted: Sequence[Rendering], shared: bool) -> list[str]:
+    """Return what a template writes: with options in common at once, or one by one if that fails."""
+    if shared and wanted:
+        with suppress(TemplateError):
+            texts: dict[int, str] = {}
+            for begun in (False, True):
+                places = [place for place, each in enumerate(wanted) if each.begun == begun]
+                written = [wanted[place].messages for place in places]
+                if places:
+                    found = rendered_at_once(tokenizer, written, wanted[0].options, begun)
+                    texts |= dict(zip(places, found, strict=True))
+            return [texts[place] for place in range(len(wanted))]
+    one_by_one = []
+    for each in wanted:
+        with _placed(each.place):
+            one_by_one.append(rendered(tokenizer, each.messages, each.options, each.begun))
+    return one_by_one
+
+
+def _cut(whole: str, spans: Sequence[TextSpan], place: str) -> list[TextPiece]:
+    """Return a text up to the last turn that is learnt, in pieces."""
+    if not spans:
+        raise TemplateError(f"{place}: the chat template marks nothing that is learnt; {REMEDY}")
+    pieces: list[TextPiece] = []
+    end = 0
+    for start, stop in spans:
+        pieces += [(whole[end:start], False), (whole[start:stop], True)]
+        end = stop
+    return pieces
 
 
 @contextmanager

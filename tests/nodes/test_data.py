@@ -151,7 +151,7 @@ def test_chat_renders_the_template(tmp_path: Path, chatty) -> None:
 
     assert rendered(plain) == ["u:a =", "a"]
     assert rendered(plain, system="s", suffix="!") == ["s:s u:a! =", "a"]
-    assert rendered(file) == ["u:a a:b u:c =", "c"]
+    assert rendered(file) == ["u:a a:b u:c =", "user: a\n\nassistant: b\n\nuser: c"]
 
 
 def test_examples_learn_the_answer_and_the_end_token(tmp_path: Path, tokenizer) -> None:

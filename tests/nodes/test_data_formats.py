@@ -174,11 +174,11 @@ def test_a_turn_that_calls_a_tool_has_no_content(write: Any, turns: str) -> None
     called = [SKY[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
     file = write({"messages": called}, {"messages": [*called, {"role": "tool", "content": "deep"}, MORE[1]]})
     out = learnt(chatty(), file, question="messages", answer=None, assistant_turns=turns)
-    assert out[0] == "u:sky?<eos>|a:{[look{'at': 'sea'}]<eos>}"
-    call = "[look{'at': 'sea'}]<eos>"
+    assert out[0] == 'u:sky?<eos>|a:{[look{"at": "sea"}]<eos>}'
+    call = '[look{"at": "sea"}]<eos>'
     before = "{" + call + "}" if turns == "all" else call
     assert out[1] == f"u:sky?<eos>|a:{before}|t:deep<eos>|a:{{too<eos>}}"
-    with pytest.raises(DataError, match="'messages' is neither text nor a list of messages"):
+    with pytest.raises(DataError, match=r"'messages\[0\]' has no content that is a text"):
         learnt(
             chatty(),
             write({"messages": [{"role": "user", "content": None}]}),

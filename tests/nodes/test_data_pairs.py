@@ -16,7 +16,8 @@ from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 
 ROWS = [
-    {"question": f"{i}+{i}=", "chosen": str(2 * i), "rejected": str(2 * i) + "1" * (i % 3)} for i in range(7)
+    {"question": f"{i}+{i}=", "chosen": str(2 * i), "rejected": str(2 * i + 1) + "1" * (i % 3)}
+    for i in range(7)
 ]
 
 

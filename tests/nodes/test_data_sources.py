@@ -27,7 +27,8 @@ FALL, RISE = (ValueSchedule("linear", ((1, a), (11, b))) for a, b in ((1.0, 0.0)
 SLOW = ValueSchedule("cosine", ((1, 1.0), (400, 0.1)))
 ROWS = [{"question": f"{i}+{i}=", "answer": str(2 * i), "level": i % 3, "of": "xy"[i % 2]} for i in range(7)]
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
+    "{% for m in messages %}{{ '=' if m.role == 'assistant' else m.role[0] + ':' }}"
+    "{{ m.content }} {% endfor %}"
     "{% if add_generation_prompt %}={% endif %}{% if thinking %}?{% endif %}"
 )
 
@@ -244,8 +245,8 @@ def test_an_example_may_be_a_conversation(tmp_path: Path, chatty: Any) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     file = jsonl(tmp_path, [{"messages": messages}])
     out = examples(chatty, context(), files=[file], batch=1, question="messages", answer=None, system="s")
-    assert "".join(chatty.convert_ids_to_tokens(out.tokens[0].tolist())) == "s:s u:a =b<eos>"
-    assert out.loss_mask[0].tolist() == [False] * 9 + [True] * 2
+    assert "".join(chatty.convert_ids_to_tokens(out.tokens[0].tolist())) == "s:s u:a =b <eos>"
+    assert out.loss_mask[0].tolist() == [False] * 9 + [True] * 3
     file = jsonl(tmp_path, [{"messages": messages[1:]}], "one.jsonl")
     with pytest.raises(DataError, match="nothing before the assistant's turn"):
         examples(chatty, context(), files=[file], batch=1, question="messages", answer=None)

@@ -1,0 +1,211 @@
+"""Forms in which files hold conversations, tools and answers, normalised to the one that chat templates take.
+
+{from: human, value}            ShareGPT            -> {role: user, content}
+arguments: '{"a": 1}'           OpenAI              -> arguments: {a: 1}
+function_call: {...}            OpenAI, before 2024 -> tool_calls: [...]
+content: [{type: text, text}]   OpenAI              -> content: the texts one after the other
+weight: 0, train: false         OpenAI, axolotl     -> train: false, on turns that are not learnt
+
+What is none of these is refused with its place.
+"""
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from rlgraph.nodes.support.row_field import DataError
+
+TRAIN = "train"  # false on a turn of the assistant that is not learnt; no template is given it
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "function_call": "assistant",
+}
+FOREIGN_ROLES = SHAREGPT_ROLES.keys() - SHAREGPT_ROLES.values()  # those that no chat template knows
+
+
+def has_messages(value: Any) -> bool:
+    """Return whether a value is a list of messages in one of the forms."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+        return False
+    return "role" in value[0] or "from" in value[0] or "content" in value[0]
+
+
+def messages_of(place: str, path: str, value: Any) -> list[dict[str, Any]]:
+    """Return messages {role, content, ...} without empty keys; their content is a text.
+
+    Raises:
+        DataError: it is no list of messages, or one is in no form that is known.
+    """
+    if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
+        law = f"{place}: {path!r} is neither text nor a list of messages {{role, content}}, "
+        law += f"but {str(value)[:60]!r}"
+        raise DataError(f"{law}; correct the row, or name another column with question:")
+    return [_message(place, f"{path}[{number}]", full(message)) for number, message in enumerate(value)]
+
+
+def full(value: Any) -> Any:
+    """Return a value without the nulls in its mappings: files of Arrow have each key in every row."""
+    if isinstance(value, list):
+        return [*map(full, value)]
+    return {k: full(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+
+def _message(place: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
+    if "from" in message and "role" not in message:
+        message = _of_sharegpt(place, path, message)
+    role = message.get("role")
+    if not isinstance(role, str):
+        law = f"{place}: {path!r} is no message {{role, content}}, but {str(message)[:60]!r}"
+        raise DataError(f"{law}; correct the row, or name another column with question:")
+    if role in FOREIGN_ROLES:
+        law = f"{place}: {path!r} has the role {role!r}, which is {SHAREGPT_ROLES[role]!r} of a chat template"
+        raise DataError(f"{law}; call it so, or write the row as ShareGPT's {{from, value}}")
+    if call := message.pop("function_call", None):
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    if role == "function":
+        role = "tool"
+    calls = [_call(place, path, call) for call in message.pop("tool_calls", None) or ()]
+    content = _content(place, path, message.get("content"), bool(calls))
+    rest = {k: v for k, v in message.items() if k not in ("role", "content", "weight", TRAIN) and v != ""}
+    learnt = _is_learnt(place, path, role, message)
+    flag = {} if learnt else {TRAIN: False}
+    return {"role": role, "content": content, **rest, **({"tool_calls": calls} if calls else {}), **flag}
+
+
+def _of_sharegpt(place: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message {from, value} as one with a role; a call of a function is a call of a tool."""
+    sender, value = message["from"], message.get("value")
+    if sender not in SHAREGPT_ROLES:
+        known = ", ".join(SHAREGPT_ROLES)
+        raise DataError(f"{place}: {path!r} is from {sender!r}, which is none of {known}; correct the row")
+    rest = {key: other for key, other in message.items() if key not in ("from", "value")}
+    if sender != "function_call":
+        return {"role": SHAREGPT_ROLES[sender], "content": value, **rest}
+    calls = _parsed(place, f"{path}.value", value)
+    calls = calls if isinstance(calls, list) else [calls]
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": c} for c in calls], **rest}
+
+
+def _call(place: str, path: str, call: Any) -> dict[str, Any]:
+    """Return a call of a tool with its arguments as a mapping, which is what chat templates take."""
+    if isinstance(call, dict) and "function" not in call and "name" in call:
+        call = {"type": "function", "function": call}
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        law = f"{place}: {path!r} has a tool call without a function {{name, arguments}}: {str(call)[:60]!r}"
+        raise DataError(f"{law}; correct the row")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = _parsed(place, f"{path}.tool_calls: arguments", arguments) if arguments.strip() else {}
+    if not isinstance(arguments, dict):
+        law = f"{place}: {path!r} calls {function['name']} with {str(arguments)[:60]!r}"
+        raise DataError(f"{law}; arguments are a mapping, or such a mapping as JSON")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(place: str, path: str, text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        raise DataError(f"{place}: {path!r} is no JSON: {str(text)[:60]!r}; correct the row") from None
+
+
+def _content(place: str, path: str, content: Any, calls: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and calls:
+        return ""
+    if not isinstance(content, list):
+        law = f"{place}: {path!r} has no content that is a text, but {str(content)[:60]!r}"
+        raise DataError(f"{law}; correct the row, or remove it")
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            kind = part.get("type", part) if isinstance(part, dict) else part
+            law = f"{place}: {path!r} has a part of its content that is no text: {str(kind)[:60]!r}"
+            raise DataError(f"{law}; models are trained on text alone: remove the row")
+    return "".join(texts)
+
+
+def _is_learnt(place: str, path: str, role: str, message: Mapping[str, Any]) -> bool:
+    """Return what ``weight`` or ``train`` of a message says, true where there is neither."""
+    said = [(key, message[key]) for key in ("weight", TRAIN) if key in message]
+    for key, value in said:
+        if value not in (0, 1):
+            law = f"{place}: {path!r} has the {key} {value!r}; a turn is learnt or not"
+            raise DataError(f"{law}: give 0 or 1")
+        if value and role != "assistant":
+            law = f"{place}: {path!r} has {key}: {value!r} on a message of {role!r}"
+            raise DataError(f"{law}; only turns of the assistant are learnt: take it out")
+    return role != "assistant" or all(value for _, value in said)
+
+
+def refuse_encoded(place: str, path: str, text: str) -> None:
+    """Refuse a text that holds messages as JSON, which would be read as words.
+
+    Raises:
+        DataError: it does.
+    """
+    if not text.lstrip().startswith("[") or ("role" not in text and "from" not in text):
+        return
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if has_messages(value):
+        law = f"{place}: {path!r} is a text that holds messages as JSON"
+        raise DataError(f"{law}; write the file with a list in its place (json.loads of the column)")
+
+
+def tools_of(place: str, path: str, value: Any) -> list[Any]:
+    """Return the tools of a row: names, or schemas, which may stand in a text as JSON.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(value, str):
+        value = _parsed(place, path, value) if value.strip() else []
+    tools = full(value) or []
+    if isinstance(tools, dict):
+        tools = [*tools]  # as verl names them, with what each is made with
+    if not isinstance(tools, list):
+        raise DataError(f"{place}: {path!r} is no list of tools, but {str(value)[:60]!r}; correct the row")
+    return [
+        _parsed(place, path, t) if isinstance(t, str) and t.lstrip().startswith("{") else t for t in tools
+    ]
+
+
+def answer_text(place: str, path: str, answer: Any) -> str:
+    """Return an answer as text: a number as it reads back, a mapping as JSON (the tests of reward.code).
+
+    Raises:
+        DataError: it is empty, or has no clear text, as a list of alternatives.
+    """
+    if answer is None:
+        raise DataError(f"{place}: {path!r} is empty; fill it in, or remove the row")
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, int | float | Decimal) and not isinstance(answer, bool):
+        return str(answer)
+    if isinstance(answer, dict) or (isinstance(answer, list) and answer and isinstance(answer[0], dict)):
+        return json.dumps(answer, ensure_ascii=False, default=str)
+    law = f"{place}: {path!r} is no text, but {str(answer)[:60]!r}"
+    remedy = (
+        f"set answer: null and columns: {{answers: {{from: {path}, type: json}}}}, of which reward.f1 and "
+    )
+    remedy += "reward.exact take the best"
+    raise DataError(f"{law}; {remedy}")

@@ -1,0 +1,93 @@
+"""What a chat template reads of messages: arguments of calls as mappings or texts, and which keys at all."""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered
+from rlgraph.nodes.support.row_form import TRAIN
+
+LINKS = ("tool_call_id", "id")  # which call a message answers: templates may go by the order instead
+PROBE = {"probe-argument": "probe-value"}
+
+
+def source_of_template(tokenizer: Any, options: Mapping[str, Any] | None) -> str:
+    """Return the text of the chat templates that a tokenizer and the options of a row name."""
+    return str((options or {}).get("chat_template", tokenizer.chat_template))
+
+
+def for_template(
+    tokenizer: Any, talk: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Return messages as a template takes them: with arguments as JSON where it writes texts alone."""
+    shown = [{key: value for key, value in message.items() if key != TRAIN} for message in talk]
+    calling = any("tool_calls" in message for message in shown)
+    if not calling or not _takes_texts(tokenizer, source_of_template(tokenizer, options)):
+        return shown
+    return [_in_texts(message) if "tool_calls" in message else message for message in shown]
+
+
+def _in_texts(message: dict[str, Any]) -> dict[str, Any]:
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+@functools.lru_cache(maxsize=16)
+def _takes_texts(tokenizer: Any, source: str) -> bool:
+    """Return whether a template can't write a mapping of arguments as JSON, but a text of JSON.
+
+    It raises an error (DeepSeek V3 concatenates them), or writes the mapping as Python does.
+    """
+    call = {"id": "000000000", "type": "function", "function": {"name": "probe", "arguments": PROBE}}
+    asks = {"role": "user", "content": "a question"}
+    calls = {"role": "assistant", "content": "", "tool_calls": [call]}
+    options = {"chat_template": source} if source != str(tokenizer.chat_template) else {}
+    try:
+        text = rendered(tokenizer, [asks, calls], options, begun=False)
+    except TemplateError:
+        text = repr(PROBE)
+    if repr(PROBE) not in text:
+        return False
+    try:
+        return json.dumps(PROBE) in rendered(tokenizer, [asks, _in_texts(calls)], options, begun=False)
+    except TemplateError:
+        return False
+
+
+def refuse_unread(
+    tokenizer: Any,
+    talk: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None,
+    learnt: Sequence[int] = (),
+) -> None:
+    """Refuse messages with a key that makes no difference to what a template writes.
+
+    A key of a turn that is not learnt may be left out by a template that knows it: thoughts of earlier turns.
+
+    Raises:
+        TemplateError: there is one.
+    """
+    source, written = source_of_template(tokenizer, options), None
+    for place, message in enumerate(talk):
+        for key in message:
+            links = key in LINKS or (key == "name" and message["role"] == "tool")
+            if key in ("role", "content") or links:
+                continue
+            if place not in learnt and key in source:
+                continue
+            without = {name: value for name, value in message.items() if name != key}
+            changed = [*talk[:place], without, *talk[place + 1 :]]
+            if written is None:
+                written = rendered(tokenizer, talk, options, begun=False)
+            try:
+                same = rendered(tokenizer, changed, options, begun=False) == written
+            except TemplateError:
+                same = False
+            if same:
+                law = f"the chat template of {tokenizer.name_or_path} does not write {key!r} of turn "
+                law += f"{place + 1}"
+                raise TemplateError(f"{law}; {REMEDY}, or take the key out of the rows")

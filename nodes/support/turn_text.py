@@ -1,0 +1,202 @@
+"""The turns of a conversation in what a chat template writes: which of its text is learnt.
+
+    <|im_start|>user\\nq<|im_end|>\\n<|im_start|>assistant\\nTURN<|im_end|>\\n<|im_start|>user\\n...
+    └─ begin: as a rollout has it begun ──────────────┘└─ learnt ──┘
+    └─ ended: the conversation up to the turn ─────────────────────┘
+
+Both are prefixes of the text of the whole conversation: of ``ended`` all but what a template writes at the
+end of a conversation alone. Where they are not, no tokens would be those of a rollout: the row is refused.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered
+from rlgraph.nodes.support.template_reads import source_of_template
+
+TextSpan = tuple[int, int]  # from a character of a text, and up to another
+GENERATION = re.compile(r"\{%-?\s*generation\b")  # a template that tells itself what the assistant wrote
+
+
+def is_marked(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
+    """Return whether a template marks what the assistant wrote by {% generation %}."""
+    return GENERATION.search(source_of_template(tokenizer, options)) is not None
+
+
+def turn_span(
+    tokenizer: Any, talk: Sequence[Mapping[str, Any]], place: int, whole: str, begin: str, ended: str
+) -> TextSpan:
+    """Return where a turn stands in the text of its conversation, its end token included.
+
+    ``begin`` is the text of what is before the turn, with the turn begun; ``ended`` that up to the turn's
+    end; of the last turn, with a next one begun.
+
+    Raises:
+        TemplateError: the template writes the turn otherwise once it is begun by it, or others follow.
+    """
+    if not whole.startswith(begin):
+        law = f"the chat template of {tokenizer.name_or_path} does not write turn {place + 1} of a "
+        law += "conversation as it has it begun, so what is learnt can't be told"
+        raise TemplateError(f"{law}; {REMEDY}, in which {{% generation %}} marks it")
+    last = place == len(talk) - 1
+    if last:
+        turn = _last_turn(tokenizer, whole[len(begin) :], ended[len(begin) :])
+    else:
+        turn = _earlier_turn(tokenizer, place, whole[len(begin) :], ended[len(begin) :])
+    turn = _up_to_end(tokenizer, turn)
+    content = "".join(str(talk[place]["content"]).split())
+    if content not in "".join(turn.split()):
+        law = f"the chat template of {tokenizer.name_or_path} does not write the content of turn {place + 1} "
+        law += "as it is given"
+        raise TemplateError(f"{law}; {REMEDY}, or give thoughts as reasoning_content")
+    return len(begin), len(begin) + len(turn)
+
+
+def _last_turn(tokenizer: Any, rest: str, continued: str) -> str:
+    """Return the last turn of what is behind its begin; ``continued`` goes on with one more turn.
+
+    It ends where both part: what only the end of a conversation has (an end of text) is no part of the turn.
+    """
+    if continued.startswith(rest):
+        return rest
+    parts, others = _parts(tokenizer, rest), _parts(tokenizer, continued)
+    common = _common(parts, others)
+    left = [part for part in parts[common:] if part.strip()]
+    if not all(_is_control(tokenizer, part) for part in left):
+        return rest  # it is written otherwise once it is continued, and so this says nothing
+    if common and not _ends(tokenizer, parts[:common]):
+        return "".join(parts[: common + 1])  # by <|return|>, which becomes <|end|> when others follow
+    return "".join(parts[:common])
+
+
+def _earlier_turn(tokenizer: Any, place: int, rest: str, ended: str) -> str:
+    """Return a turn that others follow; ``ended`` is the turn as the end of a conversation has it.
+
+    Raises:
+        TemplateError: they differ in more than the token of the end.
+    """
+    if rest.startswith(ended):
+        return ended
+    parts, others = _parts(tokenizer, rest), _parts(tokenizer, ended)
+    common = _common(parts, others)
+    left = [part for part in others[common:] if part.strip()]
+    if common and all(_is_control(tokenizer, part) for part in left):
+        if _ends(tokenizer, parts[:common]):
+            return "".join(parts[:common])
+        if common < len(parts) and _is_control(tokenizer, parts[common]):
+            return "".join(parts[: common + 1])
+    law = (
+        f"the chat template of {tokenizer.name_or_path} writes turn {place + 1} of a conversation otherwise "
+    )
+    law += "once others follow it, so what is learnt would not be what a rollout says"
+    remedy = f"learn the last turn alone by assistant_turns: last, or {REMEDY}, "
+    remedy += "in which {% generation %} marks it"
+    raise TemplateError(f"{law}; {remedy}")
+
+
+def _common(parts: Sequence[str], others: Sequence[str]) -> int:
+    """Return how many parts two texts begin with in common."""
+    common = 0
+    while common < min(len(parts), len(others)) and parts[common] == others[common]:
+        common += 1
+    return common
+
+
+def _up_to_end(tokenizer: Any, turn: str) -> str:
+    """Return a turn without what stands behind its end token."""
+    end = str(tokenizer.eos_token)
+    if end in turn:
+        return turn[: turn.rindex(end) + len(end)]
+    stripped = turn.rstrip()
+    parts = _parts(tokenizer, stripped)
+    return stripped if parts and _is_control(tokenizer, parts[-1]) else turn
+
+
+def _ends(tokenizer: Any, parts: Sequence[str]) -> bool:
+    """Return whether parts end with a control token, white space aside."""
+    last = next((part for part in reversed(parts) if part.strip()), "")
+    return _is_control(tokenizer, last)
+
+
+def _is_control(tokenizer: Any, part: str) -> bool:
+    return part in _controls(tokenizer)
+
+
+def _parts(tokenizer: Any, text: str) -> list[str]:
+    """Return a text in parts: control tokens, and what is between them."""
+    pattern = _pattern(tokenizer)
+    return [part for part in pattern.split(text) if part] if pattern else [text] if text else []
+
+
+@functools.lru_cache(maxsize=8)
+def _controls(tokenizer: Any) -> frozenset[str]:
+    """Return the tokens that a template ends turns with: those that were added to a vocabulary."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    return frozenset(added | {str(token) for token in tokenizer.all_special_tokens}) - {""}
+
+
+@functools.lru_cache(maxsize=8)
+def _pattern(tokenizer: Any) -> re.Pattern[str] | None:
+    controls = sorted(_controls(tokenizer), key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, controls))})") if controls else None
+
+
+def is_closed(tokenizer: Any, turn: str) -> bool:
+    """Return whether a turn ends with a special token."""
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return turn.endswith((*special, *map(str, tokenizer.all_special_tokens)))
+
+
+def marked_spans(
+    tokenizer: Any,
+    talk: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None,
+    places: Sequence[int],
+    all_turns: bool,
+) -> tuple[str, list[TextSpan]]:
+    """Return the text of a conversation and what {% generation %} marks of some of its turns.
+
+    Raises:
+        TemplateError: the template can't write it, or marks nothing of one of them.
+    """
+    text, spans = _marked(tokenizer, talk, options)
+    if all_turns:
+        return text, spans
+    chosen = []
+    for place in places:
+        count = len(_marked(tokenizer, talk[:place], options)[1])
+        end = len(_marked(tokenizer, talk[: place + 1], options)[1])
+        chosen += spans[count:end]
+        if count == end:
+            law = f"the chat template of {tokenizer.name_or_path} marks nothing of turn {place + 1} by "
+            raise TemplateError(f"{law}{{% generation %}}; {REMEDY}")
+    return text, chosen
+
+
+def _marked(
+    tokenizer: Any, talk: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
+) -> tuple[str, list[TextSpan]]:
+    """Return a text and the characters that are marked: in order, empty ones left out."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    more = dict(options or {})
+    source = more.pop("chat_template", None)
+    try:
+        template = tokenizer.get_chat_template(source, more.get("tools"))
+        tools, documents = more.pop("tools", None), more.pop("documents", None)
+        texts, spans = render_jinja_template(
+            conversations=[[dict(message) for message in talk]],
+            tools=tools,
+            documents=documents,
+            chat_template=template,
+            return_assistant_tokens_mask=True,
+            add_generation_prompt=False,
+            **{**tokenizer.special_tokens_map, **more},
+        )
+    except Exception:
+        rendered(tokenizer, talk, options, begun=False)  # says what is wrong with it
+        raise
+    marked: list[TextSpan] = [(span[0], span[1]) for span in spans[0]]
+    return str(texts[0]), [(start, end) for start, end in marked if end > start]
