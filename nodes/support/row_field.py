@@ -187,7 +187,7 @@ def unfit(value: Any, dtype: str) -> str:
     if type(value) not in KINDS[dtype]:
         return "correct the row, or type:"
     if dtype == "text" and isinstance(value, float) and (value.is_integer() or not math.isfinite(value)):
-        return "write it as the text that is meant, or as a whole number; or type: float32"
+        return "write it as the text that is meant, or as a whole number"
     if dtype == "int64" and value not in INT64:
         return "it is beyond 64 bits; type: text"
     if dtype == "float32" and not -LARGEST <= value <= LARGEST:

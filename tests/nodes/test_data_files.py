@@ -309,6 +309,42 @@ def test_a_value_that_a_column_can_not_have_is_refused_at_load(value: Any, kind:
         column(value, kind)
 
 
+@pytest.mark.parametrize("write", ["jsonl", "parquet"])
+@pytest.mark.parametrize("answer", [72.0, float("nan"), float("inf"), True])
+def test_an_answer_that_has_no_one_text_is_refused(
+    tmp_path: Path, tokenizer: Any, write: str, answer: Any
+) -> None:
+    """A whole number beside a missing one is 72.0 in what pandas writes, and no response is equal to that."""
+    rows = [{"question": "1+1=", "answer": answer}]
+    file = tmp_path / f"rows.{write}"
+    if write == "jsonl":
+        file.write_text(lines(rows))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    with pytest.raises(DataError, match=rf"^{file}:1: 'answer' (is|holds) "):
+        load_prompts(tokenizer, files=[str(file)], template="plain")
+
+
+def test_an_answer_is_the_text_of_the_value_that_the_file_has(tmp_path: Path, tokenizer: Any) -> None:
+    cells = [
+        pyarrow.array([value], kind)
+        for value, kind in (
+            (72, "int64"),
+            (0.1, "float32"),
+            (Decimal("1.50"), pyarrow.decimal128(5, 2)),
+            (b"b", "binary"),
+            (2**64 - 1, "uint64"),
+            ("007", pyarrow.string_view()),
+        )
+    ]
+    answers = []
+    for number, cell in enumerate(cells):
+        file = tmp_path / f"{number}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"question": ["1"], "answer": cell}), file)
+        answers += load_prompts(tokenizer, files=[str(file)], template="plain").column("answer")
+    assert answers == ["72", "0.1", "1.50", "b", "18446744073709551615", "007"]
+
+
 def test_nan_is_no_value_where_there_is_a_default() -> None:
     assert column(float("nan"), {"type": "float32", "default": 0.5}) == 0.5
     assert column(None, {"type": "text", "default": ""}) == ""
