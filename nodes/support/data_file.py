@@ -20,9 +20,9 @@ from rlgraph.nodes.support.row_field import DataError as DataError
 from rlgraph.nodes.support.row_field import Row, Written, given, parsed
 from rlgraph.nodes.support.text_rows import OPENERS, csv_rows, json_line_rows, json_rows, tsv_rows
 
-Reader = Callable[[str, Path, Sequence[str], Sequence[str]], Iterator[tuple[str, Row]]]
-ARROW: Mapping[str, Reader] = {".parquet": parquet_rows, ".arrow": arrow_rows}
-TEXT: Mapping[str, Reader] = {
+RowReader = Callable[[str, Path, Sequence[str], Sequence[str]], Iterator[tuple[str, Row]]]
+ARROW: Mapping[str, RowReader] = {".parquet": parquet_rows, ".arrow": arrow_rows}
+TEXT: Mapping[str, RowReader] = {
     ".jsonl": json_line_rows,
     ".ndjson": json_line_rows,
     ".json": json_rows,
@@ -51,7 +51,7 @@ def read_rows(file: str, columns: Sequence[str], optional: Sequence[str] = ()) -
     return _reader(file, local)(file, local, columns, optional)
 
 
-def _reader(file: str, local: Path) -> Reader:
+def _reader(file: str, local: Path) -> RowReader:
     """Return what reads a file, by its suffixes."""
     suffix, is_packed = local.suffix, local.suffix in OPENERS
     if is_packed:
