@@ -1,17 +1,21 @@
 """How soon, and in how much memory, do a million rows begin? data.prompts against datasets.map.
 
-    python benchmarks/data.py [--rows 1000000] [--small 100000]
+    python benchmarks/data.py [--rows 1000000] [--small 100000] [--read]
 
 Rows are questions of 4 to 12 words in a parquet file, put through a chat template and a byte-level BPE of
 4,096 tokens that is trained here. Each measurement is a process of its own: the first start, which tokenises
 and writes the cache, and the next, which maps it; each takes a batch of 1,024 rows. Few rows and many show
 how memory grows. ``datasets`` (where it is installed) maps the same rows by the same template and tokenizer
 with ``batched=True``, in as many processes as there are cores, whose memory is not seen, with its own cache.
+
+``--read`` has each kind of file read alone, every row as Python objects, by ``read_rows`` and by
+``datasets``: as a stream and by its cache. Behind each measurement stands its ratio to rlgraph's.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import random
@@ -36,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--small", type=int, default=100_000)
+    parser.add_argument("--read", action="store_true", help="reading alone, of each kind of file")
     parser.add_argument(
         "--side", nargs=2, metavar=("NAME", "FOLDER"), help="one measurement, in this process"
     )
@@ -47,7 +52,10 @@ def main() -> None:
     for rows in (options.small, options.rows):
         with tempfile.TemporaryDirectory() as folder:
             make(Path(folder), rows)
-            for side in SIDES:
+            if options.read:
+                write_kinds(Path(folder))
+            base: dict[str, float] = {}
+            for side in READINGS if options.read else SIDES:
                 if side.startswith("datasets") and not find_spec("datasets"):
                     print(f"{rows:>9,} rows  {side:<24} not installed")
                     continue
@@ -58,10 +66,14 @@ def main() -> None:
                     stdout=subprocess.PIPE,
                 )
                 seconds, spent, mib, kept, tokens = json.loads(said.stdout.splitlines()[-1])
-                rate = f"{rows / seconds:>10,.0f} rows/s  {tokens:>6.1f} tokens a row"
+                unit = "letters" if options.read else "tokens"
+                rate = f"{rows / seconds:>10,.0f} rows/s  {tokens:>6.1f} {unit} per row"
+                what = side.partition(", ")[2]
+                ratio = seconds / base.setdefault(what, seconds)
                 print(
                     f"{rows:>9,} rows  {side:<24} {seconds:>8.2f} s ({spent:>6.1f} of cores)  "
-                    f"{mib:>4,.0f} MiB more at its peak, {kept:>4,.0f} of its own at the end  {rate}",
+                    f"{mib:>4,.0f} MiB more at its peak, {kept:>4,.0f} of its own at the end  {rate}  "
+                    f"{ratio:>5.2f} x",
                     flush=True,
                 )
 
@@ -112,7 +124,7 @@ def measure(side: str, folder: Path) -> None:
     import rlgraph.nodes.data.prompts  # noqa: F401
 
     before, held, spent, start = peak(), own(), computed(), time.perf_counter()
-    lengths = SIDES[side](tokenizer, str(folder / "rows.parquet"))
+    lengths = (SIDES | READINGS)[side](tokenizer, str(folder / "rows.parquet"))
     seconds = time.perf_counter() - start
     spent, mib = computed() - spent, [peak() - before, own() - held]
     print(json.dumps([seconds, spent, *mib, sum(lengths) / len(lengths)]))
@@ -144,7 +156,9 @@ def ours(tokenizer: Any, file: str) -> list[int]:
 
 
 def theirs(tokenizer: Any, file: str) -> list[int]:
-    from datasets import load_dataset
+    from datasets import disable_progress_bars, load_dataset
+
+    disable_progress_bars()
 
     def tokenised(rows: dict[str, list[str]]) -> dict[str, Any]:
         talks = [[{"role": "user", "content": question}] for question in rows["question"]]
@@ -159,6 +173,56 @@ def theirs(tokenizer: Any, file: str) -> list[int]:
     return [len(ids) for ids in data.shuffle(seed=0)[:BATCH]["ids"]]
 
 
+def write_kinds(folder: Path) -> None:
+    """Write the rows as every other kind of file."""
+    import pyarrow.parquet
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
+    table = pyarrow.parquet.read_table(folder / "rows.parquet")
+    Dataset(table).save_to_disk(folder / "rows.saved")
+    rows = table.to_pylist()
+    with (folder / "rows.jsonl").open("w") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+    with (folder / "rows.csv").open("w", newline="") as cells:
+        writer = csv.DictWriter(cells, ["question", "answer"])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_by_rlgraph(kind: str, file: str) -> list[int]:
+    from rlgraph.nodes.support.data_file import read_rows
+
+    name = str(Path(file).with_suffix(f".{kind}"))
+    return [len(row["question"]) for _, row in read_rows(name, ["question", "answer"])]
+
+
+def read_by_datasets(kind: str, streams: bool, file: str) -> list[int]:
+    from datasets import disable_progress_bars, load_dataset, load_from_disk
+
+    disable_progress_bars()
+    name = str(Path(file).with_suffix(f".{kind}"))
+    if kind == "saved":
+        data = load_from_disk(name)
+    else:
+        module = "json" if kind == "jsonl" else kind
+        data = load_dataset(module, data_files=name, split="train", streaming=streams)
+    return [len(question) for batch in data.iter(BATCH) for question in batch["question"]]
+
+
+def _readings() -> dict[str, Callable[[Any, str], list[int]]]:
+    readings: dict[str, Callable[[Any, str], list[int]]] = {}
+    for kind in ("parquet", "saved", "jsonl", "csv"):
+        readings[f"rlgraph, {kind}"] = lambda _, file, kind=kind: read_by_rlgraph(kind, file)
+        for streams in (True,) if kind == "saved" else (True, False):
+            name = "datasets stream" if streams else "datasets cache"
+            readings[f"{name}, {kind}"] = lambda _, file, kind=kind, streams=streams: read_by_datasets(
+                kind, streams, file
+            )
+    return readings
+
+
+READINGS = _readings()
 SIDES: dict[str, Callable[[Any, str], list[int]]] = {
     "rlgraph, first start": ours,
     "rlgraph, next start": ours,

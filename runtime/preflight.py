@@ -19,7 +19,7 @@ from rlgraph.nodes.data.pairs import load_pairs
 from rlgraph.nodes.data.prompts import shown
 from rlgraph.nodes.data.recorded import check
 from rlgraph.nodes.support.data_file import changed as modified
-from rlgraph.nodes.support.data_file import local_path
+from rlgraph.nodes.support.data_file import local_path, matching
 from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.mixture import mixture_of
 from rlgraph.nodes.support.sandbox import check_sandbox
@@ -228,9 +228,10 @@ class Preflight:
             attributes["template_options"] = shown(attributes.get("template_options"), tools)
         files = attributes.get("files", ())
         listed = [*chain(*files.values())] if isinstance(files, dict) else files
-        for file in listed:
-            self._reachable(f"node `{node}`", file, mark)
         try:
+            listed = [file for pattern in listed for file in matching(pattern)]
+            for file in listed:
+                self._reachable(f"node `{node}`", file, mark)
             if function.tokenizer not in self.tokenizers:  # its problem is told
                 for file in listed:
                     modified(file)

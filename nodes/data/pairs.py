@@ -61,8 +61,9 @@ def pairs(
     ``data/equal``.
 
     Attributes:
-        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
-            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
+        files: .parquet, .arrow, .jsonl, .json, .csv or .tsv files, folders of datasets' save_to_disk,
+            patterns such as data/*.parquet, or URLs of these (s3://, hf://); one after the other, or by
+            name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
         batch: pairs per iteration, at least 1; or all, the whole set once, in file order.
         weights: how much of a batch each source gives; null: as many as it has.
         where: column -> the value that pairs must have, or a list of such.

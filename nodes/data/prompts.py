@@ -1,4 +1,4 @@
-"""Data sources: questions and answers from parquet and JSON-lines files and saved ``datasets``.
+"""Data sources: questions and answers from files of many kinds and from saved ``datasets``.
 
 A batch is a function of the seed and of how many rows earlier iterations took, so nothing but that number
 needs saving.
@@ -95,8 +95,9 @@ def prompts(
     ``max_prompt_tokens``, and ``data/filtered``, that which ``where`` leaves out.
 
     Attributes:
-        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
-            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
+        files: .parquet, .arrow, .jsonl, .json, .csv or .tsv files, folders of datasets' save_to_disk,
+            patterns such as data/*.parquet, or URLs of these (s3://, hf://); one after the other, or by
+            name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
         batch: rows per iteration, at least 1; or all, the whole set once, in file order.
         weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}, at least 0, each a number or a
             course; null: as many as it has. With batch: all they have no meaning.
@@ -178,8 +179,9 @@ def examples(
     and what is recorded as in data.prompts, with ``max_tokens`` in place of ``max_prompt_tokens``.
 
     Attributes:
-        files: .parquet or .jsonl files, folders of datasets' save_to_disk, or URLs of such (s3://, hf://);
-            one after the other, or by name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
+        files: .parquet, .arrow, .jsonl, .json, .csv or .tsv files, folders of datasets' save_to_disk,
+            patterns such as data/*.parquet, or URLs of these (s3://, hf://); one after the other, or by
+            name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
         batch: rows per iteration, at least 1; or all, the whole set once, in file order.
         weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}, at least 0, each a number or a
             course; null: as many as it has. With batch: all they have no meaning.

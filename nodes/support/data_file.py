@@ -1,10 +1,11 @@
-"""Rows of parquet and JSON-lines files and of Hugging Face ``datasets`` folders, on this machine or by URL.
+"""Rows of files, on this machine or by URL, in the order in which they stand there.
 
-Places are written ``FILE:N``, N from 1: the line of a .jsonl file, the row of any other.
+Places are written ``FILE:N``, N from 1: the line of a file of JSON lines, the row of any other.
 """
 
 import fcntl
 import functools
+import glob
 import hashlib
 import json
 import tempfile
@@ -14,14 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.files import cache_folder, copy_of
-from rlgraph.nodes.support.lazy import parquet, pyarrow
+from rlgraph.nodes.support.arrow_rows import arrow_rows, parquet_rows, saved_rows
 from rlgraph.nodes.support.row_field import DataError as DataError
-from rlgraph.nodes.support.row_field import given, missing, root_of, schema_fields
+from rlgraph.nodes.support.row_field import Row, Written, given, parsed
+from rlgraph.nodes.support.text_rows import OPENERS, csv_rows, json_line_rows, json_rows, tsv_rows
 
-Row = Mapping[str, Any]
-KINDS = "a .parquet or .jsonl file, or a folder that datasets' save_to_disk wrote"
-BATCH = 1024  # rows of Arrow that are Python objects at a time
+RowReader = Callable[[str, Path, Sequence[str], Sequence[str]], Iterator[tuple[str, Row]]]
+ARROW: Mapping[str, RowReader] = {".parquet": parquet_rows, ".arrow": arrow_rows}
+TEXT: Mapping[str, RowReader] = {
+    ".jsonl": json_line_rows,
+    ".ndjson": json_line_rows,
+    ".json": json_rows,
+    ".csv": csv_rows,
+    ".tsv": tsv_rows,
+}
+SUFFIXES = [*ARROW, *TEXT]
+KINDS = "a file of " + ", ".join(SUFFIXES) + ", or a folder that datasets' save_to_disk wrote"
 SHOWN = 8  # values of a column that an error names
+NO_LISTING = ("http", "https", "data")  # protocols whose addresses may have ? and [ and no list of names
 
 
 def read_rows(file: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[str, Row]]:
@@ -30,15 +41,71 @@ def read_rows(file: str, columns: Sequence[str], optional: Sequence[str] = ()) -
     Columns are paths of fields; those that are ``optional`` may be missing.
 
     Raises:
-        DataError: it is not there, is of no kind that is read, or lacks a column.
+        DataError: it is not there, is of no kind that is read, lacks a column, or a column holds what has no
+            value in JSON.
     """
     local = Path(local_path(file))
     if local.is_dir():
-        return _saved(file, local, columns, optional)
-    readers: dict[str, Callable[..., Iterator[tuple[str, Row]]]] = {".parquet": _parquet, ".jsonl": _jsonl}
-    if local.suffix not in readers:
-        raise DataError(f"{file}: is neither .parquet nor .jsonl; convert it, or rename it if it is one")
-    return readers[local.suffix](file, local, columns, optional)
+        _refuse_other_folders(file, local)
+        return saved_rows(file, local, columns, optional)
+    return _reader(file, local)(file, local, columns, optional)
+
+
+def _reader(file: str, local: Path) -> RowReader:
+    """Return what reads a file, by its suffixes."""
+    suffix, is_packed = local.suffix, local.suffix in OPENERS
+    if is_packed:
+        suffix = Path(local.stem).suffix
+    if is_packed and suffix in ARROW:
+        raise DataError(f"{file}: is compressed as a whole, and {suffix} can't be read so; decompress it")
+    if suffix in TEXT:
+        return TEXT[suffix]
+    if suffix in ARROW:
+        return ARROW[suffix]
+    known = f"{', '.join(SUFFIXES)} ({', '.join(OPENERS)} may follow those of text)"
+    raise DataError(
+        f"{file}: is not of a kind that is read; convert it, or rename it if it is one of {known}"
+    )
+
+
+def _refuse_other_folders(file: str, folder: Path) -> None:
+    """Raise if a folder is not one data set of ``save_to_disk``."""
+    splits = folder / "dataset_dict.json"
+    if splits.is_file():
+        names = ", ".join(f"{file}/{name}" for name in json.loads(splits.read_text("utf-8"))["splits"])
+        raise DataError(f"{file}: holds several splits; name one of {names}")
+    if not (folder / "state.json").is_file():
+        kinds = sorted({path.suffix for path in folder.iterdir() if path.suffix in SUFFIXES})
+        remedy = f"name its files, as {file}/*{kinds[0]}" if kinds else f"give {KINDS}"
+        raise DataError(f"{file}: is a folder that holds no data set; {remedy}")
+
+
+def matching(file: str) -> list[str]:
+    """Return the files that a pattern with ``*``, ``?`` or ``[...]`` means, by name; a path alone is itself.
+
+    Raises:
+        DataError: there is none.
+    """
+    if "://" not in file:
+        if not glob.has_magic(file) or Path(file).exists():
+            return [file]
+        found = sorted(glob.glob(file, recursive=True))
+    elif file.partition("://")[0] in NO_LISTING or not any(mark in file for mark in "*["):
+        return [file]
+    else:
+        found = _matching_urls(file)
+    if not found:
+        raise DataError(f"{file}: no file has such a name; give {KINDS}")
+    return found
+
+
+def _matching_urls(url: str) -> list[str]:
+    system, path = _system(url)
+    try:
+        return sorted(system.unstrip_protocol(name) for name in system.glob(path))
+    except Exception as error:  # file systems of many authors raise what they like
+        law = f"{url}: can't be listed: {type(error).__name__}: {error}"
+        raise DataError(f"{law}; correct the URL, or name each file") from error
 
 
 def changed(file: str) -> int:
@@ -78,17 +145,9 @@ def local_path(file: str) -> str:
 
 @functools.cache
 def _fetched(url: str) -> str:
-    import fsspec
     from fsspec.implementations.local import LocalFileSystem
 
-    protocol = url.partition("://")[0]
-    try:
-        system, path = fsspec.url_to_fs(url)
-    except ImportError as error:
-        raise DataError(f"{url}: reading {protocol}:// needs a package that is not here: {error}") from error
-    except Exception as error:  # file systems of many authors raise what they like
-        law = f"{url}: fsspec can't read such a URL: {type(error).__name__}: {error}"
-        raise DataError(f"{law}; correct it, or copy the file here and give its path") from error
+    system, path = _system(url)
     if isinstance(system, LocalFileSystem):
         return str(path)
     try:
@@ -107,6 +166,25 @@ def _fetched(url: str) -> str:
         law = f"{url}: can't be fetched: {type(error).__name__}: {error}"
         raise DataError(f"{law}; correct the URL, or copy the file here and give its path") from error
     return str(copy)
+
+
+def _system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path there.
+
+    Raises:
+        DataError: the protocol is not known, or needs a package.
+    """
+    import fsspec
+
+    protocol = url.partition("://")[0]
+    try:
+        system, path = fsspec.url_to_fs(url)
+    except ImportError as error:
+        raise DataError(f"{url}: reading {protocol}:// needs a package that is not here: {error}") from error
+    except Exception as error:  # file systems of many authors raise what they like
+        law = f"{url}: fsspec can't read such a URL: {type(error).__name__}: {error}"
+        raise DataError(f"{law}; correct it, or copy the file here and give its path") from error
+    return system, path
 
 
 def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
@@ -129,105 +207,6 @@ def _link(link: Path, copy: Path) -> None:
             Path(aside, "link").replace(link)
 
 
-def _parquet(
-    file: str, local: Path, columns: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[str, Row]]:
-    try:
-        with parquet.ParquetFile(local) as whole:
-            names = roots(file, columns, optional, schema_fields(whole.schema_arrow))
-            yield from _rows(file, whole.iter_batches(BATCH, columns=names))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file}: can't be read as parquet: {error}; write it again") from error
-
-
-def _rows(file: str, batches: Iterable[Any]) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of batches; raise an ``ArrowException`` where a text is not UTF-8."""
-    number = 0
-    for batch in batches:
-        batch.validate(full=True)
-        for number, row in enumerate(batch.to_pylist(), number + 1):  # noqa: B020 - goes on counting
-            yield f"{file}:{number}", row
-
-
-def _jsonl(
-    file: str, local: Path, columns: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[str, Row]]:
-    with local.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            place = f"{file}:{number}"
-            row = _object(place, line)
-            roots(place, columns, optional, row)
-            yield place, row
-
-
-def _object(place: str, line: bytes) -> dict[str, Any]:
-    """Return the object of a line of JSON; a byte-order mark before it is passed over."""
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-        if b"\\u" in line:  # what is written so may be half of a character
-            json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeDecodeError as error:
-        byte = f"byte {error.object[error.start]:#04x} at {error.start + 1}"
-        remedy = "convert the file, as by: iconv -f latin1 -t utf-8"
-        raise DataError(f"{place}: is not UTF-8 ({byte}); {remedy}") from error
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])
-        raise DataError(f"{place}: holds {half}, half of a surrogate pair; give both or neither") from error
-    except ValueError as error:
-        raise DataError(f"{place}: not JSON: {error}; each line must be one object") from error
-    except RecursionError as error:
-        raise DataError(f"{place}: not JSON that can be read: nested too deeply; flatten it") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: {type(row).__name__}, not an object; write {{...}} a line")
-    return row
-
-
-def _saved(
-    file: str, folder: Path, columns: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a ``Dataset.save_to_disk`` folder: state.json lists its Arrow stream files."""
-    name = ""
-
-    def batches() -> Iterator[Any]:
-        nonlocal name
-        for name in _data_files(file, folder):
-            stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(folder / name)))
-            names = roots(file, columns, optional, schema_fields(stream.schema))
-            yield from (batch.select(names) for batch in stream)
-
-    try:
-        yield from _rows(file, batches())
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file}: {name} can't be read: {error}; save the data set again") from error
-
-
-def _data_files(file: str, folder: Path) -> list[str]:
-    splits = folder / "dataset_dict.json"
-    if splits.is_file():
-        names = ", ".join(f"{file}/{name}" for name in json.loads(splits.read_text("utf-8"))["splits"])
-        raise DataError(f"{file}: holds several splits; name one of {names}")
-    if not (folder / "state.json").is_file():
-        raise DataError(f"{file}: is a folder that holds no data set; give {KINDS}")
-    state = json.loads((folder / "state.json").read_text("utf-8"))
-    return [part["filename"] for part in state["_data_files"]]
-
-
-def roots(place: str, columns: Sequence[str], optional: Sequence[str], fields: Row) -> list[str]:
-    """Return the fields of a file or row, of those in ``fields``, that have some columns in them.
-
-    Raises:
-        DataError: it lacks one.
-    """
-    names = [*fields]
-    wanted = {root_of(path, names): path for path in [*optional, *columns]}
-    for path in columns:
-        if root_of(path, names) not in fields:
-            raise missing(place, path, fields)
-    return [name for name in wanted if name in fields]
-
-
 def fits(place: str, row: Row, where: Mapping[str, Any] | None) -> bool:
     """Return whether each column has the value that ``where`` gives, or one of a list of them.
 
@@ -236,7 +215,19 @@ def fits(place: str, row: Row, where: Mapping[str, Any] | None) -> bool:
         [False, True]
     """
     wanted = {name: value if isinstance(value, list) else [value] for name, value in (where or {}).items()}
-    return all(given(place, row, name) in values for name, values in wanted.items())
+    return all(_is_one_of(given(place, row, name), values) for name, values in wanted.items())
+
+
+def _is_one_of(value: Any, wanted: Sequence[Any]) -> bool:
+    """Return whether a value is one of some; what a file has as text alone is read as each of them is."""
+    if not isinstance(value, Written):
+        return value in wanted
+    return any(_read_as(value, one) == one for one in wanted)
+
+
+def _read_as(value: Written, like: Any) -> Any:
+    kinds = {bool: "boolean", int: "int64", float: "float32"}
+    return parsed(value, kinds.get(type(like), "text"))
 
 
 def seen(rows: Iterable[tuple[str, Row]], where: Mapping[str, Any] | None) -> str:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlgraph.nodes.support.conversation import ReadingOptions
-from rlgraph.nodes.support.data_file import DataError, state_of
+from rlgraph.nodes.support.data_file import DataError, matching, state_of
 from rlgraph.nodes.support.lazy import numpy, pyarrow
 from rlgraph.nodes.support.prepare import DataSetKey, SetKind, write_set
 from rlgraph.nodes.support.row_tokens import Example
+from rlgraph.nodes.support.text_rows import OPENERS
 from rlgraph.ops import Tokenizer
 
 SourceFiles = Sequence[str] | Mapping[str, Sequence[str]]
@@ -141,10 +142,11 @@ def load_examples(
 def source_of(kind: SetKind, tokenizer: Any, files: SourceFiles, reading: Mapping[str, Any]) -> DataSetKey:
     """Return the key of these rows: the files as they are now, and how they are read.
 
-    A list of files is one source, named after the first of them.
+    A list of files is one source, named after the first of them. A pattern is the files that it means now.
     """
-    named = files if isinstance(files, Mapping) else {Path(files[0]).stem: files}
-    settled, listed = ReadingOptions(**reading), [(name, path) for name in named for path in named[name]]
+    named = files if isinstance(files, Mapping) else {_stem(matching(files[0])[0]): files}
+    settled = ReadingOptions(**reading)
+    listed = [(name, path) for name in named for pattern in named[name] for path in matching(pattern)]
     return DataSetKey(
         kind=kind,
         files=tuple(listed),
@@ -154,6 +156,17 @@ def source_of(kind: SetKind, tokenizer: Any, files: SourceFiles, reading: Mappin
         reading=settled,
         tokenizer=tokenizer,
     )
+
+
+def _stem(file: str) -> str:
+    """Return the name of a file without its suffixes.
+
+    Example:
+        >>> _stem("data/a.jsonl.gz"), _stem("data/train-00000-of-00002.parquet"), _stem("saved/v1.5")
+        ('a', 'train-00000-of-00002', 'v1')
+    """
+    path = Path(file)
+    return Path(path.stem).stem if path.suffix in OPENERS else path.stem
 
 
 @functools.lru_cache(maxsize=8)

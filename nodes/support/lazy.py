@@ -17,10 +17,12 @@ class LazyModule:
 if TYPE_CHECKING:
     import asyncio
 
+    import datasets
     import numpy
     import pyarrow
     import torch
     from pyarrow import parquet
 else:
     asyncio, numpy, torch = LazyModule("asyncio"), LazyModule("numpy"), LazyModule("torch")
-    pyarrow, parquet = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")
+    datasets, pyarrow = LazyModule("datasets"), LazyModule("pyarrow")
+    parquet = LazyModule("pyarrow.parquet")

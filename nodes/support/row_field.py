@@ -5,6 +5,7 @@ turns[0].content             an item of a list                   gold: {from: re
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -17,12 +18,25 @@ from rlgraph.ops.column_types import DTYPES, LISTED
 
 PART = re.compile(r"\[(-?\d+)\]|([^.\[\]]+)")
 KEYS = ("from", "type", "default")
-KINDS: dict[str, tuple[type, ...]] = {"text": (str, int, float), "boolean": (bool,), "float32": (int, float)}
-KINDS["int64"] = (int,)
+KINDS: dict[str, tuple[type, ...]] = {
+    "text": (str, int, float),
+    "boolean": (bool,),
+    "float32": (int, float),
+    "int64": (int,),
+}
+WHOLE = re.compile(r"[+-]?\d+")
+BOOLEANS = {"true": True, "false": False}
+INT64 = range(-(2**63), 2**63)
+LARGEST = 3.4028234663852886e38  # of float32
+Row = Mapping[str, Any]
 
 
 class DataError(RunError):
     """Data that can't be used; the message names the file and row, and says what to do."""
+
+
+class Written(str):
+    """A value of which a file has the text alone, as a cell of CSV: of the type that a column asks for."""
 
 
 def _checked(column: str | dict[str, Any]) -> str | dict[str, Any]:
@@ -99,6 +113,20 @@ def missing(place: str, path: str, row: Mapping[str, Any]) -> DataError:
     return DataError(f"{place}: has no column {path!r}, only {top}; {remedy}")
 
 
+def roots(place: str, columns: Sequence[str], optional: Sequence[str], fields: Row) -> list[str]:
+    """Return the fields of a file or row, of those in ``fields``, that have some columns in them.
+
+    Raises:
+        DataError: it lacks one.
+    """
+    names = [*fields]
+    wanted = {root_of(path, names): path for path in [*optional, *columns]}
+    for path in columns:
+        if root_of(path, names) not in fields:
+            raise missing(place, path, fields)
+    return [name for name in wanted if name in fields]
+
+
 def schema_fields(schema: Any) -> dict[str, Any]:
     """Return the names of an Arrow schema's or struct's fields, as a row without values."""
     is_struct = pyarrow.types.is_struct
@@ -127,16 +155,63 @@ def _value(place: str, row: Mapping[str, Any], name: str, column: str | Mapping[
     try:
         value = field_of(row, path)
     except LookupError:
-        value = spec.get("default")
         if "default" not in spec:
             raise missing(place, path, row) from None
-    value = spec["default"] if value is None and "default" in spec else value
-    kinds = KINDS.get(dtype, ())
-    if is_json(value) if dtype == "json" else type(value) in kinds:
-        return str(value) if dtype == "text" else value
-    law = f"{place}: {path!r} is no {dtype}, but {shortened(repr(value), 60)}"
-    remedy = "correct the row" if dtype == "json" else "correct the row, or type:"
-    raise DataError(f"{law}; {'give a default: for rows without, ' * (value is None)}{remedy}")
+        value = None
+    if isinstance(value, Written):
+        value = parsed(value, dtype)
+    if value is None or value != value:  # nan is how pandas says that there is none
+        value = spec.get("default", value)
+    if reason := unfit(value, dtype):
+        law = f"{place}: {path!r} is no {dtype}, but {shortened(repr(value), 60)}"
+        raise DataError(f"{law}; {reason}")
+    return str(value) if dtype == "text" else value
+
+
+def unfit(value: Any, dtype: str) -> str:
+    """Return what to do about a value that a column of some type can't have, or nothing.
+
+    A whole number is text as it is written. Of one with a fraction, 0.5 is; 72.0 is not, which may have been
+    72 before a library put it beside a missing value.
+
+    Example:
+        >>> [bool(unfit(value, "text")) for value in ("x", 72, 0.5, 72.0, True, None)]
+        [False, False, False, True, True, True]
+        >>> [bool(unfit(value, "int64")) for value in (2**63 - 1, 2**63, 1.0)]
+        [False, True, True]
+    """
+    if dtype == "json":
+        return "" if is_json(value) else "correct the row"
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "give a default: for rows without, correct the row, or type:"
+    if type(value) not in KINDS[dtype]:
+        return "correct the row, or type:"
+    if dtype == "text" and isinstance(value, float) and (value.is_integer() or not math.isfinite(value)):
+        return "write it as the text that is meant, or as a whole number"
+    if dtype == "int64" and value not in INT64:
+        return "it is beyond 64 bits; type: text"
+    if dtype == "float32" and not -LARGEST <= value <= LARGEST:
+        return "it is beyond the range of float32; scale it, or type: text"
+    return ""
+
+
+def parsed(value: Written, dtype: str) -> Any:
+    """Return what a file has as text alone as a column's type; as a text, if it is not of that type.
+
+    Example:
+        >>> [parsed(Written("3"), dtype) for dtype in ("text", "int64", "float32", "json", "boolean")]
+        ['3', 3, 3.0, 3, '3']
+    """
+    text = str(value)
+    if dtype == "int64" and WHOLE.fullmatch(text):
+        return int(text)
+    if dtype == "boolean":
+        return BOOLEANS.get(text.lower(), text)
+    read = {"float32": float, "json": json.loads}.get(dtype)
+    try:
+        return read(text) if read else text
+    except (ValueError, RecursionError):
+        return text
 
 
 def is_json(value: Any) -> bool:

@@ -11,10 +11,9 @@ What is none of these is refused with its place.
 
 import json
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
-from rlgraph.nodes.support.row_field import DataError
+from rlgraph.nodes.support.row_field import DataError, unfit
 
 TRAIN = "train"  # false on a turn of the assistant that is not learnt; no template is given it
 SHAREGPT_ROLES = {
@@ -199,7 +198,9 @@ def answer_text(place: str, path: str, answer: Any) -> str:
         raise DataError(f"{place}: {path!r} is empty; fill it in, or remove the row")
     if isinstance(answer, str):
         return answer
-    if isinstance(answer, int | float | Decimal) and not isinstance(answer, bool):
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        if remedy := unfit(answer, "text"):
+            raise DataError(f"{place}: {path!r} is the number {answer}; {remedy}")
         return str(answer)
     if isinstance(answer, dict) or (isinstance(answer, list) and answer and isinstance(answer[0], dict)):
         return json.dumps(answer, ensure_ascii=False, default=str)

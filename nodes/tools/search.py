@@ -7,7 +7,9 @@ import functools
 import re
 from typing import Any
 
+from rlgraph.errors import shortened
 from rlgraph.nodes.support.data_file import DataError, changed, read_rows
+from rlgraph.nodes.support.row_field import given
 from rlgraph.ops import File
 
 WORD = re.compile(r"\w+")
@@ -20,7 +22,8 @@ def search(query: str, *, corpus: File, column: str = "text", top: int = 3) -> s
         query: the words to look for.
 
     Attributes:
-        corpus: a .parquet or .jsonl file with a text per row; a process indexes it once, for BM25.
+        corpus: a file with a text per row, of a kind that data.prompts reads; a process indexes it once, for
+            BM25.
         column: which holds the text.
         top: how many passages are given, best first.
 
@@ -55,7 +58,13 @@ class Index:
 @functools.lru_cache(maxsize=4)
 def _index(corpus: str, column: str, written: int) -> Index:
     """Return the index of a file as it was ``written``, in ns."""
-    texts = [str(row[column]) for _, row in read_rows(corpus, [column])]
+    texts = []
+    for place, row in read_rows(corpus, [column]):
+        text = given(place, row, column)
+        if not isinstance(text, str):
+            law = f"{place}: {column!r} is no text, but {shortened(repr(text), 60)}"
+            raise DataError(f"{law}; correct the row, or remove it")
+        texts.append(text)
     if not texts:
         raise DataError(f"{corpus}: no rows; give a corpus that has some")
     return Index(texts)

@@ -13,7 +13,7 @@ import pytest
 from rlgraph.frontend.shipped import shipped_graphs
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "ray", "sglang", "transformers", "pyarrow", "numpy")
+HEAVY = ("torch", "ray", "sglang", "transformers", "datasets", "pandas", "pyarrow", "numpy")
 COMMANDS = ["check", "plan", "show"]
 
 

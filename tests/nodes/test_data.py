@@ -168,7 +168,7 @@ def wrong(tmp_path: Path, case: str) -> tuple[str, dict]:
     messages = [{"role": "user", "content": "a"}]
     return {
         "missing": (str(tmp_path / "none.jsonl"), {}),
-        "kind": (jsonl(tmp_path, ROWS, "rows.csv"), {}),
+        "kind": (jsonl(tmp_path, ROWS, "rows.txt"), {}),
         "json": (jsonl(tmp_path, [ROWS[0], "{"]), {}),
         "list": (jsonl(tmp_path, [[1]], "list.jsonl"), {}),
         "column": (jsonl(tmp_path, ROWS, "a.jsonl"), {"question": "prompt"}),
@@ -187,7 +187,7 @@ def wrong(tmp_path: Path, case: str) -> tuple[str, dict]:
 
 SAID = {
     "missing": "none.jsonl: there is no such file",
-    "kind": "rows.csv: is neither .parquet nor .jsonl",
+    "kind": "rows.txt: is not of a kind that is read; convert it, or rename it if it is one of .parquet",
     "json": "rows.jsonl:2: not JSON",
     "list": "list.jsonl:1: list, not an object",
     "column": "a.jsonl:1: has no column 'prompt', only 'question', 'answer'",

@@ -66,7 +66,7 @@ ODD = [
 
 @pytest.mark.parametrize("url", [*ODD, "reference://x", "zip://a::b", "data:,x://", "cached://x"])
 def test_an_odd_url_is_an_error_with_a_remedy(url: str) -> None:
-    with pytest.raises(DataError, match=r"correct|give a \.parquet") as caught:
+    with pytest.raises(DataError, match=r"correct|give a file of \.parquet") as caught:
         list(read_rows(url, ["question"]))
     assert str(caught.value).startswith(f"{url}: ")
 

@@ -117,6 +117,21 @@ def test_every_source_of_several_is_looked_at() -> None:
     assert "weights are for b, and files has a, b" in refused(two, ("prompts.weights={b: 1}",))
 
 
+def test_a_pattern_is_looked_at_file_by_file() -> None:
+    """A broken file among several, a pattern that nothing has, files in a folder that workers lack."""
+    Path("data").mkdir()
+    Path("data/a.csv").write_text("question,answer\n1+1=,2\n")
+    Path("data/b.csv").write_text("question,answer\n1+1=\n")
+    assert "data/b.csv:1: has 1 cells, and the header 2" in refused(FILE="data/*.csv")
+    assert "data/*.jsonl: no file has such a name" in refused(FILE="data/*.jsonl")
+    Path("data/b.csv").unlink()
+    there = "schedule.runtime_env={working_dir: elsewhere}"
+    assert f"give it as {Path('data/a.csv').absolute()}" in refused(overrides=(there,), FILE="data/*.csv")
+    graph = GRAPH.replace("MODEL", "demo_files/model").replace("FILE", "data/*.csv")
+    Path("small.yaml").write_text(graph)
+    assert CliRunner().invoke(main, ["check", "small.yaml", "--files"]).exit_code == 0
+
+
 def test_overlong_questions_may_be_dropped_instead() -> None:
     Path("small.yaml").write_text(GRAPH.replace("MODEL", "demo_files/model").replace("FILE", "long.jsonl"))
     run_graph("small.yaml", ["prompts.max_prompt_tokens=60"], 1, inline=True, steps=1)
