@@ -262,8 +262,13 @@ class Preflight:
                 new = f", and with {more} {room} that is {tokens + room}" if room else ""
                 law = f"the question at {place} has {tokens} tokens{new}; the context of {model} is {context}"
                 limit = function.roles.get("prompt_limit", "max_tokens")
-                remedy = f"drop the longer ones by {node}.{limit}={max(context - room, 1)}"
-                self.problem("context", law, mark, remedy + (f", or lower {more}" if room else ""))
+                remedies = []
+                if context - room >= 1:
+                    remedies.append(f"drop the longer ones by {node}.{limit}={context - room}")
+                if room and context - tokens >= 1:
+                    remedies.append(f"lower {more} to {context - tokens}")
+                default = f"drop the longer ones by {node}.{limit}, and lower {more}"
+                self.problem("context", law, mark, ", or ".join(remedies) or default)
 
     def _readers(self, phase: str, source: Function) -> list[tuple[str, int, int | None, str]]:
         """Return nodes whose model sees this source's tokens: name, tokens that it adds and has, model."""

@@ -6,7 +6,8 @@ One file: stretches, evaluations, checkpoints and the end all read and change th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -22,6 +23,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, file_of
 from rlgraph.printing.alarm import alarm_text
 from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
+from rlgraph.runtime.cluster.failures import LostError
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.driver.control import ControlCalls, after
 from rlgraph.runtime.driver.driver import Driver
@@ -87,11 +89,9 @@ class TrainingRun:
             self._restore()
         with self.signals.orderly():
             self._iterate()
-            self._end_line()
-            self._finish_save()
-            if self.folder.saved() < self.state.iteration:
-                self._begin_save()
-                self._finish_save()
+            with self._saved_first():
+                self._end_line()
+            self._save_now()
         if self.signals.came:
             law = f"stopped after iteration {self.state.iteration} ({self.signals.came[0]})"
             error = RunError if self.signals.came[0] == "SIGINT" else StoppedError
@@ -122,6 +122,40 @@ class TrainingRun:
         while self.state.iteration < self.total and not self.signals.came:
             self._stretch()
 
+    def _save_now(self) -> None:
+        """Have a checkpoint of the last iteration on disk."""
+        self._finish_save()
+        if self.folder.saved() < self.state.iteration:
+            self._begin_save()
+            self._finish_save()
+
+    @contextmanager
+    def _saved_first(self) -> Iterator[None]:
+        """Save what is trained before an error of what comes behind an iteration ends the run.
+
+        That is an evaluation, a line of metrics, a tracker, or a file of samples: none changes weights. It
+        stands where no step of a later iteration has begun, so that engines are as ``state`` says.
+        """
+        try:
+            yield
+        except LostError:  # without a worker there is nothing to save
+            raise
+        except Exception:
+            if self.state.iteration > self.folder.saved():
+                self._rescue()
+            raise
+
+    def _rescue(self) -> None:
+        """Save the last iteration, and the models where it was the last of all, while another error waits."""
+        try:
+            self._save_now()
+            if self.state.iteration >= self.total:
+                self._export()
+        except Exception as error:
+            self.progress.note(f"iteration {self.state.iteration} could not be saved: {error}")
+        else:
+            self.progress.note(f"iteration {self.state.iteration} was saved before this error ended the run")
+
     def _stretch(self) -> None:
         """Run the iterations up to the next evaluation or checkpoint; then that, with nothing in flight."""
         profiled = self.state.iteration + 1 in self.folder.profile
@@ -136,15 +170,9 @@ class TrainingRun:
                 self.progress.note(law)
             self._end_line()
             self._watch(values, end)
-            if sampled := self._is_due(self.plan.schedule.save_every, self.state.iteration):
-                self._samples(execution)
-            self.line = Line(values, end)
-            if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
-                self.line.evaluation = self._begin_evaluation()
-            if not self.plan.schedule.stream or self.every_iteration or self.state.iteration >= self.total:
-                self._end_line()  # else training goes on meanwhile
-            if not sampled and self._is_due(self.plan.schedule.save_every, self.state.iteration):
-                self._samples(execution)  # the evaluation ends the run
+            at_boundary = self.state.iteration >= min(end, self.total)
+            with self._saved_first() if at_boundary else nullcontext():
+                self._behind(execution, values, end)
             self._finish_save()  # it was written while the iteration ran
             if self.every_iteration or self._is_due(self.plan.schedule.save_every, self.state.iteration):
                 self._begin_save()
@@ -153,6 +181,18 @@ class TrainingRun:
         if profiled:
             self._end_line()
             self.calls.all("end_profile", self.folder.trace(self.state.iteration), place=True)
+
+    def _behind(self, execution: Execution, values: dict[str, Any], end: int) -> None:
+        """Do what comes behind an iteration: samples, the evaluation that is due, the line of metrics."""
+        if sampled := self._is_due(self.plan.schedule.save_every, self.state.iteration):
+            self._samples(execution)
+        self.line = Line(values, end)
+        if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
+            self.line.evaluation = self._begin_evaluation()
+        if not self.plan.schedule.stream or self.every_iteration or self.state.iteration >= self.total:
+            self._end_line()  # else training goes on meanwhile
+        if not sampled and self._is_due(self.plan.schedule.save_every, self.state.iteration):
+            self._samples(execution)  # the evaluation ends the run
 
     def _end_line(self) -> None:
         """Write the line of the last iteration, once the evaluation behind it is done."""

@@ -21,7 +21,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +30,7 @@ from typing import Any
 from rlgraph.nodes.agent.chat import Chat, LimitReached, tool_loop
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.toolbox import row_of
+from rlgraph.nodes.support.user_call import DaemonThreads
 from rlgraph.ops import Loop
 
 MOMENT = 1.0  # seconds after which a round ends although no group has
@@ -51,7 +51,7 @@ class LiveChats:
 
     def __init__(self, engine: RequestBatcher, parallel: int) -> None:
         """Start with none. So many calls of tools that are not async run at a time."""
-        self.engine, self.threads = engine, ThreadPoolExecutor(parallel)
+        self.engine, self.threads = engine, DaemonThreads(parallel)
         self.live: dict[int, LiveChat] = {}  # by their keys
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -32,6 +32,7 @@ from rlgraph.nodes.rollout.rollout import (
 )
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.user_call import DaemonThreads
 from rlgraph.ops import Context, Loop, Parser, Sampling, ServeEngine, Tool, op
 from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
 
@@ -179,7 +180,7 @@ def agent(
     prompt_ids = prompt.tolist()
     behind = response_limits(ctx, prompt_ids, max_new_tokens, max_total_tokens)
 
-    def begin(number: int, engine: RequestBatcher, threads: ThreadPoolExecutor) -> Chat:
+    def begin(number: int, engine: RequestBatcher, threads: Executor) -> Chat:
         return Chat(
             number=rows[number],
             prompt=prompt_ids[number // n],
@@ -202,7 +203,7 @@ def agent(
         ended = _leave(ctx, [held[first : first + n] for first in range(0, len(held), n)])
         chats, rewards = [one.chat for one in ended], [one.reward.result() for one in ended]
     else:
-        engine, threads = RequestBatcher(model, sampling), ThreadPoolExecutor(parallel)
+        engine, threads = RequestBatcher(model, sampling), DaemonThreads(parallel)
         chats = [begin(number, engine, threads) for number in range(len(rows))]
         try:
             rewards = asyncio.run(_all(engine, chats, n, loop))

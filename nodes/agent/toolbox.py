@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +15,8 @@ from rlgraph.errors import RunError, nearest
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.support.data_file import changed
+from rlgraph.nodes.support.user_call import UserExitError, guarded
+from rlgraph.nodes.support.user_call import call as call_user
 from rlgraph.ops.column_types import PathMarker, holds
 from rlgraph.ops.declare import Hook
 from rlgraph.ops.signature import signature
@@ -92,6 +92,9 @@ class Toolbox:
             self.broken.append(reason)
         except Refusal as refusal:
             reason = str(refusal)
+        except UserExitError as error:  # it exited, say, which ends the call and nothing else
+            reason = str(error)
+            self.broken.append(f"{call.name}({json.dumps(call.arguments, default=str)}): {reason}")
         except RunError:
             raise  # the run is not set up as the graph says, which is not the policy's fault
         except Exception as error:  # the policy reads any other error of a tool
@@ -132,18 +135,13 @@ class Toolbox:
         return await self._do((await asyncio.shield(self.instances[call.name])).execute, **arguments)
 
     async def _create(self, offer: OfferedTool) -> Any:
-        tool = offer.hook.body(**offer.bound_arguments(self.row))
+        tool = guarded(offer.hook.body, **offer.bound_arguments(self.row))
         if hasattr(tool, "create"):
             await self._do(tool.create)
         return tool
 
     async def _do(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await function(**arguments)
-        running = asyncio.get_running_loop()
-        answer = await running.run_in_executor(self.threads, partial(function, **arguments))
-        # what a partial, a decorator or an object hides is a coroutine function all the same
-        return await answer if inspect.isawaitable(answer) else answer
+        return await call_user(function, self.threads, **arguments)
 
 
 class Refusal(Exception):

@@ -142,6 +142,8 @@ def prompts(
     )
     record_dropped(ctx, data, where is not None, max_prompt_tokens is not None, truncate is not None)
     rows = rows_of(data, ctx, batch, weights, shuffle)
+    if batch == "all":
+        ctx.record("data/rows", [len(rows)], kind="sum", over="rows")
     taken = data.column("ids", rows)
     if max_prompt_tokens and truncate:  # where it refuses, none is longer
         taken = [cut(ids, max_prompt_tokens, truncate, []) for ids in taken]

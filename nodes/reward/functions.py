@@ -2,22 +2,26 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
+from rlgraph.errors import shortened
 from rlgraph.nodes.reward.per_sample import (
     Judged,
     OnError,
     RewardError,
     as_json,
+    as_number,
     each,
     is_reward,
     settled,
 )
 from rlgraph.nodes.support.lazy import asyncio, torch
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.user_call import UserExitError, call, needs_main_thread
 from rlgraph.ops import Context, FileFunction, anything, boolean, int64, op, samples, text, tokens
 from rlgraph.ops.registry import load_function
 
@@ -44,8 +48,9 @@ def verl(
     async. Of these four it gets those that it names, so verl's scorers of one kind of answer run as they are,
     such as ``math_dapo.compute_score(solution_str, ground_truth)``. ``data_source`` is empty and
     ``extra_info`` an empty dict where no node writes a column of that name. Other numbers in the dict are
-    recorded under the node's name. A function that is not async runs in threads. Records ``reward/mean`` and
-    ``reward/failed`` as reward.remote does.
+    recorded under the node's name. A function that is not async runs in threads; one whose file imports
+    ``signal``, ``math_verify`` or verl, which need it, in the main thread, one call after the other. Records
+    ``reward/mean`` and ``reward/failed`` as reward.remote does.
 
     Attributes:
         function: the function, as my_rewards.py:compute_score, in a file beside the graph.
@@ -71,7 +76,16 @@ def verl(
         given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
     rows = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
     told: list[Mapping[str, Any]] = []
-    judged = each(ctx, _scoring(scorer, arguments or {}, told, key), rows, on_error, timeout, parallel)
+    judged = each(
+        ctx,
+        partial(scorer, **(arguments or {})) if arguments else scorer,
+        rows,
+        on_error,
+        timeout,
+        parallel,
+        read=_reading(told, key),
+        in_main_thread=needs_main_thread(function.rpartition(":")[0]),
+    )
     for name in dict.fromkeys(name for result in told for name in result if name != key):
         if numbers := [float(r[name]) for r in told if is_reward(r.get(name))]:
             ctx.record(name, numbers)
@@ -123,31 +137,27 @@ def trl(
         "log_extra": lambda column, values: None,
         **{name: as_json(values) for name, values in more.items()},
     }
-    results = load_function(function)(**given) if prompts else []
-    results = asyncio.run(_awaited(results)) if inspect.isawaitable(results) else results
+    try:
+        results = asyncio.run(call(load_function(function), None, **given)) if prompts else []
+    except UserExitError as error:
+        raise RewardError(f"the reward function ended by {error}; mend it: {function}") from error
     scores = _numbers(results, len(prompts))
     failed = torch.tensor([score is None for score in scores], dtype=torch.bool)
     return settled(ctx, torch.tensor([score or 0.0 for score in scores], dtype=torch.float32), failed)
 
 
-def _scoring(
-    function: Callable[..., Any], arguments: Mapping[str, Any], told: list[Mapping[str, Any]], key: str
-) -> Callable[..., Any]:
-    """Return what ``each`` calls: the function with its arguments, whose dicts are added to ``told``."""
+def _reading(told: list[Mapping[str, Any]], key: str) -> Callable[[Any], Any]:
+    """Return what makes a reward of a result: a number, or one of a dict, which is added to ``told``."""
 
-    def number(result: Any) -> float:
-        if isinstance(result, Mapping):
-            told.append(result)
-            result = result[key]
-        return float(result)
+    def read(result: Any) -> Any:
+        if not isinstance(result, Mapping):
+            return as_number(result)
+        if key not in result:
+            raise KeyError(f"its dict has no {key!r}, only {', '.join(map(str, result)) or 'nothing'}")
+        told.append(result)
+        return as_number(result[key])
 
-    def score(**row: Any) -> float:
-        return number(function(**row, **arguments))
-
-    async def score_later(**row: Any) -> float:
-        return number(await function(**row, **arguments))
-
-    return score_later if inspect.iscoroutinefunction(function) else score
+    return read
 
 
 def _messages(role: str, content: str) -> list[dict[str, str]]:
@@ -159,17 +169,17 @@ def _written(tokens: Ragged, loss_mask: Ragged) -> list[list[int]]:
     return [[int(token) for token in row] for row in tokens.take_where(loss_mask.values).tolist()]
 
 
-async def _awaited(results: Any) -> Any:
-    return await results
-
-
 def _numbers(results: Sequence[Any], count: int) -> list[float | None]:
-    """Return a function's results as numbers.
+    """Return a function's results as numbers; NaN is none, as in TRL, where it stands for None.
 
     Raises:
         RewardError: they are not one number or None for each sample.
     """
-    scores = [None if result is None else float(result) for result in results]
+    if not hasattr(results, "__len__") or isinstance(results, str | bytes | Mapping):
+        law = f"a reward function owes a list of {count} numbers, and gave {type(results).__name__}"
+        raise RewardError(f"{law}: {shortened(repr(results), 80)}")
+    numbers = [as_number(result) for result in results]
+    scores = [None if number is None or number != number else number for number in numbers]
     wrong = [score for score in scores if score is not None and not is_reward(score)]
     if len(scores) != count or wrong:
         law = f"a reward function owes {count} finite numbers of float32, or None, and gave {len(scores)}"

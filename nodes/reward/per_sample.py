@@ -10,15 +10,17 @@
 graph leave such samples out, by a filter.judged that ``rlgraph check`` asks for.
 """
 
-import inspect
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from rlgraph.errors import RunError, shortened, visible
 from rlgraph.nodes.support.lazy import asyncio, torch
+from rlgraph.nodes.support.user_call import DaemonThreads, UserExitError, call
 from rlgraph.ops import SPREAD, Context, boolean, float32, samples
 
 log = logging.getLogger(__name__)
@@ -62,13 +64,15 @@ def each(
     on_error: OnError = "fail",
     timeout: float = 60.0,
     parallel: int = 8,
+    read: Callable[[Any], Any] | None = None,
+    in_main_thread: bool = False,
 ) -> Judged:
     """Return the reward that a function gives each sample.
 
-    A sample has failed where it raises, takes longer than ``timeout`` or gives what is no finite number of
-    float32. A function that is not async runs in threads, and a late one goes on to its end. Records
-    ``reward/mean`` (of what did not fail) and ``reward/failed``, the fraction that did; the first failure is
-    logged with its sample.
+    A sample has failed where it raises, exits, is cancelled, takes longer than ``timeout`` or gives what is
+    no finite number of float32. A function that is not async runs in threads, and a late one goes on to its
+    end; what is awaitable is awaited. Records ``reward/mean`` (of what did not fail) and ``reward/failed``,
+    the fraction that did; the first failure is logged with its sample.
 
     Args:
         ctx: where metrics go.
@@ -77,11 +81,16 @@ def each(
         on_error: see above.
         timeout: seconds that one sample may take.
         parallel: samples at a time.
+        read: what makes the reward of what the function gave; its errors are the sample's.
+        in_main_thread: call it here, one sample after the other, as what uses signals has to be: it can't be
+            stopped then, and one that takes longer has failed all the same.
 
     Raises:
         RewardError: one failed, and ``on_error`` is ``fail``.
     """
-    outcomes = asyncio.run(_all(score, rows, timeout, parallel)) if rows else []
+    threads = None if in_main_thread else DaemonThreads(parallel)
+    scored = _Scorer(score, read or as_number, timeout, threads)
+    outcomes = asyncio.run(_all(scored, rows, parallel)) if rows else []
     told = [(row, why, rows[row]) for row, why in enumerate(outcomes) if isinstance(why, str)]
     complain(ctx, told, on_error)
     failed = torch.tensor([isinstance(outcome, str) for outcome in outcomes], dtype=torch.bool)
@@ -131,6 +140,21 @@ def shown(what: object) -> str:
     return visible(shortened(str(what), SHOWN))
 
 
+def as_number(value: Any) -> Any:
+    """Return a number of NumPy's or torch's as Python's; anything else as it is.
+
+    Example:
+        >>> as_number(True), as_number("1")
+        (True, '1')
+    """
+    if not callable(getattr(value, "item", None)):
+        return value
+    try:
+        return value.item()
+    except (TypeError, ValueError, RuntimeError):  # an array of several numbers
+        return value
+
+
 def is_reward(value: object) -> bool:
     """Return whether a value is a number that a column of float32 can hold.
 
@@ -141,35 +165,43 @@ def is_reward(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) <= LARGEST
 
 
-async def _all(
-    score: Score, rows: Sequence[Mapping[str, Any]], timeout: float, parallel: int
-) -> list[float | str]:
-    room, threads = asyncio.Semaphore(parallel), ThreadPoolExecutor(parallel)
+@dataclass(frozen=True)
+class _Scorer:
+    """A user's function, and how it is called."""
+
+    function: Score
+    read: Callable[[Any], Any]
+    timeout: float
+    threads: Executor | None
+
+    async def outcome(self, row: Mapping[str, Any]) -> float | str:
+        """Return a sample's reward, or in words why it has none."""
+        since = time.monotonic()
+        try:
+            result = await asyncio.wait_for(call(self.function, self.threads, **row), self.timeout)
+            if self.threads is None and time.monotonic() - since > self.timeout:
+                return f"it took over {self.timeout:g} s"
+            reward = self.read(result)
+        except TimeoutError:
+            return f"it took over {self.timeout:g} s"
+        except UserExitError as error:
+            return str(error)
+        except Exception as error:  # `on_error` decides about any error of a user's function
+            return f"{type(error).__name__}: {error}"
+        if is_reward(reward):
+            return float(reward)
+        return f"it gave {shortened(repr(reward), 80)}, which is no finite number of float32"
+
+
+async def _all(scorer: _Scorer, rows: Sequence[Mapping[str, Any]], parallel: int) -> list[float | str]:
+    room = asyncio.Semaphore(parallel)
 
     async def outcome_of(row: Mapping[str, Any]) -> float | str:
         async with room:
-            return await _outcome(score, row, timeout, threads)
+            return await scorer.outcome(row)
 
     try:
         return list(await asyncio.gather(*map(outcome_of, rows)))
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-
-
-async def _outcome(
-    score: Score, row: Mapping[str, Any], timeout: float, threads: ThreadPoolExecutor
-) -> float | str:
-    """Return a sample's reward, or in words why it has none."""
-    if inspect.iscoroutinefunction(score):
-        call: Any = score(**row)
-    else:
-        call = asyncio.get_running_loop().run_in_executor(threads, lambda: score(**row))
-    try:
-        reward = await asyncio.wait_for(call, timeout)
-        if is_reward(reward):
-            return float(reward)
-        return f"it gave {reward!r}, which is no finite number of float32"
-    except TimeoutError:
-        return f"it took over {timeout:g} s"
-    except Exception as error:  # `on_error` decides about any error of a user's function
-        return f"{type(error).__name__}: {error}"
+        if scorer.threads is not None:
+            scorer.threads.shutdown(wait=False, cancel_futures=True)

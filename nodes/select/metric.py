@@ -21,7 +21,7 @@ from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, anything, float32, int64, op, samples, text
 
 
-@op(rows="group")
+@op(rows="group", assumes=("tries",))
 def pass_at_k(
     ctx: Context,
     rewards: float32[samples],

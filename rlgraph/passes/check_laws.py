@@ -133,6 +133,20 @@ def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:
     return refusal("small-groups", law, graph, node, [domain.maker], f"set: {{{domain.maker}.n: 8}}")
 
 
+def _tries(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """A question has at least as many samples as tries are counted."""
+    line = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
+    samples = line[0].times if line[0].parent is not None else 1
+    tries = call.attributes.get("k")
+    if not isinstance(tries, int) or not isinstance(samples, int) or tries <= samples:
+        return None
+    law = f"node `{node.name}` ({node.op.name}) counts {tries} tries; `{line[0].maker}` makes {samples} "
+    law += "samples of a question"
+    at = "eval.nodes." if graph.report else ""
+    remedy = f"set: {{{at}{line[0].maker}.n: {tries}}}, or {{{at}{node.name}.k: {samples}}}"
+    return refusal("too-many-tries", law, graph, node, [line[0].maker], remedy)
+
+
 def _reference(graph: Graph, node: Node, call: Call) -> Problem | None:
     """A KL term measures the distance to other weights than those that are trained."""
     column = call.ins.get("ref_logprobs")
@@ -307,6 +321,7 @@ def _replayed(graph: Graph, node: Node, call: Call) -> Problem | None:
 
 LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "groups": _groups,
+    "tries": _tries,
     "sampling_logprobs": sampling_logprobs,
     "on_policy": on_policy,
     "behaviour_logprobs": behaviour_logprobs,

@@ -54,6 +54,7 @@ def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:
     tree, train, evaluation, plan = lowered.tree, lowered.train, lowered.evaluation, lowered.plan
     problems = [*_dropped(train, evaluation, plan, tree), *_untrained(train, plan, tree), *_blind(train)]
     problems += [*_changed(train, tree), *_clipped(aged(train)), *_rising(train, plan, tree)]
+    problems += [*_idle_kl(train, tree)]
     for graph in (train, evaluation) if evaluation else (train,):
         problems += [*_greedy(graph, tree), *_endless(graph, tree), *_too_long(graph, plan, tree)]
     lost = {("nodes", node.name) for node in train.dropped}
@@ -166,6 +167,8 @@ def _greedy(graph: Graph, tree: Tree) -> Iterator[Problem]:
 
 # attributes of sampling that change the distribution which a model's weights have
 CHANGES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_new_tokens", *GRAMMARS)
+# those whose change rollout_logprobs don't show, so that no correction can weigh by it
+CUTS = ("top_p", "top_k", "min_p")
 
 
 def _changed(graph: Graph, tree: Tree) -> Iterator[Problem]:
@@ -175,6 +178,7 @@ def _changed(graph: Graph, tree: Tree) -> Iterator[Problem]:
         laws = {law for call in (node.call, *node.hooks.values()) if call for law in call.op.declared.assumes}
         if rollout is None or not laws & {"sampling_logprobs", "on_policy"}:
             continue
+        yield from _cut(graph, tree, node, rollout)
         if read_from(graph, node, "rollout_weights") or read_from(graph, node, "old_logprobs") is rollout:
             continue
         own = {key: field.default for key, field in rollout.op.attributes.model_fields.items()}
@@ -189,6 +193,38 @@ def _changed(graph: Graph, tree: Tree) -> Iterator[Problem]:
             remedy += "was; or keep it to evaluations, in eval.nodes"
             found = refusal("changed-sampling", law, graph, node, [rollout.name], remedy)
             yield replace(found, mark=_place(tree, graph, rollout, changed[0]))
+
+
+def _cut(graph: Graph, tree: Tree, node: Node, rollout: Node) -> Iterator[Problem]:
+    """Yield an update on rows of which unlikely tokens were cut off."""
+    own = {key: field.default for key, field in rollout.op.attributes.model_fields.items()}
+    cuts = [key for key in CUTS if key in own and rollout.called.attributes.get(key) != own[key]]
+    if not cuts:
+        return
+    law = f"node `{node.name}` trains on samples of `{rollout.name}` as if its model alone had drawn them; "
+    law += f"{' and '.join(cuts)} {'leave' if len(cuts) > 1 else 'leaves'} unlikely tokens out, and "
+    law += "rollout_logprobs are those before the cut, so no correction weighs by it"
+    whole = ", ".join(f"{rollout.name}.{key}: {own[key]}" for key in cuts)
+    remedy = f"set: {{{whole}}}; or keep it to evaluations, in eval.nodes"
+    found = refusal("cut-sampling", law, graph, node, [rollout.name], remedy)
+    yield replace(found, mark=_place(tree, graph, rollout, cuts[0]))
+
+
+def _idle_kl(graph: Graph, tree: Tree) -> Iterator[Problem]:
+    """Yield updates whose KL term holds nothing: k1 has no gradient in the mean over a policy's own samples.
+
+    The gradient of log p - log q over samples of p is that of log p, whose mean is 0. That of k2 is the
+    gradient of KL(p, q), that of k3 the gradient of KL(q, p).
+    """
+    for node in (node for node in graph.nodes if node.trains and node.call):
+        given = node.called.attributes
+        if given.get("kl") != "k1" or not given.get("kl_coef") or given.get("kl_unbiased"):
+            continue
+        law = f"the KL term of node `{node.name}` holds nothing: the gradient of k1 has a mean of 0 over the "
+        law += "policy's own samples"
+        remedy = f"set: {{{node.name}.kl: k2}}, or k3; or take the KL off the rewards, by reward.kl_penalty"
+        found = refusal("idle-kl", law, graph, node, [], remedy)
+        yield replace(found, mark=_place(tree, graph, node, "kl"))
 
 
 def _clipped(graph: Graph) -> Iterator[Problem]:

@@ -1,8 +1,10 @@
 """Joins a Ray cluster, or starts one on this machine."""
 
 import os
+import re
 import secrets
 import signal
+import socket
 import tempfile
 import threading
 from contextlib import suppress
@@ -13,6 +15,7 @@ from rlgraph.errors import RunError
 
 GUARDED = (2, 52)  # the first version of Ray that asks for a token
 MODE, TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # variables that Ray reads
+ANSWERS_WITHIN = 10.0  # seconds in which a cluster's port has to answer: Ray itself waits for minutes
 KEPT = (signal.SIGHUP, signal.SIGTERM)  # from Ray's processes; Ray keeps SIGINT from them itself
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,7 +36,9 @@ def join(**options: Any) -> Any:
         RunError: there is none, or it can't be started, or Ray is of a version that asks for no token.
     """
     address = options.setdefault("address", "local")
-    for name, value in (SETTINGS | ({MODE: "token"} if address == "local" else {})).items():
+    # a token does no harm where a cluster asks for none, and Ray sends it in this mode alone
+    mode = {MODE: "token"} if address == "local" or _has_token() else {}
+    for name, value in (SETTINGS | mode).items():
         os.environ.setdefault(name, value)
     import ray
     from ray._raylet import Config
@@ -44,6 +49,8 @@ def join(**options: Any) -> Any:
         raise RunError(f"{law}\n  pip install --upgrade 'ray>={GUARDED[0]}.{GUARDED[1]}'")
     if os.environ.get(MODE) == "token":
         _make_token()
+    if address != "local":
+        _knock(address)
     # Ray's processes are in the group of this one: a signal to all of it is this one's to handle
     before, handler = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT), signal.getsignal(signal.SIGTERM)
     try:
@@ -51,15 +58,52 @@ def join(**options: Any) -> Any:
     except SystemExit as error:  # by Ray's own handler of SIGTERM
         raise KeyboardInterrupt from error
     except Exception as error:  # Ray raises errors of many kinds here, `Exception` itself too
-        local = address == "local"
-        remedy = "" if local else "is Ray running there, and has this shell its token (RAY_AUTH_TOKEN)?"
-        where = "this machine" if local else address
-        raise RunError(f"no Ray cluster at {where}: {error}\n  {remedy}") from error
+        if address == "local":
+            raise RunError(f"Ray can't be started on this machine: {error}") from error
+        where = f"{TOKENS[0]} or ~/.ray/auth_token"
+        remedy = f"it may ask for another token than that of {where}"
+        if not _has_token():
+            remedy = f"it may ask for a token, and this shell has none: {where}"
+        law = f"something answers at {address}, and this process could not join it as a Ray cluster"
+        raise RunError(f"{law}: {error}\n  {remedy}; see docs/clusters.md") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has set one of its own
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return ray
+
+
+def _knock(address: str) -> None:
+    """Check that something answers at a cluster's address.
+
+    Raises:
+        RunError: nothing does, within ``ANSWERS_WITHIN`` seconds.
+    """
+    found = re.fullmatch(r"(?:ray://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:/]+)):(?P<port>\d+)", _told(address))
+    if found is None:
+        return  # an address of a kind that Ray may know
+    host, port = found["six"] or found["host"], int(found["port"])
+    try:
+        socket.create_connection((host, port), timeout=ANSWERS_WITHIN).close()
+    except OSError as error:
+        law = f"no Ray cluster at {address}: nothing answers at {host}, port {port} ({error})"
+        raise RunError(
+            f"{law}\n  start one there: ray start --head --port {port}; see docs/clusters.md"
+        ) from error
+
+
+def _told(address: str) -> str:
+    """Return the address that ``auto`` stands for, where Ray has written one down."""
+    if address != "auto":
+        return address
+    from ray._private.utils import read_ray_address
+
+    return os.environ.get("RAY_ADDRESS") or read_ray_address() or address
+
+
+def _has_token() -> bool:
+    """Return whether Ray would find a token: in its variables, or in this user's file."""
+    return any(map(os.environ.get, TOKENS)) or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def on_node(task: Any, node: str, **options: Any) -> Any:

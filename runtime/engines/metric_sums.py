@@ -62,8 +62,8 @@ class MetricSums:
         steps = max(1, self.steps) if first else 0
         parts["loss"] = Metric.of("mean", [loss], STEPS, steps)
         if first and self.shared:
-            for name, values in self.shared.items():
-                parts[name] = Metric.of("mean", values, STEPS, max(1, len(values)))
+            for name, values in self.shared.items():  # without a step there is no mean: null
+                parts[name] = Metric.of("mean", values, STEPS, len(values))
             parts["skipped"] = Metric.of("sum", [self.skipped], STEPS)
         return parts
 

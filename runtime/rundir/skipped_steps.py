@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,10 +19,12 @@ class SkippedSteps:
         self.steps, self.trained = Counter[str](), set[str]()
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Note the metrics of an iteration; `grad_norm`, a mean over steps taken, is 0 without one."""
+        """Note the metrics of an iteration; ``grad_norm``, a mean over steps taken, is none without one."""
         for node in self.nodes:
             self.steps[node] += int(values.get(f"{node}/skipped", 0))
-            self.trained |= {node} if values.get(f"{node}/grad_norm") else set()
+            norm = values.get(f"{node}/grad_norm")
+            if norm is not None and not math.isnan(norm):  # a gradient of 0 is a step that was taken
+                self.trained.add(node)
 
     def check(self, note: Callable[[str], None]) -> None:
         """Say how many steps were left out.

@@ -31,10 +31,12 @@ MENDED = {
         "set: {rollout.repetition_penalty: 1.0, rollout.min_new_tokens: 0}",
         "set: {update_policy.in.old_logprobs: rollout_logprobs}, remove: [old_logprobs]",
     ],
+    "cut_sampling": ["set: {rollout.top_p: 1.0, rollout.top_k: 0}"],
     "dead_model": ["remove: [models.teacher]"],
     "dead_settings": ["remove: [models.ref.serve, models.ref.optimizer, eval.nodes.update_policy]"],
     "dropped": ["remove: [second]", "set: {advantages.in.rewards: second}, remove: [rewards]"],
     "dropped_by_a_setting": ["remove: [ref_logprobs, models.ref]", "set: {update_policy.kl_coef: 0.01}"],
+    "idle_kl": ["set: {update_policy.kl: k2}", "set: {update_policy.kl: k3}"],
     "dropped_chain": [
         "remove: [shaped, ref_logprobs, rewards, models.ref]",
         "set: {advantages.in.rewards: shaped}, remove: [steps]",

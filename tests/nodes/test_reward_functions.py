@@ -96,7 +96,9 @@ def test_of_a_dict_the_score_counts_and_other_numbers_are_metrics() -> None:
 
 
 def test_what_fails_in_a_function_of_verl_is_told() -> None:
-    with pytest.raises(RewardError, match="3 requests for rewards failed; the first, of sample 0: TypeError"):
+    with pytest.raises(
+        RewardError, match="3 requests for rewards failed; the first, of sample 0: it gave None"
+    ):
         by_verl(context(), "broken")
     assert by_verl(context(), "broken", on_error="zero").failed.tolist() == [True] * 3
 
@@ -125,8 +127,8 @@ def test_prompts_of_messages_have_completions_of_messages() -> None:
 def test_a_function_of_trl_owes_a_number_for_each_sample() -> None:
     with pytest.raises(RewardError, match="owes 3 finite numbers of float32, or None, and gave 1"):
         by_trl(context(), "short", ["a", "b", "c"])
-    with pytest.raises(RewardError, match="and gave 3: \\[nan"):
-        by_trl(context(), "bad", ["a", "b", "c"])
+    # in TRL 1.16.0 a NaN is what None becomes: a sample without a score
+    assert by_trl(context(), "bad", ["a", "b", "c"]).failed.any()
 
 
 def test_of_no_samples() -> None:

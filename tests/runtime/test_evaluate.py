@@ -11,6 +11,7 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 from ran import metrics, same_weights
+from transformers import AutoTokenizer
 
 from rlgraph.cli.main import main
 from rlgraph.costs.model_size import size_of
@@ -156,3 +157,54 @@ def test_models_at_urls_are_copied_once_and_used_from_there(
     assert size_of(url).parameters == size_of("out").parameters
     with pytest.raises(RunError, match="memory://nowhere: there is no such file"):
         train("c", "models.policy.path=memory://nowhere")
+
+
+FAILING = """
+from rlgraph.ops import boolean, float32, op, samples
+
+@op()
+def unmeasured(rewards: float32[samples]) -> float32[samples]:
+    raise ValueError("this can't be measured")
+"""
+
+
+@pytest.mark.parametrize("devices", [1])
+def test_what_is_trained_is_saved_before_an_evaluation_that_fails(devices: int) -> None:
+    Path("failing.py").write_text(FAILING)
+    bad = (
+        "eval.nodes.bad={op: 'failing.py:unmeasured'}",
+        "eval.report={bad: bad}",
+        "eval.before=false",
+        "schedule.save_every=0",
+    )
+    with pytest.raises(RunError, match="this can't be measured"):
+        train("a", *bad, steps=2)
+    assert [path.name for path in sorted(Path("a/checkpoints").iterdir())] == ["step-000002"]
+    assert Path("a/models/policy/config.json").is_file()
+    assert [line["step"] for line in metrics("a")] == [1]  # the line of the second waited for the evaluation
+    # the checkpoint is whole: another evaluation measures it
+    folder = evaluate("a", ("eval.nodes={}", "eval.report={ones: rewards}"), devices, inline=True)
+    assert "eval/ones" in metrics(str(folder))[0]
+
+
+def test_an_evaluation_in_the_middle_that_fails_loses_no_iteration() -> None:
+    Path("failing.py").write_text(FAILING)
+    bad = ("eval.nodes.bad={op: 'failing.py:unmeasured'}", "eval.report={bad: bad}", "eval.before=false")
+    with pytest.raises(RunError, match="this can't be measured"):
+        train("a", *bad, "eval.every=1", "schedule.save_every=0", steps=3)
+    assert os.listdir("a/checkpoints") == ["restart-000001"]  # what --resume goes on from
+    assert not Path("a/models").exists()
+
+
+def test_an_evaluation_says_how_much_of_its_set_it_measures() -> None:
+    rows = [("12 + 34= ?", "46"), ("12 + 34 + 56 + 78= ?", "180"), ("21 + 43= ?", "64")]
+    lines = [json.dumps({"question": question, "answer": answer}) for question, answer in rows]
+    Path("held_out.jsonl").write_text("\n".join(lines) + "\n")
+    held_out = ("eval.before=false", "eval.nodes.prompts.files=[held_out.jsonl]")
+    train("a", *held_out, steps=1)
+    assert metrics("a")[-1]["eval/rows"] == 3
+    tokenizer = AutoTokenizer.from_pretrained("a/models/policy")
+    shorter = len(tokenizer(rows[1][0])["input_ids"]) - 1
+    train("b", *held_out, f"eval.nodes.prompts.max_prompt_tokens={shorter}", steps=1)
+    assert metrics("b")[-1]["eval/rows"] == 2
+    assert metrics("b")[-1]["eval/overlong"] == pytest.approx(1 / 3)

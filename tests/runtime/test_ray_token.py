@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,31 @@ def test_a_cluster_that_asks_for_no_token_is_named(mode: str, monkeypatch: pytes
         f"the Ray cluster at {address} asks for no token: whoever reaches its ports can run code" in said
     )
     assert said_so == (mode == "disabled"), said
+
+
+def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
+    with socket.socket() as taken:  # bound, and not listening: whoever knocks is refused
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        since = time.monotonic()
+        with pytest.raises(RunError, match=rf"nothing answers at 127\.0\.0\.1, port {port}"):
+            ray_start.join(address=f"127.0.0.1:{port}")
+    assert time.monotonic() - since < ray_start.ANSWERS_WITHIN + 20  # Ray alone waits for minutes
+
+
+@pytest.mark.nightly
+def test_a_cluster_that_asks_for_the_users_token_is_joined(home: Path, tmp_path: Path) -> None:
+    """Ray 2.60 asks for a token wherever the user's file is there; a client has to be told to send it."""
+    ray_start._make_token()
+    code = (
+        "import subprocess, sys, os; from rlgraph.runtime.cluster.ray_start import join\n"
+        "address = join(num_cpus=1).get_runtime_context().gcs_address\n"
+        "mine = 'import sys; from rlgraph.runtime.cluster.ray_start import join; '\n"
+        "mine += 'print(join(address=sys.argv[1]).is_initialized())'\n"
+        "env = {name: value for name, value in os.environ.items() if name != 'RAY_AUTH_MODE'}\n"
+        "command = [sys.executable, '-c', mine, address]\n"
+        "done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)\n"
+        "print(done.stdout, done.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert "True" in done.stdout, done.stdout + done.stderr
