@@ -327,7 +327,7 @@ def _sync(made: engine.FsdpEngine) -> None:
 
 def _score(made: engine.FsdpEngine, batch: MicroBatch) -> None:
     with torch.no_grad(), engine.gathered(made.shards):
-        made._stacked(batch, 1.0, squares=False)
+        made._stacked(batch, 1.0, None)
 
 
 def _update(made: engine.FsdpEngine, batch: MicroBatch, live: Live) -> None:

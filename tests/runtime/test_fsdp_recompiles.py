@@ -97,7 +97,7 @@ def test_an_update_is_compiled_beside_a_reference(path: str, compiler: Compiler)
     graphs = compiler.graphs
     assert 8 < graphs < load.GRAPHS / 2, "more than torch allows by default, and room for other models"
     iteration(3)
-    policy._stacked(placeholder(policy.budget, policy.device), 1.0, False)
+    policy._stacked(placeholder(policy.budget, policy.device), 1.0, None)
     policy._scores(placeholder(policy.budget, policy.device), 1.0, "none")[0].sum().backward()
     assert compiler.graphs == graphs, (
         "other lengths are not compiled anew, nor is a pass that only keeps pace"

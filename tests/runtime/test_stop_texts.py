@@ -97,7 +97,7 @@ def test_partial_rollouts_find_a_text_that_lies_across_two_rounds(engine: Record
     assert 6 < expected <= 9
     samples, rounds = [Generation()], 0
     while not _ended(samples[0], 24):
-        _go_on(engine, [PROMPTS[0]], samples, [9], 24, Sampling(chunk, stop=[text]), 1, False, lambda: False)
+        _go_on(engine, [PROMPTS[0]], samples, [9], [24], Sampling(chunk, stop=[text]), 1, False, lambda: False)
         rounds += 1
     assert list(samples[0].tokens) == list(plain.tokens[:expected]) and samples[0].finish == "text"
     assert rounds == -(-expected // chunk)
@@ -257,7 +257,8 @@ def test_rounds_count_the_tokens_that_earlier_ones_drew(engine: Recorded, chunk:
     samples = [Generation() for _ in PROMPTS]
     while not all(_ended(sample, 24) for sample in samples):
         sampling = Sampling(chunk, min_new_tokens=9)
-        _go_on(engine, PROMPTS, samples, [9] * len(PROMPTS), 24, sampling, len(PROMPTS), False, lambda: False)
+        seeds, limits = [9] * len(PROMPTS), [24] * len(PROMPTS)
+        _go_on(engine, PROMPTS, samples, seeds, limits, sampling, len(PROMPTS), False, lambda: False)
     assert [list(sample.tokens) for sample in samples] == [list(one.tokens) for one in whole]
 
 
