@@ -97,7 +97,8 @@ def test_partial_rollouts_find_a_text_that_lies_across_two_rounds(engine: Record
     assert 6 < expected <= 9
     samples, rounds = [Generation()], 0
     while not _ended(samples[0], 24):
-        _go_on(engine, [PROMPTS[0]], samples, [9], [24], Sampling(chunk, stop=[text]), 1, False, lambda: False)
+        sampling = Sampling(chunk, stop=[text])
+        _go_on(engine, [PROMPTS[0]], samples, [9], [24], sampling, 1, False, lambda: False)
         rounds += 1
     assert list(samples[0].tokens) == list(plain.tokens[:expected]) and samples[0].finish == "text"
     assert rounds == -(-expected // chunk)
