@@ -91,15 +91,19 @@ def merged(tensors: Iterable[Named], scale: float, layers: Mapping[str, Any]) ->
             held = {}
 
 
-def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str) -> None:
+def write_adapter(
+    directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str, task: str
+) -> None:
     """Write full adapters as peft's own directory, for ``PeftModel.from_pretrained`` over the base model.
 
-    ``tensors`` have the names of ``in_files``.
+    ``tensors`` have the names of ``in_files``; ``base`` is a directory or a hub name, and ``task`` is peft's
+    name of what the model does: by both ``AutoPeftModelForCausalLM`` loads it wherever it is asked from.
     """
     from safetensors.torch import save_file
 
     config = model.peft_config[NAME]
-    config.base_model_name_or_path = base
+    config.base_model_name_or_path = str(Path(base).absolute()) if Path(base).exists() else base
+    config.task_type = task
     config.inference_mode = True
     config.save_pretrained(str(directory))
     save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
