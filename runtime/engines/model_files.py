@@ -17,6 +17,8 @@ ROPE, ROPE_BEFORE = "rope_parameters", "rope_scaling"  # two names of position e
 ORIGINAL = "original_max_position_embeddings"
 OF_ROPE = ("rope_theta", "partial_rotary_factor")  # what of them stays where a graph leaves it out
 
+# fields of windows beside ``sliding_window``: GPT-Neo's, Longformer's and BigBird's, BLT's and ModernBERT's
+WINDOWS = ("window_size", "attention_window", "block_size", "local_attention_window_len", "local_attention")
 UNTOLD = ("transformers_version", "_name_or_path")  # what transformers notes of itself in a configuration
 
 
@@ -165,10 +167,18 @@ def _based(rope: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]
 
 
 def attention_kinds(config: Any) -> list[str]:
-    """Return the kind of each layer: ``full_attention``, ``sliding_attention``, ``linear_attention``, ..."""
+    """Return the kind of each layer: ``full_attention``, ``sliding_attention``, ``linear_attention``, ...
+
+    Of windows that a configuration has in fields of its own, it is not known of which layers they are, and
+    whether they count tokens or columns: then every layer is ``local_attention``.
+    """
     config = config.get_text_config()
+    if kinds := getattr(config, "layer_types", None):
+        return list(kinds)
     single = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
-    return list(getattr(config, "layer_types", None) or [single] * config.num_hidden_layers)
+    if any(getattr(config, name, None) for name in WINDOWS):
+        single = "local_attention"
+    return [single] * config.num_hidden_layers
 
 
 def context_of(config: Any) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rlgraph.errors import nearest
 from rlgraph.runtime.engines.experts import mixtures_of
 from rlgraph.runtime.engines.weights.adapters import FILES, add
 from rlgraph.runtime.engines.weights.naming import base_name
@@ -34,7 +35,7 @@ def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, s
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    linear, experts = _targets(model, layers, options.targets)
+    linear, experts = targets_of(model, layers, options.targets)
     chosen = {"target_modules": linear, "target_parameters": experts or None}
     config = LoraConfig(r=options.rank, lora_alpha=options.alpha, **chosen)
     inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
@@ -153,11 +154,15 @@ def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: to
     return weighted[order.argsort()].view(*chosen.shape, -1).sum(1).to(hidden.dtype)
 
 
-def _targets(
+def targets_of(
     model: Any, layers: Iterable[torch.nn.Module], wanted: str | list[str]
 ) -> tuple[list[str], list[str]]:
     """Return the full names of the wanted linear layers, in a mixture of experts attention's alone, and of
-    the wanted weights of experts, which transformers fuses into single tensors."""
+    the wanted weights of experts, which transformers fuses into single tensors.
+
+    Raises:
+        ValueError: a target that no decoder layer has.
+    """
     inside = {id(m) for layer in layers for m in layer.modules() if isinstance(m, torch.nn.Linear)}
     linear = [name for name, module in model.named_modules() if id(module) in inside]
     if any(name.endswith(".experts") for name, _ in model.named_modules()):
@@ -173,5 +178,6 @@ def _targets(
         return linear, []
     if unknown := sorted({*wanted} - {*there}):
         law = f"lora: no decoder layer has a linear {', '.join(unknown)}"
-        raise ValueError(f"{law}; there are {', '.join(there)}")
+        meant = " ".join(filter(None, (nearest(name, there) for name in unknown)))
+        raise ValueError(f"{law}; there are {', '.join(there)}. {meant}".strip(" ."))
     return [name for name in linear if short[name] in wanted], [n for n in fused if short[n] in wanted]

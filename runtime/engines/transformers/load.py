@@ -36,12 +36,24 @@ def unfit(config: Any) -> str:
     """Return why this engine can't run a model of a configuration, or nothing."""
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
     unknown = sorted({*attention_kinds(config)} - {*ATTENTIONS})
-    odd = kind and (kind._is_stateful or "position_ids" not in inspect.signature(kind.forward).parameters)
+    odd = kind and (kind._is_stateful or not _takes(kind, "position_ids") or not cache_name(kind))
     if not unknown and not odd:
         return ""
     law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids"
-    law += f", not {', '.join(unknown) or kind.__name__}"
+    law += f" and a cache, not {', '.join(unknown) or kind.__name__}"
     return f"{law}; serve it with sglang (models.NAME.serve.engine)"
+
+
+def cache_name(kind: type) -> str:
+    """Return by which name a model's class takes keys and values, or nothing where it takes none.
+
+    transformers 5.24 calls them ``cache``, and warns of the former name.
+    """
+    return next((name for name in ("cache", "past_key_values") if _takes(kind, name)), "")
+
+
+def _takes(kind: type, name: str) -> bool:
+    return name in inspect.signature(kind.forward).parameters  # type: ignore[attr-defined]
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:

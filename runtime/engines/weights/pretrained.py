@@ -63,10 +63,22 @@ def shape_of(files: ModelFiles, auto: Any, options: Mapping[str, Any], dtype: to
     with torch.device("meta"), no_init_weights():
         how = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
         model = auto.from_config(config, **how, trust_remote_code=files.trusted)
+    _without_memory(model)
     model.tie_weights()
     if model.can_generate() and cached_file(files.path, "generation_config.json", **_OPTIONAL):
         model.generation_config = GenerationConfig.from_pretrained(files.path)
     return model
+
+
+def _without_memory(model: torch.nn.Module) -> None:
+    """Move parameters to the meta device that were drawn elsewhere, so that they are read like all others.
+
+    ``torch.normal`` with a size takes no notice of a default device: DiffLlama's lambdas (transformers 5.23).
+    """
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not parameter.is_meta:
+                setattr(module, name, torch.nn.Parameter(parameter.to("meta")))
 
 
 def classes(head: str) -> tuple[Any, dict[str, Any]]:
