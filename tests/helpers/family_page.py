@@ -1,4 +1,4 @@
-"""The table of all families in docs/models.md: a row per model type of transformers, written by ``--bless``."""
+"""The table of all families in docs/models.md: a row per model type of transformers (``--bless``)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row:
     why: tuple[str, ...]
 
     def __str__(self) -> str:
-        reasons = "<br>".join(reason.partition("; ")[0] for reason in self.why)
+        reasons = "<br>".join(dict.fromkeys(reason.partition("; ")[0] for reason in self.why))
         return f"| {self.kind} | {self.trained} | {self.embedded} | {reasons.replace('|', '/')} |"
 
 
@@ -52,7 +52,7 @@ def _introduction() -> list[str]:
     if heading is None:
         return ["(what is tried)"]
     head = lines.index(HEAD[0])
-    return [line for line in lines[heading + 2 : head - 1]]
+    return lines[heading + 2 : head - 1]
 
 
 def _parts() -> tuple[list[str], list[str], list[str]]:

@@ -44,6 +44,8 @@ SIZES: dict[str, Any] = {
     "attention_chunk_size": 8,
     "num_kv_shared_layers": 0,
     "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "num_expert_group": 1,
     "moe_k": 2,
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 24,
@@ -55,6 +57,8 @@ SIZES: dict[str, Any] = {
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 8,
@@ -72,7 +76,13 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
+    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 2, "indexer_head_dim": 8},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 2,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 
@@ -99,6 +109,8 @@ def config_of(kind: str) -> Any:
     if "qk_rope_head_dim" in there:
         fields |= {name: value for name, value in LATENT.items() if name in there}
     own = OWN.get(kind, {})
+    if kinds := [*dict.fromkeys(there.get("mlp_layer_types") or ())]:
+        fields["mlp_layer_types"] = (kinds * 2)[:2]
     if kinds := [*dict.fromkeys(own.get("layer_types") or there.get("layer_types") or ())]:
         fields["layer_types"] = (kinds * 2)[: max(2, len(kinds))]
         fields |= {name: len(fields["layer_types"]) for name in LAYERS if name in there}
@@ -110,8 +122,8 @@ def _can_be_set(config: Any, name: str) -> bool:
     return not isinstance(own, property) or own.fset is not None
 
 
-def build(root: Path, kind: str) -> Path:
-    """A random model of a family as transformers writes it, with a tokenizer.
+def build(root: Path, kind: str) -> tuple[Path, Any]:
+    """A random model of a family as transformers writes it, with a tokenizer; and the model itself.
 
     Raises:
         Exception: it can't be built of these sizes.
@@ -128,7 +140,8 @@ def build(root: Path, kind: str) -> Path:
         with torch.no_grad():
             for parameter in model.parameters():  # norms and biases too, so that one left out shows
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            model.eval()(torch.tensor([[5, 6, 7]]), use_cache=False)
         model.save_pretrained(root / kind)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1").save_pretrained(root / kind)
-    return root / kind
+    return root / kind, model

@@ -97,7 +97,7 @@ def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -
     """
     config: Any = model.config.get_text_config()  # type: ignore[operator]
     heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    size = attention.head_size(config)
     chosen = getattr(config, "num_experts_per_tok", None) or 1
     weights = sum(
         prod(p.shape) * (chosen / p.shape[0] if ".experts." in f".{name}" else 1)

@@ -8,7 +8,6 @@ Shapes: ``[scored]`` is one entry for each token that wants a score, ``[scored, 
 state of the token before it, ``[chunk, vocabulary]`` the logits of some of them.
 """
 
-import inspect
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -20,9 +19,9 @@ from torch.nn.functional import linear
 from transformers.modeling_outputs import BaseModelOutput
 
 from rlgraph.costs import limits
+from rlgraph.runtime.engines.causal import sees_later_tokens
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 
-BOTH_WAYS = ("cpmant", "xlm")  # attend in both directions, which no other field of theirs says
 Entropy = Literal["none", "detached", "differentiable"]
 Scores = tuple[torch.Tensor, torch.Tensor | None]
 # of a chunk: exponentials of its logits, their sums, hidden states; logits in autograd's graph, their type
@@ -42,8 +41,11 @@ def check(model: Any) -> None:
         ValueError: its ``forward`` wants more from its decoder than hidden states, or its attention sees
             later tokens, so that it gives no log-probs of the next one.
     """
-    if _sees_later_tokens(model):
+    if sees_later_tokens(model):
         law = f"{model.config.model_type}: its attention sees later tokens, as an encoder's does"
+        raise ValueError(f"{law}; models of this type can't be trained; take another for models.NAME.path")
+    if not _decoders(model):
+        law = f"{model.config.model_type}: transformers' {type(model).__name__} has no decoder by itself"
         raise ValueError(f"{law}; models of this type can't be trained; take another for models.NAME.path")
     config = model.config.get_text_config()
     try:
@@ -56,22 +58,6 @@ def check(model: Any) -> None:
         law += f"states, which are all that scores are computed from here ({' '.join(str(error).split())})"
         remedy = "models of this type can't be trained; take another for models.NAME.path"
         raise ValueError(f"{model.config.model_type}: {law}; {remedy}") from error
-
-
-def _sees_later_tokens(model: Any) -> bool:
-    """Return whether a model attends in both directions.
-
-    Classes of transformers' newer form say so of their attention. Of the others those that can look into an
-    encoder's states are an encoder themselves unless their configuration says ``is_decoder``.
-    """
-    config = model.config
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    said = {module.is_causal for module in decoder.modules() if hasattr(module, "is_causal")}
-    if said:
-        return False in said
-    is_decoder = getattr(config, "is_decoder", False)
-    crosses = "encoder_hidden_states" in inspect.signature(type(model).forward).parameters
-    return config.model_type in BOTH_WAYS or (crosses and not is_decoder)
 
 
 def prepare(model: FSDPModule, wide: bool = False) -> None:
@@ -200,9 +186,11 @@ class DecoderStates(BaseModelOutput):
 
 def _decoders(model: Any) -> list[Any]:
     """Return the modules in whose place hidden states may come: a model's base, and a decoder within that."""
+    if model.base_model is model:
+        return []
     within = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    decoders = [model.base_model] if within is model.base_model else [model.base_model, within]
-    return [decoder for decoder in decoders if decoder is not model]
+    inner = [module for module in model.base_model.modules() if module is within]
+    return list(dict.fromkeys([model.base_model, *inner]))
 
 
 class _Scores(torch.autograd.Function):

@@ -35,7 +35,7 @@ from rlgraph.runtime.engines.transformers.load import cache_name, copy_into, emp
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 from rlgraph.runtime.engines.weights.adapters import MergedAdapter
 from rlgraph.runtime.engines.weights.naming import in_pieces, pieces_of
-from rlgraph.runtime.engines.weights.pretrained import weights_of
+from rlgraph.runtime.engines.weights.pretrained import read_weight, reads_by_rows, weights_of
 
 PARTS = frozenset({"weights"})  # what may sleep
 
@@ -168,6 +168,15 @@ class TransformersEngine:
         self.version = 0
 
     def _load_files(self) -> None:
+        """Take weights as they stand in the files, where these hold them by the model's own pieces.
+
+        transformers draws some anew behind reading them: the padding row of Youtu's embeddings (5.23.0).
+        """
+        stored = weights_of(self.path)
+        names = {name for name, _ in in_pieces(self.weights.items(), self.pieces)}
+        if names <= stored.keys() and reads_by_rows(self.model, self.pieces, stored, ()):
+            self._load((name, read_weight(stored[name], name)) for name in sorted(names))
+            return
         dtype = next(self.model.parameters()).dtype
         model = AutoModelForCausalLM.from_pretrained(
             self.path, config=self.files.config(), dtype=dtype, trust_remote_code=self.files.trusted

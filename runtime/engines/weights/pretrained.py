@@ -114,6 +114,14 @@ def weights_of(path: str) -> StoredWeights:
     return stored
 
 
+def read_weight(stored: StoredWeight, name: str) -> torch.Tensor:
+    """Return a weight of a checkpoint, on the CPU."""
+    from safetensors import safe_open
+
+    with safe_open(stored.file, "pt") as file:
+        return file.get_tensor(name)
+
+
 def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> bool:
     """Return whether the files hold each weight once, as pieces of the model's own parameters.
 
