@@ -178,15 +178,20 @@ def write_pretrained(directory: str, model: Any, weights: dict[str, torch.Tensor
     form of its own version, which older readers pass over (such as ``rope_theta``, within ``rope_parameters``
     since 5.0). Of a model that runs code of its own, the Python files of its directory come with it.
     """
+    from transformers import GenerationConfig
+
     kinds = {t.dtype for n, t in weights.items() if t.is_floating_point() and not n.endswith(WIDE)}
     source = local_path(files.path)
     with quiet():
         # transformers would write nothing where this is not the first of all ranks, but the first of its pool
         model.should_save_on_this_rank = lambda _: True
+        # and nothing where it finds fault with generation settings, which come from the source's own file
+        settings, model.generation_config = getattr(model, "generation_config", None), GenerationConfig()
         try:
             model.save_pretrained(directory, state_dict=weights, save_original_format=False)
         finally:
             del model.should_save_on_this_rank
+            model.generation_config = settings
         written = all_fields(model.config)
         if len(kinds) == 1:  # transformers writes down that of the model's own parameters
             written["dtype"] = str(kinds.pop()).removeprefix("torch.")

@@ -70,7 +70,12 @@ def cache_name(kind: type) -> str:
 
     transformers 5.24 calls them ``cache``, and warns of the former name.
     """
-    return next((name for name in ("cache", "past_key_values") if _takes(kind, name)), "")
+    forwards = [base for base in kind.__mro__ if "forward" in vars(base)]  # one of its own may hand all on
+    for base in forwards:
+        for name in ("cache", "past_key_values"):
+            if _takes(base, name):
+                return name
+    return ""
 
 
 def _takes(kind: type, name: str) -> bool:
