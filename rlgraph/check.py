@@ -13,7 +13,7 @@ from rlgraph.syntax.source import Tree
 from rlgraph.variables import hidden
 from rlgraph.warnings.laws import warnings_of
 
-Look = Callable[[Plan, Tree], None]
+Look = Callable[[Plan, Tree], Sequence[Problem]]
 
 
 def check_graph(
@@ -31,7 +31,8 @@ def check_graph(
         overrides: ``key=value`` settings.
         devices: as many as the groups of the graph's engines fit into, unless given.
         target: the cluster to check it for.
-        look: raises what is wrong with models, data, tools and sandboxes, as a run does before it starts.
+        look: raises what is wrong with models, data, tools and sandboxes, as a run does before it starts, and
+            returns what is likely not meant.
         strict: raise warnings too.
 
     Raises:
@@ -39,9 +40,8 @@ def check_graph(
     """
     lowered: list[Lowered] = []
     plan = compile_graph(graph, overrides, devices or 0, target, seen=lowered.append)
-    if look:
-        look(plan, compose(graph, overrides))
-    return plan, warnings_of(plan, strict, lowered[0])
+    seen = look(plan, compose(graph, overrides)) if look else ()
+    return plan, [*warnings_of(plan, strict, lowered[0]), *seen]
 
 
 def check_report(

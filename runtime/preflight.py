@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import ceil
 from pathlib import Path
@@ -26,6 +27,7 @@ from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
 from rlgraph.runtime.engines.model_files import ConfigError, ModelFiles, context_of
+from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
 
@@ -38,11 +40,20 @@ LOADERS: dict[str, Callable[..., Any]] = {
 NOT_LOADING = ("shuffle", "weights")  # attributes that say what to take of the data, not what it is
 
 
-def preflight(plan: Plan, tree: Tree) -> int | None:
-    """Look at every model folder and data file that the plan names; return the iterations of its epochs.
+@dataclass(frozen=True)
+class LookedAt:
+    """What a run's files say: the iterations of its epochs, None where it has none, and warnings."""
 
-    These are as many as take the rows of the source so often, the last of them more where it does not come
-    out even. Where a filter refills, an iteration is taken to ask for what its first round does.
+    iterations: int | None
+    warnings: Sequence[Problem]
+
+
+def preflight(plan: Plan, tree: Tree, strict: bool = False) -> LookedAt:
+    """Look at every model folder and data file that the plan names.
+
+    With ``strict`` warnings are problems too. The iterations are as many as take the rows of the source so
+    often, the last of them more where it does not come out even. Where a filter refills, an iteration is
+    taken to ask for what its first round does.
 
     Raises:
         GraphError: with every problem found, each at the place in the graph that named the file.
@@ -54,9 +65,11 @@ def preflight(plan: Plan, tree: Tree) -> int | None:
         look()
     if plan.schedule.epochs and not checks.problems:
         iterations = checks.iterations()
+    if strict:
+        checks.problems += [replace(warning, grade="error") for warning in checks.warnings]
     if checks.problems:
         raise GraphError(checks.problems)
-    return iterations
+    return LookedAt(iterations, checks.warnings)
 
 
 class Preflight:
@@ -65,6 +78,8 @@ class Preflight:
     def __init__(self, plan: Plan, tree: Tree) -> None:
         self.plan, self.tree = plan, tree
         self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+        self.endless: set[str] = set()  # models whose files name no token that ends a text
         self.tokenizers: dict[str, Any] = {}
         self.context: dict[str, int | None] = {}  # model -> tokens that fit
         self.vocabulary: dict[str, int | None] = {}  # model -> its tokens
@@ -159,17 +174,23 @@ class Preflight:
             remedy = f"change models.{name}.config, or leave the field out"
             self.problem("model-config", f"models.{name}.config: {error}", mark, remedy)
             return ""
+        except TokenizerError as error:
+            law, _, remedy = str(error).partition("; ")
+            self.problem("tokenizer", law, self.tree.at(("models", name, "path")).mark, remedy)
+            return ""
         except (OSError, ValueError) as error:
             if not files.trusted and "trust_remote_code" in str(error):
                 say = f"models.{name}.trust_remote_code=true"
                 return f"brings Python code of its own, which is not run unasked: read it, then say {say}"
             return f"can't be loaded, as a folder or from a hub: {str(error).splitlines()[0]}"
         self.context[name] = context_of(config)
+        if name in self.tokenizers and not files.stop_ids(config.get_text_config(), self.tokenizers[name]):
+            self.endless.add(name)
         self.vocabulary[name] = getattr(config.get_text_config(), "vocab_size", None)
-        self._fits(name, config)
+        self._fits(name, files, config)
         return ""
 
-    def _fits(self, name: str, config: Any) -> None:
+    def _fits(self, name: str, files: ModelFiles, config: Any) -> None:
         """Check that the engines of a model run models of its family."""
         model = self.plan.models[name]
         found = {}
@@ -178,20 +199,35 @@ class Preflight:
         if model.serve and model.serve.lora == "adapter" and serving(model.serve).unfit_adapters:
             found["adapters"] = resolve_name(serving(model.serve).unfit_adapters)(config)
         if model.train:
-            found["train"] = resolve_name(TRAINING[model.train.engine].unfit)(config, model.head)
+            found["train"] = resolve_name(TRAINING[model.train.engine].unfit)(files, model.head, model.train)
         for law, _, remedy in (law.partition("; ") for law in found.values() if law):
             mark = self.tree.at(("models", name, "path")).mark
             self.problem("unfit-model", f"models.{name}: {law}", mark, remedy.replace("NAME", name))
 
     def stops(self) -> None:
-        """Check that models have the tokens that end their samples."""
+        """Check that models have the tokens that end their samples, and that their samples end at all."""
         for phase, functions in self.plan.functions.items():
             for node, function in functions.items():
+                self._ends(phase, node, function)
                 size = self.vocabulary.get(function.model or "")
                 most = max(function.attributes.get("stop_token_ids") or [0]) if function.model else 0
                 if size is not None and most >= size:
                     law = f"node `{node}`: `{function.model}` has no token {most}, it has {size:,}"
                     self.problem("stop-id", law, self._mark(phase, node, "stop_token_ids"), "leave it out")
+
+    def _ends(self, phase: str, node: str, function: Function) -> None:
+        """Warn where nothing ends the responses of a node but their length."""
+        attributes = function.attributes
+        if function.model not in self.endless or "stop_token_ids" not in attributes:
+            return
+        if not attributes["stop_token_ids"] and not attributes.get("stop"):
+            law = (
+                f"node `{node}`: no file of `{function.model}` names an end token (a tokenizer's eos_token, "
+            )
+            law += "its configurations' eos_token_id): every response is as long as it may be"
+            remedy = f"name one in the model's generation_config.json, or set {node}.stop_token_ids"
+            mark = self._mark(phase, node, "stop_token_ids")
+            self.warnings.append(Problem("endless", law, mark, remedy=remedy, grade="warning"))
 
     def data(self) -> None:
         """Check that every source's files can be read, and that their rows fit the models that read them."""

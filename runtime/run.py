@@ -150,8 +150,11 @@ def ready(
     assert plan.origin
     tree = tree or compose(plan.origin.graph, plan.origin.overrides)
     warnings = warnings_of(plan, strict)
-    iterations = preflight(plan, tree)
-    return plan if iterations is None else _as_long(plan, iterations, there), tree, warnings
+    looked_at = preflight(plan, tree, strict)
+    warnings = [*warnings, *looked_at.warnings]
+    if looked_at.iterations is not None:
+        plan = _as_long(plan, looked_at.iterations, there)
+    return plan, tree, warnings
 
 
 def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:

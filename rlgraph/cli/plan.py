@@ -15,6 +15,7 @@ from rlgraph.cli import options
 
 if TYPE_CHECKING:
     from rlgraph.check import Look
+    from rlgraph.errors import Problem
     from rlgraph.ir.plan import Plan, Target
     from rlgraph.view.drawings.boxes import DrawingOptions
 
@@ -56,8 +57,10 @@ def check(
     if files:
         from rlgraph.runtime.preflight import preflight
 
-        def look(plan: Plan, tree: Tree) -> None:
-            lengths.append(preflight(plan, tree))
+        def look(plan: Plan, tree: Tree) -> Sequence[Problem]:
+            looked_at = preflight(plan, tree, strict)
+            lengths.append(looked_at.iterations)
+            return [*looked_at.warnings]
 
     if form == "json":
         report = check_report(graph, overrides, devices, target, look, strict)

@@ -69,7 +69,8 @@ class Serving:
 @dataclass(frozen=True)
 class Training:
     """An engine that trains and scores: the ``module:name`` of its class, the keys of ``models.NAME.train``
-    that it takes, and of what says of a configuration and a head why it can't train such a model."""
+    that it takes, and of what says of a model's files, a head and that section why it can't train the model.
+    """
 
     builder: str
     options: tuple[str, ...]
@@ -138,7 +139,7 @@ TRAINING = {
     "fsdp": Training(
         f"{RUNTIME}.fsdp.engine:FsdpEngine",
         (*PASSES, *OFFLOADS, *BALANCED),
-        f"{RUNTIME}.weights.pretrained:unfit",
+        f"{RUNTIME}.fsdp.preflight:unfit",
     ),
 }
 

@@ -45,6 +45,13 @@ def kind_of(model: Any) -> str:
     return name.partition(OVER)[0]
 
 
+def head_size(config: Any) -> int:
+    """Return the numbers of an attention head; where layers differ, those of the largest."""
+    layers = getattr(config, "per_layer_config", None) or [config]
+    sizes = [getattr(layer, "head_dim", None) for layer in layers]
+    return max(size or config.hidden_size // config.num_attention_heads for size in sizes)
+
+
 def repeat_shared_heads(model: Any, device: torch.device, dtype: torch.dtype) -> None:
     """Have a transformers model that attends by SDPA repeat its shared heads, where that is needed."""
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -62,11 +69,11 @@ def attend_without_mask(model: Any, device: torch.device, dtype: torch.dtype) ->
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
+    if model.config._attn_implementation != "sdpa":
+        return
     config = model.config.get_text_config()
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     plain = model._supports_flash_attn and model._supports_flex_attn and not hasattr(config, "v_head_dim")
-    masked = needs_mask(device.type, str(dtype).removeprefix("torch."), head)
-    if masked or not plain or model.config._attn_implementation != "sdpa":
+    if not plain or needs_mask(device.type, str(dtype).removeprefix("torch."), head_size(config)):
         return
     AttentionInterface.register(PACKED, attend_packed)
     AttentionMaskInterface.register(PACKED, sdpa_mask)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import nearest
 from rlgraph.nodes.support.data_file import local_path
+from rlgraph.runtime.engines.tokenizer_files import file_of, is_read_by_class, tokenizer_of
 
 ROPE, ROPE_BEFORE = "rope_parameters", "rope_scaling"  # two names of position embeddings in config.json
 ORIGINAL = "original_max_position_embeddings"
 OF_ROPE = ("rope_theta", "partial_rotary_factor")  # what of them stays where a graph leaves it out
+
+# fields of windows beside ``sliding_window``: GPT-Neo's, Longformer's and BigBird's, BLT's and ModernBERT's
+WINDOWS = ("window_size", "attention_window", "block_size", "local_attention_window_len", "local_attention")
+UNTOLD = ("transformers_version", "_name_or_path")  # what transformers notes of itself in a configuration
 
 
 class ConfigError(ValueError):
@@ -48,11 +55,23 @@ class ModelFiles:
         changed.name_or_path = self.path  # where transformers looks for the code of the model
         return changed
 
-    def tokenizer(self) -> Any:
-        """Return the tokenizer that lies with the model."""
-        from transformers import AutoTokenizer
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of ``config.json`` as they stand there."""
+        path = file_of(local_path(self.path), "config.json")
+        assert path is not None
+        return dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
-        return AutoTokenizer.from_pretrained(local_path(self.path), trust_remote_code=self.trusted)
+    def unchanged(self) -> Any:
+        """Return the model's configuration without the changed fields."""
+        return ModelFiles(self.path, {}, self.trusted).config()
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer that the model's files describe, whatever transformers makes of them."""
+        return tokenizer_of(local_path(self.path), self.trusted)
+
+    def is_read_by_class(self, tokenizer: Any) -> bool:
+        """Return whether programs that ask ``AutoTokenizer`` get what ``tokenizer()`` gave."""
+        return is_read_by_class(local_path(self.path), self.trusted, tokenizer)
 
     def stop_ids(self, config: Any, tokenizer: Any) -> list[int]:
         """Return every end token that the generation config, the tokenizer or a text config names."""
@@ -106,16 +125,60 @@ class ModelFiles:
         return changed
 
 
+def all_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of a configuration as transformers would write them, defaults too."""
+    return dict(json.loads(config.to_json_string(use_diff=False)))
+
+
+def with_changes(
+    stored: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of a configuration as they are stored, but for those that a run has changed.
+
+    ``before`` and ``after`` are all fields, as transformers has read them and as the run leaves them. Where
+    they are of another type, as of a model that was a part of the stored one, the latter are returned.
+
+    Example:
+        >>> read, left = {"dtype": "bfloat16", "eps": 1}, {"dtype": "float32", "eps": 1}
+        >>> with_changes({"rope_theta": 5.0, "torch_dtype": "bfloat16"}, read, left)
+        {'rope_theta': 5.0, 'torch_dtype': 'float32'}
+    """
+    if stored.get("model_type") != after.get("model_type"):
+        return dict(after)
+    fields = dict(stored)
+    for name, value in after.items():
+        former = before.get(name)
+        if name in UNTOLD or former == value:
+            continue
+        if name == "dtype" and "dtype" not in stored and "torch_dtype" in stored:
+            fields["torch_dtype"] = value
+        elif name != ROPE and all(isinstance(one, Mapping) for one in (fields.get(name), former, value)):
+            fields[name] = with_changes(fields[name], former, value)
+        else:
+            fields[name] = value
+            for other in (ROPE_BEFORE, *OF_ROPE) if name == ROPE else ():
+                fields.pop(other, None)  # former names, which would say something else
+    return fields
+
+
 def _based(rope: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return position embeddings with what they leave out of a model's own base."""
     return {**{key: before[key] for key in OF_ROPE if key in before}, **rope}
 
 
 def attention_kinds(config: Any) -> list[str]:
-    """Return the kind of each layer: ``full_attention``, ``sliding_attention``, ``linear_attention``, ..."""
+    """Return the kind of each layer: ``full_attention``, ``sliding_attention``, ``linear_attention``, ...
+
+    Of windows that a configuration has in fields of its own, it is not known of which layers they are, and
+    whether they count tokens or columns: then every layer is ``local_attention``.
+    """
     config = config.get_text_config()
+    if kinds := getattr(config, "layer_types", None):
+        return list(kinds)
     single = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
-    return list(getattr(config, "layer_types", None) or [single] * config.num_hidden_layers)
+    if any(getattr(config, name, None) for name in WINDOWS):
+        single = "local_attention"
+    return [single] * config.num_hidden_layers
 
 
 def context_of(config: Any) -> int | None:

@@ -257,10 +257,9 @@ def test_an_export_keeps_the_configs(root: Path, tmp_path: Path) -> None:
     loads(tmp_path / "source").export(str(tmp_path / "ours"))
     with quiet():
         plain(tmp_path / "source").save_pretrained(tmp_path / "theirs")
-    for name in "config.json", "generation_config.json":
-        ours, theirs = (json.loads((tmp_path / who / name).read_text()) for who in ("ours", "theirs"))
-        assert ours == theirs
-    assert ours["eos_token_id"] == [1, 3]
+    ours, theirs = (json.loads((tmp_path / who / "config.json").read_text()) for who in ("ours", "theirs"))
+    assert {**ours, "transformers_version": ""} == {**theirs, "transformers_version": ""}
+    assert json.loads((tmp_path / "ours/generation_config.json").read_text()) == sampling
 
 
 def test_the_first_rank_of_a_pool_exports_whatever_its_rank_of_all(

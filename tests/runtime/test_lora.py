@@ -147,6 +147,24 @@ def test_merged_weights_are_the_adapted_model(root: Path, engine: FsdpEngine, tm
         torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_an_adapter_loads_by_itself_wherever_it_is_asked_from(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    monkeypatch.chdir(root)
+    engine = FsdpEngine("model", optimizer=ADAM, lora=LORA)  # a path from where the run is started
+    update(engine)
+    engine.export(str(tmp_path / "exported"))
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an older name
+        model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "exported" / "adapter")
+    ids = torch.arange(20).reshape(2, 10)
+    expected = engine.model(input_ids=ids).logits
+    torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_copy_has_the_adapters_merged(root: Path, engine: FsdpEngine) -> None:
     update(engine)
     frozen = FsdpEngine(str(root / "model"), frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.nodes.support import sandbox
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.preflight import Preflight
 from rlgraph.runtime.run import run_graph
 
@@ -93,6 +95,47 @@ def test_a_check_of_files_finds_what_a_run_would_without_starting_it() -> None:
 def test_a_model_has_the_tokens_that_end_its_samples() -> None:
     text = refused(GRAPH + "  - set: {rollout.stop_token_ids: [3, 5000]}\n")
     assert "small.yaml:7:" in text and "`policy` has no token 5000" in text and "leave it out" in text
+
+
+def changed_model(name: str, **settings: object) -> str:
+    """A copy of the demo's model whose files have other fields; of a file that has none left, without it."""
+    shutil.copytree("demo_files/model", name)
+    for file, fields in settings.items():
+        path = Path(name, f"{file}.json")
+        assert isinstance(fields, dict)
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return name
+
+
+def test_a_model_whose_files_name_no_end_token_is_a_warning() -> None:
+    ends = {"eos_token": None}
+    model = changed_model("endless", tokenizer_config=ends, config={"eos_token_id": None})
+    Path(model, "generation_config.json").unlink(missing_ok=True)
+    Path("small.yaml").write_text(GRAPH.replace("MODEL", model).replace("FILE", "train.jsonl"))
+    found = CliRunner().invoke(main, ["check", "small.yaml", "--files"])
+    assert found.exit_code == 0, found.output
+    assert "warning: node `rollout`: no file of `policy` names an end token" in found.output
+    assert "name one in the model's generation_config.json, or set rollout.stop_token_ids" in found.output
+    strict = CliRunner().invoke(main, ["check", "small.yaml", "--files", "--strict"])
+    assert strict.exit_code and "names an end token" in strict.output + str(strict.exception)
+    named = CliRunner().invoke(main, ["check", "small.yaml", "--files", "rollout.stop_token_ids=[2]"])
+    assert "names an end token" not in named.output
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"), [("q_porj", "did you mean `q_proj`?"), ("lm_head", "there are down_proj, gate_proj")]
+)
+def test_adapters_of_layers_that_there_are_not_are_refused(target: str, meant: str) -> None:
+    text = refused(overrides=(f"models.policy.train.lora={{rank: 2, targets: [{target}]}}",))
+    assert f"models.policy: lora: no decoder layer has a linear {target}\n" in text and meant in text
+
+
+def test_a_tokenizer_that_its_files_contradict_is_refused() -> None:
+    tokens = {"added_tokens_decoder": {"77": {"content": "<|tool|>", "special": True}}}
+    text = refused(MODEL=changed_model("other", tokenizer_config=tokens))
+    assert "transformers reads its tokenizer otherwise than tokenizer.json has it" in text
+    assert "the added token '<|tool|>', which is 77\n" in text
+    assert "save the tokenizer anew" in text
 
 
 def test_an_open_value_is_named() -> None:
@@ -181,7 +224,7 @@ def test_adapters_of_a_family_with_other_layers_are_refused_by_name() -> None:
     settings = [*settings, "models.policy.path=any"]
     tree, plan = compose("grpo", settings), compile_graph("grpo", settings, 1)
     check = Preflight(replace(plan, models={"policy": replace(plan.models["policy"], train=None)}), tree)
-    check._fits("policy", Phi3Config(sliding_window=None))
+    check._fits("policy", ModelFiles("any"), Phi3Config(sliding_window=None))
     (said,) = [problem.render() for problem in check.problems]
     assert "models.policy: phi3: adapters are served of llama, mistral, mixtral, qwen2" in said
     assert "set models.policy.serve.lora=merged" in said

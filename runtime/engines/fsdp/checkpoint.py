@@ -28,12 +28,14 @@ import torch
 import torch.distributed as dist
 
 from rlgraph.files import sha256, sync
+from rlgraph.nodes.support.data_file import local_path
 from rlgraph.runtime.engines.fsdp.host_optimizer import exact
 from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.optimizer import MOMENTS, moments_of, set_rate
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.runtime.engines.fsdp.tensor import WHOLE, LayerParts
-from rlgraph.runtime.engines.model_files import ModelFiles
+from rlgraph.runtime.engines.model_files import ModelFiles, all_fields, with_changes
+from rlgraph.runtime.engines.tokenizer_files import copy_files
 from rlgraph.runtime.engines.weights.extents import extent, extent_of
 from rlgraph.runtime.engines.weights.transfer import WIDE
 
@@ -169,25 +171,35 @@ def blend(
 
 
 def write_pretrained(directory: str, model: Any, weights: dict[str, torch.Tensor], files: ModelFiles) -> None:
-    """Write a Hugging Face directory from full weights as it names them, with the tokenizer of another.
+    """Write a Hugging Face directory from full weights as it names them, beside the source's other files.
 
-    Of a model that runs code of its own, the Python files of its directory come with it.
+    Tokenizer, chat templates and generation settings are the source's, byte for byte; its configuration has
+    the fields that the run changed, and the others as they stand there: transformers would write them in the
+    form of its own version, which older readers pass over (such as ``rope_theta``, within ``rope_parameters``
+    since 5.0). Of a model that runs code of its own, the Python files of its directory come with it.
     """
+    from transformers import GenerationConfig
+
     kinds = {t.dtype for n, t in weights.items() if t.is_floating_point() and not n.endswith(WIDE)}
+    source = local_path(files.path)
     with quiet():
         # transformers would write nothing where this is not the first of all ranks, but the first of its pool
         model.should_save_on_this_rank = lambda _: True
+        # and nothing where it finds fault with generation settings, which come from the source's own file
+        settings, model.generation_config = getattr(model, "generation_config", None), GenerationConfig()
         try:
             model.save_pretrained(directory, state_dict=weights, save_original_format=False)
         finally:
             del model.should_save_on_this_rank
+            model.generation_config = settings
+        written = all_fields(model.config)
         if len(kinds) == 1:  # transformers writes down that of the model's own parameters
-            config = Path(directory, "config.json")
-            fields = json.loads(config.read_text(encoding="utf-8"))
-            fields["dtype"] = str(kinds.pop()).removeprefix("torch.")
-            config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        files.tokenizer().save_pretrained(directory)
-        for code in Path(files.path).glob("*.py") if files.trusted else ():
+            written["dtype"] = str(kinds.pop()).removeprefix("torch.")
+        fields = with_changes(files.fields(), all_fields(files.unchanged()), written)
+        text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
+        Path(directory, "config.json").write_text(text, encoding="utf-8")
+        copy_files(source, Path(directory))
+        for code in Path(source).glob("*.py") if files.trusted else ():
             copy(code, directory)
 
 

@@ -469,7 +469,8 @@ class FsdpEngine:
         if first:
             checkpoint.write_pretrained(directory, self.model, weights, self.files)
         if first and self.lora:
-            adapters.write_adapter(Path(directory) / "adapter", self.model, adapter, self.path)
+            task = "CAUSAL_LM" if self.head == "lm" else "TOKEN_CLS"
+            adapters.write_adapter(Path(directory) / "adapter", self.model, adapter, self.path, task)
         dist.barrier(self.group)
 
     def _check_lengths(self, tokens: Ragged) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rlgraph.errors import nearest
 from rlgraph.runtime.engines.experts import mixtures_of
 from rlgraph.runtime.engines.weights.adapters import FILES, add
 from rlgraph.runtime.engines.weights.naming import base_name
@@ -34,7 +35,7 @@ def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, s
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    linear, experts = _targets(model, layers, options.targets)
+    linear, experts = targets_of(model, layers, options.targets)
     chosen = {"target_modules": linear, "target_parameters": experts or None}
     config = LoraConfig(r=options.rank, lora_alpha=options.alpha, **chosen)
     inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
@@ -91,15 +92,19 @@ def merged(tensors: Iterable[Named], scale: float, layers: Mapping[str, Any]) ->
             held = {}
 
 
-def write_adapter(directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str) -> None:
+def write_adapter(
+    directory: Path, model: Any, tensors: Mapping[str, torch.Tensor], base: str, task: str
+) -> None:
     """Write full adapters as peft's own directory, for ``PeftModel.from_pretrained`` over the base model.
 
-    ``tensors`` have the names of ``in_files``.
+    ``tensors`` have the names of ``in_files``; ``base`` is a directory or a hub name, and ``task`` is peft's
+    name of what the model does: by both ``AutoPeftModelForCausalLM`` loads it wherever it is asked from.
     """
     from safetensors.torch import save_file
 
     config = model.peft_config[NAME]
-    config.base_model_name_or_path = base
+    config.base_model_name_or_path = str(Path(base).absolute()) if Path(base).exists() else base
+    config.task_type = task
     config.inference_mode = True
     config.save_pretrained(str(directory))
     save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -149,11 +154,15 @@ def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: to
     return weighted[order.argsort()].view(*chosen.shape, -1).sum(1).to(hidden.dtype)
 
 
-def _targets(
+def targets_of(
     model: Any, layers: Iterable[torch.nn.Module], wanted: str | list[str]
 ) -> tuple[list[str], list[str]]:
     """Return the full names of the wanted linear layers, in a mixture of experts attention's alone, and of
-    the wanted weights of experts, which transformers fuses into single tensors."""
+    the wanted weights of experts, which transformers fuses into single tensors.
+
+    Raises:
+        ValueError: a target that no decoder layer has.
+    """
     inside = {id(m) for layer in layers for m in layer.modules() if isinstance(m, torch.nn.Linear)}
     linear = [name for name, module in model.named_modules() if id(module) in inside]
     if any(name.endswith(".experts") for name, _ in model.named_modules()):
@@ -169,5 +178,6 @@ def _targets(
         return linear, []
     if unknown := sorted({*wanted} - {*there}):
         law = f"lora: no decoder layer has a linear {', '.join(unknown)}"
-        raise ValueError(f"{law}; there are {', '.join(there)}")
+        meant = " ".join(filter(None, (nearest(name, there) for name in unknown)))
+        raise ValueError(f"{law}; there are {', '.join(there)}. {meant}".strip(" ."))
     return [name for name in linear if short[name] in wanted], [n for n in fused if short[n] in wanted]

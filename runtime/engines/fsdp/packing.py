@@ -27,7 +27,7 @@ import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines import attention
 from rlgraph.runtime.engines.fsdp.micro_batch import places_of
-from rlgraph.runtime.engines.model_files import runs_own_code
+from rlgraph.runtime.engines.model_files import attention_kinds, runs_own_code
 
 FULL = "full_attention"
 
@@ -72,14 +72,16 @@ def packs(model: torch.nn.Module) -> bool:
     """Return whether a model takes positions and a mask of ours: it has full attention in every layer.
 
     Of a model with code of its own nobody knows. Biases by distance (ALiBi) count columns, not positions.
+    Attention that is neither PyTorch's nor in transformers' registry may read a mask of two dimensions alone
+    (openai-gpt's).
     """
     config: Any = model.config.get_text_config()  # type: ignore[operator]
-    kinds = getattr(config, "layer_types", None)
-    full = set(kinds) == {FULL} if kinds else not getattr(config, "sliding_window", None)
+    full = {*attention_kinds(config)} == {FULL}
+    masked = getattr(model, "_supports_attention_backend", False) or getattr(model, "_supports_sdpa", False)
     takes = {"position_ids", "attention_mask"} <= {*inspect.signature(type(model).forward).parameters}
     known = attention.kind_of(model) in ("sdpa", "eager", attention.REPEATED, attention.PACKED)
     odd = getattr(model, "_is_stateful", False) or getattr(config, "alibi", False) or runs_own_code(model)
-    return full and takes and known and not odd
+    return bool(full and masked and takes and known and not odd)
 
 
 def has_mask(model: torch.nn.Module) -> bool:
@@ -95,7 +97,7 @@ def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -
     """
     config: Any = model.config.get_text_config()  # type: ignore[operator]
     heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    size = attention.head_size(config)
     chosen = getattr(config, "num_experts_per_tok", None) or 1
     weights = sum(
         prod(p.shape) * (chosen / p.shape[0] if ".experts." in f".{name}" else 1)

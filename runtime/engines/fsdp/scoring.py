@@ -16,8 +16,10 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn.functional import linear
+from transformers.modeling_outputs import BaseModelOutput
 
 from rlgraph.costs import limits
+from rlgraph.runtime.engines.causal import sees_later_tokens
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 
 Entropy = Literal["none", "detached", "differentiable"]
@@ -36,15 +38,25 @@ def check(model: Any) -> None:
     """Check, with weights on the meta device and before any are read, that a head can run by itself.
 
     Raises:
-        ValueError: its ``forward`` wants more from its decoder than hidden states.
+        ValueError: its ``forward`` wants more from its decoder than hidden states, or its attention sees
+            later tokens, so that it gives no log-probs of the next one.
     """
+    if sees_later_tokens(model):
+        law = f"{model.config.model_type}: its attention sees later tokens, as an encoder's does"
+        raise ValueError(f"{law}; models of this type can't be trained; take another for models.NAME.path")
+    if not _decoders(model):
+        law = f"{model.config.model_type}: transformers' {type(model).__name__} has no decoder by itself"
+        raise ValueError(f"{law}; models of this type can't be trained; take another for models.NAME.path")
     config = model.config.get_text_config()
     try:
         with torch.no_grad():
             logits_of(model, torch.empty(1, config.hidden_size, device="meta", dtype=model.dtype))
-    except (AttributeError, TypeError, ValueError) as error:
-        law = f"the head of {type(model).__name__} can't run apart from its decoder ({error})"
-        remedy = "models of this type can't be trained"
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        law = (
+            f"transformers' {type(model).__name__} computes logits from more than its decoder's last hidden "
+        )
+        law += f"states, which are all that scores are computed from here ({' '.join(str(error).split())})"
+        remedy = "models of this type can't be trained; take another for models.NAME.path"
         raise ValueError(f"{model.config.model_type}: {law}; {remedy}") from error
 
 
@@ -169,15 +181,35 @@ def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     It is the model's ``forward`` that runs, so that what it does behind its head (soft caps, scales) is done;
     in place of its decoder stands a function that returns the hidden states.
     """
-    from transformers.modeling_outputs import MoeModelOutputWithPast
-
-    decoder = model.base_model
-    decoder.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden[None])
+    decoders = _decoders(model)
+    states = DecoderStates(last_hidden_state=hidden[None])
+    for decoder in decoders:
+        decoder.forward = lambda *_, **__: states
+    # nobody reads the ids but for their shape, as Gemma 4's forward does
+    ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
     try:
-        logits: torch.Tensor = type(model).forward(model, use_cache=False).logits.squeeze(0)
+        logits: torch.Tensor = type(model).forward(model, input_ids=ids, use_cache=False).logits.squeeze(0)
     finally:
-        del decoder.forward
+        for decoder in decoders:
+            del decoder.forward
     return logits
+
+
+class DecoderStates(BaseModelOutput):
+    """What a decoder returns, of which only the hidden states are there: whatever else is read is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _decoders(model: Any) -> list[Any]:
+    """Return the modules in whose place hidden states may come: a model's base, and a decoder within that."""
+    if model.base_model is model:
+        return []
+    within = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    inner = [module for module in model.base_model.modules() if module is within]
+    return list(dict.fromkeys([model.base_model, *inner]))
 
 
 class _Scores(torch.autograd.Function):

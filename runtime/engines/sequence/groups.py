@@ -130,6 +130,8 @@ def sequence_group(pool: dist.ProcessGroup, ranks: int) -> SequenceGroup:
 
 def over_heads(group: SequenceGroup, model: Any) -> SequenceGroup:
     """Return a group in rings, of as many ranks as the key heads of a transformers model ask for."""
+    if group.ranks == 1:
+        return group  # a model without attention has no heads
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return replace(group, ring=ring_ranks(heads, group.ranks))

@@ -37,7 +37,7 @@ from rlgraph.runtime.engines.sglang.contents import Adapter, AllWeights, adapter
 from rlgraph.runtime.engines.sglang.fp8 import check_device, overridden, quantized
 from rlgraph.runtime.engines.sglang.hosts import Follower, Starts
 from rlgraph.runtime.engines.sglang.launch import Launch
-from rlgraph.runtime.engines.sglang.options import options_of
+from rlgraph.runtime.engines.sglang.options import options_of, tokenizer_option
 from rlgraph.runtime.engines.sglang.preflight import unfit
 from rlgraph.runtime.engines.sglang.supervisor import Remotes, SglangSupervisor
 from rlgraph.runtime.engines.sglang.weights import ServerRanks, check_names
@@ -150,6 +150,7 @@ class SglangEngine:
         if leads and servers:
             self.supervisor = Remotes(servers, self.device, transport, sync_folder)
         elif leads or starts:
+            settings = {**tokenizer_option(files, self.tokenizer, Path(logs)), **settings}
             launch = Launch(
                 path, self.device, dtype, group, max_cached_tokens, max_rows, settings, self.content
             )

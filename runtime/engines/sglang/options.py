@@ -12,7 +12,9 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rlgraph.errors import RunError, nearest, shortened
@@ -38,6 +40,20 @@ def options_of(files: ModelFiles) -> dict[str, str | bool]:
     """Return what SGLang is told of a model's files, beside where they are."""
     changed = {"json_model_override_args": json.dumps(files.resolved())} if files.changed else {}
     return {**changed, **({"trust_remote_code": True} if files.trusted else {})}
+
+
+def tokenizer_option(files: ModelFiles, tokenizer: Any, logs: Path) -> dict[str, str]:
+    """Return where SGLang finds a model's tokenizer, where it would read another out of the model's folder.
+
+    It looks for stop texts with it. Like transformers it takes the class of the model's type, whatever the
+    files say (0.5.23); in a folder without a configuration it takes the files.
+    """
+    if files.is_read_by_class(tokenizer):
+        return {}
+    logs.mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="tokenizer-", dir=logs.absolute())
+    tokenizer.save_pretrained(folder)
+    return {"tokenizer_path": folder}
 
 
 def wrong(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -31,11 +31,11 @@ from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.transformers.continuous_batching import BatchRun, KeptSlots
 from rlgraph.runtime.engines.transformers.fused import fused
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
-from rlgraph.runtime.engines.transformers.load import copy_into, empty_model, named_weights
+from rlgraph.runtime.engines.transformers.load import cache_name, copy_into, empty_model, named_weights
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 from rlgraph.runtime.engines.weights.adapters import MergedAdapter
 from rlgraph.runtime.engines.weights.naming import in_pieces, pieces_of
-from rlgraph.runtime.engines.weights.pretrained import weights_of
+from rlgraph.runtime.engines.weights.pretrained import read_weight, reads_by_rows, weights_of
 
 PARTS = frozenset({"weights"})  # what may sleep
 
@@ -85,6 +85,7 @@ class TransformersEngine:
         self.files = ModelFiles(path, config or {}, trust_remote_code)
         self.tokenizer = self.files.tokenizer()
         self.model = empty_model(self.files, self.device, getattr(torch, dtype))
+        self.cached = cache_name(type(self.model)) or "past_key_values"
         self.pieces = pieces_of(self.model, weights_of(path))
         self.fused = fused(self.model)
         self.weights = named_weights(self.model)
@@ -167,6 +168,15 @@ class TransformersEngine:
         self.version = 0
 
     def _load_files(self) -> None:
+        """Take weights as they stand in the files, where these hold them by the model's own pieces.
+
+        transformers draws some anew behind reading them: the padding row of Youtu's embeddings (5.23.0).
+        """
+        stored = weights_of(self.path)
+        names = {name for name, _ in in_pieces(self.weights.items(), self.pieces)}
+        if names <= stored.keys() and reads_by_rows(self.model, self.pieces, stored, ()):
+            self._load((name, read_weight(stored[name], name)) for name in sorted(names))
+            return
         dtype = next(self.model.parameters()).dtype
         model = AutoModelForCausalLM.from_pretrained(
             self.path, config=self.files.config(), dtype=dtype, trust_remote_code=self.files.trusted
@@ -265,7 +275,7 @@ class TransformersEngine:
             positions = torch.arange(width, device=self.device)[None]
             return self.fused(padded, positions, None, cache, lengths - 1)
         self._last = lengths - 1
-        logits = self.model(input_ids=padded, past_key_values=cache, use_cache=True).logits[:, 0]
+        logits = self.model(input_ids=padded, use_cache=True, **{self.cached: cache}).logits[:, 0]
         self._last = None
         return logits
 
@@ -276,7 +286,7 @@ class TransformersEngine:
         if self.fused:
             return self.fused(tokens, positions, masks, cache)
         inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": masks}
-        return self.model(**inputs, past_key_values=cache, use_cache=True).logits[:, 0]
+        return self.model(**inputs, use_cache=True, **{self.cached: cache}).logits[:, 0]
 
     def _masks(self, target: Decode) -> Any:
         """Return what to add to attention scores, ``[live, 1, 1, width]`` for each kind of attention.

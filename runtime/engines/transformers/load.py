@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import torch
@@ -11,8 +12,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from rlgraph.runtime.engines.attention import repeat_shared_heads
+from rlgraph.runtime.engines.causal import sees_later_tokens
 from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds
+from rlgraph.runtime.engines.weights.naming import pieces_of
 
+WINDOWED = "create_sliding_window_causal_mask"  # by which transformers' models see windows
 ATTENTIONS = ("full_attention", "sliding_attention")
 
 
@@ -35,13 +39,47 @@ def empty_model(files: ModelFiles, device: torch.device, dtype: torch.dtype) -> 
 def unfit(config: Any) -> str:
     """Return why this engine can't run a model of a configuration, or nothing."""
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    unknown = sorted({*attention_kinds(config)} - {*ATTENTIONS})
-    odd = kind and (kind._is_stateful or "position_ids" not in inspect.signature(kind.forward).parameters)
+    kinds = {*attention_kinds(config)}
+    if kind and "sliding_attention" in kinds and not hasattr(sys.modules[kind.__module__], WINDOWED):
+        kinds |= {"windows of its own"}
+    unknown = sorted(kinds - {*ATTENTIONS})
+    odd = kind and (kind._is_stateful or not _takes(kind, "position_ids") or not cache_name(kind))
     if not unknown and not odd:
-        return ""
+        return _unfit_form(config, kind) if kind else ""
     law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids"
-    law += f", not {', '.join(unknown) or kind.__name__}"
+    law += f" and a cache, not {', '.join(unknown) or kind.__name__}"
     return f"{law}; serve it with sglang (models.NAME.serve.engine)"
+
+
+def _unfit_form(config: Any, kind: Any) -> str:
+    """Return why a model whose layers this engine runs can't be run by it all the same."""
+    with torch.device("meta"), no_init_weights():
+        model = kind._from_config(config)
+    if sees_later_tokens(model):
+        law = f"{config.model_type}: its attention sees later tokens, as an encoder's does"
+        return f"{law}; take a model of another type for models.NAME.path"
+    try:
+        pieces_of(model, ())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def cache_name(kind: type) -> str:
+    """Return by which name a model's class takes keys and values, or nothing where it takes none.
+
+    transformers 5.24 calls them ``cache``, and warns of the former name.
+    """
+    forwards = [base for base in kind.__mro__ if "forward" in vars(base)]  # one of its own may hand all on
+    for base in forwards:
+        for name in ("cache", "past_key_values"):
+            if _takes(base, name):
+                return name
+    return ""
+
+
+def _takes(kind: type, name: str) -> bool:
+    return name in inspect.signature(kind.forward).parameters  # type: ignore[attr-defined]
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -63,10 +63,22 @@ def shape_of(files: ModelFiles, auto: Any, options: Mapping[str, Any], dtype: to
     with torch.device("meta"), no_init_weights():
         how = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
         model = auto.from_config(config, **how, trust_remote_code=files.trusted)
+    _without_memory(model)
     model.tie_weights()
     if model.can_generate() and cached_file(files.path, "generation_config.json", **_OPTIONAL):
         model.generation_config = GenerationConfig.from_pretrained(files.path)
     return model
+
+
+def _without_memory(model: torch.nn.Module) -> None:
+    """Move parameters to the meta device that were drawn elsewhere, so that they are read like all others.
+
+    ``torch.normal`` with a size takes no notice of a default device: DiffLlama's lambdas (transformers 5.23).
+    """
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not parameter.is_meta:
+                setattr(module, name, torch.nn.Parameter(parameter.to("meta")))
 
 
 def classes(head: str) -> tuple[Any, dict[str, Any]]:
@@ -100,6 +112,14 @@ def weights_of(path: str) -> StoredWeights:
             for weight in file.keys():  # noqa: SIM118
                 stored[weight] = StoredWeight(name, file.get_slice(weight).get_shape())
     return stored
+
+
+def read_weight(stored: StoredWeight, name: str) -> torch.Tensor:
+    """Return a weight of a checkpoint, on the CPU."""
+    from safetensors import safe_open
+
+    with safe_open(stored.file, "pt") as file:
+        return file.get_tensor(name)
 
 
 def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> bool:

