@@ -41,7 +41,7 @@ def import_prime_rl(words: Sequence[str], folder: Path = Path(), run: str | None
     given = {
         key: value for key, value in given.items() if value != {} or key not in ("trainer", "orchestrator")
     }
-    options = Options(table, given, folder)
+    options = Options(table, with_model(given), folder)
     draft = _sft(options) if kind == "sft" else _policy_gradient(options)
     _engines(draft, options)
     said = [*told(options), *_differing(differing, table)]
@@ -174,6 +174,15 @@ def merged_sources(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return out, differing
 
 
+def with_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the model that is served where none is given for the trainer."""
+    names = ("model.name", "trainer.model.name")
+    served = [given[key] for key in ("orchestrator.model.name", "inference.vllm.model") if key in given]
+    if served and not any(name in given for name in names):
+        return {**given, "trainer.model.name": served[0]}
+    return dict(given)
+
+
 def _differing(differing: Mapping[str, Sequence[Any]], table: KeyTable) -> Iterator[KeyOutcome]:
     for key, values in differing.items():
         how = "several" if key in SOURCES else "differ"
@@ -186,6 +195,11 @@ def has(options: Options, section: str) -> bool:
     if options.values.get(section) is False:
         return False
     return any(key == section or key.startswith(f"{section}.") for key in options.values)
+
+
+def is_evaluated(options: Options) -> bool:
+    """Return whether a reward is measured on the way: distillation has none here."""
+    return has(options, "orchestrator.eval") and options[ALGORITHM] not in ("opd", "opsd", "sft")
 
 
 def _sft(options: Options) -> Draft:
@@ -239,14 +253,11 @@ def _data(draft: Draft, options: Options) -> None:
     draft.set("rollout.max_total_tokens", longest)
     draft.set("rollout.max_new_tokens", min(int(most), longest - 1) if most else longest - 1)
     draft.set("prompts.max_prompt_tokens", longest - 1)
-    if not options["trainer.max_steps"]:
-        draft.set("schedule.iterations", draft.value("schedule.iterations"))
-    if has(options, "orchestrator.eval"):
+    if is_evaluated(options):
         nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": {"n": 1, "temperature": 1.0}}
         report = {"reward": "rewards"}
         every = options["orchestrator.eval.interval"]
-        if draft.has("rewards") and options[ALGORITHM] != "sft":
-            draft.set("eval", {"every": every, "nodes": nodes, "report": report})
+        draft.set("eval", {"every": every, "nodes": nodes, "report": report})
 
 
 def _loss(draft: Draft, options: Options, name: str) -> None:
@@ -424,6 +435,8 @@ def told(options: Options) -> Iterator[KeyOutcome]:
         yield KeyOutcome("max_steps", UNKNOWN, "hand", facts["no_end"])
     if options["orchestrator.train.filter_zero_advantages"] and name in ("grpo", "echo", "max_rl"):
         yield KeyOutcome("samples without advantage", UNKNOWN, "hand", facts["not_zero"])
+    if is_evaluated(options) and options["orchestrator.eval.sampling.temperature"] is None:
+        yield KeyOutcome("the evaluation", UNKNOWN, "hand", facts["sampled"])
     texts = {"hierarchical_grpo": "hierarchical", "sft": "distilled"}
     if text := facts.get(texts.get(name, name)):
         yield KeyOutcome("the algorithm", UNKNOWN, "hand", text)

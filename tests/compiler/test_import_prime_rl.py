@@ -241,6 +241,23 @@ def test_parts_in_files_of_their_own() -> None:
         assert made["schedule"]["iterations"] == 7
 
 
+def test_the_model_of_one_part_is_the_policy() -> None:
+    Path("orch.toml").write_text('max_steps = 7\nbatch_size = 64\ngroup_size = 16\n[model]\nname = "m"\n')
+    assert checked(import_prime_rl(("@", "orch.toml")))["models"]["policy"]["path"] == "m"
+    imported = import_prime_rl((*RL, "--orchestrator.model.name", "Qwen/Qwen3-4B-FP8"))
+    assert outcome(imported, "orchestrator.model.name")[0] == "hand"
+    assert checked(imported)["models"]["policy"]["path"] == "Qwen/Qwen3-4B"
+
+
+def test_flags_count_more_than_files_and_are_numbers() -> None:
+    words = ("@", "prime_rl.toml", "--trainer.optim.lr", "2e-6", "--orchestrator.eval.sampling.top-k=-1")
+    imported = import_prime_rl((*words, "--trainer.scheduler.type", "cosine", "--no-trainer.model.lora"))
+    policy = checked(imported)["models"]["policy"]
+    assert policy["optimizer"]["lr"] == 2e-6
+    assert policy["optimizer"]["schedule"] == "cosine"
+    assert "lora" not in policy.get("train", {})
+
+
 def test_sources_that_differ_are_said() -> None:
     sources = """
 [[orchestrator.train.source]]
