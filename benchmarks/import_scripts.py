@@ -5,8 +5,9 @@
 FOLDER is a checkout that the user has: verl's, TRL's, or one's own scripts. It is copied, and each `*.sh`
 of the copy runs under bash, where every command but a few harmless ones only records its words: without a
 network, on a file system that is read-only outside of the copy, for a few seconds. Of the words recorded,
-each system's entry in ``SYSTEMS`` takes those that start one of its trainers. They are given to
-`rlgraph import`, and the graph to `rlgraph check` and `rlgraph plan`, on as many H100s as it has devices.
+each system's entry in ``SYSTEMS`` takes those that start one of its trainers. Scripts of OpenRLHF, slime and
+miles are read, as `rlgraph import` does it, and so are prime-rl's TOML files. They are given to `rlgraph
+import`, and the graph to `rlgraph check` and `rlgraph plan`, on as many H100s as it has devices.
 
 A model at a local path, which is not here, is planned as the model on the hub that its last name is of, and
 one whose size is not known as Qwen's dense model or mixture of about the size in its name. Where a plan does
@@ -25,6 +26,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +39,9 @@ from click.testing import CliRunner
 from rlgraph.cli.main import main as rlgraph
 from rlgraph.costs.model_size import known_models, size_of
 from rlgraph.errors import GraphError
+from rlgraph.importing.shell import commands_of as shell_commands
+from rlgraph.importing.shell import launches_of
+from rlgraph.importing.table import table_of
 
 CLASSES = (
     "plans",
@@ -143,6 +148,8 @@ def _verl_file(
 
 def verl_file(root: Path, file: Path) -> Iterator[Command]:
     """Yield a configuration of a trainer: one with an actor, or with a model and an optimizer."""
+    if file.suffix != ".yaml":
+        return
     try:
         content = yaml.safe_load(file.read_text(errors="replace"))
     except yaml.YAMLError:
@@ -178,7 +185,51 @@ def trl_file(root: Path, file: Path) -> Iterator[Command]:
         yield Command("trl", trainer, str(file.relative_to(root)), [str(file)])
 
 
-SYSTEMS = {"verl": System(verl_words, verl_file), "trl": System(trl_words, trl_file)}
+# OpenRLHF, slime and miles: flags of a program. Scripts are read as `rlgraph import` reads them, and not run
+def no_words(root: Path, script: Path, words: Sequence[str]) -> Iterator[Command]:
+    """Yield nothing: the scripts themselves are read."""
+    yield from ()
+
+
+def launches_in(system: str, table: str, word: str = "") -> Callable[[Path, Path], Iterator[Command]]:
+    """Return what yields each launch of a system's programs in a shell script that has a word in it."""
+    programs = tuple(table_of(table).facts["programs"])
+
+    def of_file(root: Path, file: Path) -> Iterator[Command]:
+        if file.suffix != ".sh" or word not in file.read_text(errors="replace"):
+            return
+        try:
+            launches = launches_of(shell_commands(file), programs)
+        except GraphError:
+            return
+        for number, launch in enumerate(launches, 1):
+            arguments = [str(file), "--launch", str(number)]
+            yield Command(system, launch.program, str(file.relative_to(root)), arguments)
+
+    return of_file
+
+
+def prime_file(root: Path, file: Path) -> Iterator[Command]:
+    """Yield a configuration of prime-rl's RL or SFT: a whole file, not of one part."""
+    if file.suffix != ".toml":
+        return
+    try:
+        tops = set(tomllib.loads(file.read_text(errors="replace")))
+    except tomllib.TOMLDecodeError:
+        return
+    kind = "rl" if tops & {"trainer", "orchestrator"} else "sft" if {"model", "data"} <= tops else ""
+    if kind:
+        yield Command("prime-rl", kind, str(file.relative_to(root)), ["@", str(file)])
+
+
+SYSTEMS = {
+    "verl": System(verl_words, verl_file),
+    "trl": System(trl_words, trl_file),
+    "openrlhf": System(no_words, launches_in("openrlhf", "openrlhf")),
+    "slime": System(no_words, launches_in("slime", "slime", "slime")),
+    "miles": System(no_words, launches_in("miles", "slime", "miles")),
+    "prime-rl": System(no_words, prime_file),
+}
 
 
 def recorded(root: Path, script: Path, where: Path, arguments: Sequence[str]) -> list[list[str]]:
@@ -207,7 +258,8 @@ def recorded(root: Path, script: Path, where: Path, arguments: Sequence[str]) ->
 def commands_of(root: Path, system: str) -> Iterator[Command]:
     """Yield every command of a checkout that a system knows."""
     chosen = [SYSTEMS[system]] if system else [*SYSTEMS.values()]
-    for script in sorted(root.rglob("*.sh")):
+    runs = any(s.of_words is not no_words for s in chosen)
+    for script in sorted(root.rglob("*.sh")) if runs else ():
         for where, arguments in [(root, a) for a in ARGUMENTS] + [(script.parent, ARGUMENTS[0])]:
             found = []
             for words in recorded(root, script, where, arguments):
@@ -216,7 +268,7 @@ def commands_of(root: Path, system: str) -> Iterator[Command]:
             if found:
                 yield from found
                 break
-    for file in sorted(path for kind in ("*.yaml", "*.py", "*.toml") for path in root.rglob(kind)):
+    for file in sorted(path for kind in ("*.yaml", "*.py", "*.toml", "*.sh") for path in root.rglob(kind)):
         for s in chosen:
             yield from s.of_file(root, file)
 
@@ -311,22 +363,27 @@ def hub_models(graph: Path) -> tuple[list[str], bool]:
     """Return settings that give models of unknown size others, and whether one of these is a stand-in."""
     makers = dict.fromkeys(name.partition("/")[0] for name in known_models())
     settings, stands_in = [], False
-    for model, text in re.findall(r"models\.(\w+)\.path: (\S+)", graph.read_text()):
-        path = text.strip("\"'")
-        if "${" in path or has_size(path):
+    text = graph.read_text()
+    has_experts = re.search(r"expert_parallel: ([2-9]|1\d)", text) is not None
+    for model, given in re.findall(r"models\.(\w+)(?:\.path|: \{path): ([^\s,}]+)", text):
+        path = given.strip("\"'")
+        if "${" in given or (path != "???" and has_size(path)):
             continue
         names = [f"{maker}/{Path(path).name}" for maker in makers]
         known = next((name for name in names if path and has_size(name)), None)
         stands_in = stands_in or known is None
-        settings.append(f"models.{model}.path={known or stand_in(path)}")
+        settings.append(f"models.{model}.path={known or stand_in(path, has_experts)}")
     return settings, stands_in
 
 
-def stand_in(path: str) -> str:
-    """Return the model of Qwen's that is nearest to the size that a path says, 7B where it says none."""
+def stand_in(path: str, has_experts: bool = False) -> str:
+    """Return the model of Qwen's that is nearest to the size that a path says, 7B where it says none.
+
+    Of a mixture, as a graph that divides experts has it, the size that it says is of all experts, else 30B.
+    """
     sizes = re.findall(r"(\d+(?:\.\d+)?)[bB](?![a-zA-Z])", Path(path).name)
-    billions = float(sizes[0]) if sizes else 7.0
-    if "-A" in path or "oe" in Path(path).name:
+    billions = float(sizes[0]) if sizes else 30.0 if has_experts else 7.0
+    if has_experts or "-A" in path or "oe" in Path(path).name:
         kinds = {30.0: "Qwen/Qwen3-30B-A3B", 235.0: "Qwen/Qwen3-235B-A22B", 671.0: "deepseek-ai/DeepSeek-V3"}
     else:
         names = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")

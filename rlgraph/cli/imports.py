@@ -108,6 +108,19 @@ _slime_like("slime")
 _slime_like("miles")
 
 
+@import_settings.command(name="prime-rl", context_settings=FLAGS)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[@ CONFIG.toml]... [--KEY VALUE]...")
+@click.option(
+    "--run", type=click.Choice(["rl", "sft"]), help="Whose settings they are; else as the files say."
+)
+@OUTPUT_PATH
+def prime_rl(words: Sequence[str], run: str | None, output: Path | None) -> None:
+    """Import settings of prime-rl: rl.toml or sft.toml, files of its parts, and flags as it takes them."""
+    from rlgraph.importing.prime_rl import import_prime_rl
+
+    _write(import_prime_rl(words, _folder(output), run), output)
+
+
 def _folder(output: Path | None) -> Path:
     return output.parent if output else Path()
 

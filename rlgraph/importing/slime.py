@@ -84,6 +84,9 @@ def _policy_gradient(options: Options) -> Draft:
         size = options["rollout-num-gpus"] or options["actor-num-gpus-per-node"]
         draft.edit("add", **{"pools.rollout": {"devices": size}})
         draft.set("models.policy.serve.pool", "rollout")
+    spanned, host = options["rollout-num-gpus-per-engine"], options["num-gpus-per-node"]
+    if isinstance(spanned, int) and isinstance(host, int) and spanned > host:
+        draft.set("models.policy.serve.hosts", spanned // host)
     return draft
 
 
@@ -244,6 +247,12 @@ def devices(_: int, options: Options) -> int:
     return nodes * gpus
 
 
+def experts(value: int, options: Options) -> int:
+    if value > 1 and options.is_on("lora-rank"):
+        raise Hand("experts with adapters are not divided among devices: the graph has expert_parallel 1")
+    return value
+
+
 def offload(value: bool, options: Options) -> bool:
     if options.is_on("lora-rank"):
         raise Idle("decides nothing: the optimizer is of adapters alone, and small")
@@ -286,6 +295,7 @@ BY: By = {
     "natural": lambda value, _: max(int(value), 0),
     "listed": lambda value, _: value if isinstance(value, list) else [value],
     "devices": devices,
+    "experts": experts,
     "offload": offload,
     "micro_tokens": lambda value, o: int(value) * int(o["context-parallel-size"]),
     "betas": lambda _, o: [o["adam-beta1"], o["adam-beta2"]],

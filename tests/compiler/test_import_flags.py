@@ -241,6 +241,21 @@ def test_slime_losses_and_corrections() -> None:
     assert sampled["update_policy"]["in"]["old_logprobs"] == "rollout_logprobs"
 
 
+def test_slime_engines_of_several_hosts_and_experts_with_adapters() -> None:
+    engines = ("--n-samples-per-prompt", "8", "--actor-num-nodes", "2", "--rollout-num-gpus-per-engine", "16")
+    serve = slime(*engines, "--colocate")["models"]["policy"]["serve"]
+    assert (serve["tensor_parallel"], serve["hosts"]) == (16, 2)
+    common = (
+        "--hf-checkpoint",
+        "Qwen/Qwen3-30B-A3B",
+        "--expert-model-parallel-size",
+        "8",
+        "--lora-rank",
+        "16",
+    )
+    assert outcome(import_slime(common), "expert-model-parallel-size")[0] == "hand"
+
+
 def test_slime_sft_learns_every_turn() -> None:
     words = ("--loss-type", "sft_loss", "--prompt-data", "a.parquet", "--input-key", "messages")
     more = ("--global-batch-size", "128", "--num-epoch", "3", "--calculate-per-token-loss")

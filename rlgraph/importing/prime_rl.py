@@ -1,0 +1,593 @@
+"""prime-rl: which nodes its trainers would run, and values that follow from several keys."""
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import GraphError, Problem, nearest
+from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.options import Options, flattened
+from rlgraph.importing.table import KeyTable, table_of
+from rlgraph.syntax.source import scalar
+
+GROUP = 8  # samples of a prompt, where prime-rl compares none
+NO_CAP = 1e9  # above the largest ratio of dppo_tv, whose logarithm is 20 at most: prime-rl's ratio has no cap
+PER_NODE = 8
+SOURCES = ("orchestrator.train.source", "orchestrator.eval.source", "train.source", "eval.source")
+LORA = "trainer.model.lora"
+ALGORITHM, GROUP_SIZE = "orchestrator.algo.type", "orchestrator.group_size"
+WARM = ("linear", "cosine")  # schedules that have a warm-up
+
+
+def import_prime_rl(words: Sequence[str], folder: Path = Path(), run: str | None = None) -> Imported:
+    """Return the graph, to be written to a folder, that does what prime-rl's trainer does.
+
+    Args:
+        words: files and flags as prime-rl takes them: ``@ rl.toml``, ``--orchestrator @ orch.toml``,
+            ``--trainer.optim.lr 1e-6``. The @ may be left out.
+        folder: where the graph is to be written.
+        run: rl or sft; null: as the files say.
+
+    Raises:
+        GraphError: a file can't be read, or the algorithm is none that there is a graph for.
+    """
+    given, files = read_prime_rl(words)
+    kind = run or kind_of(given)
+    table = table_of("prime_rl", kind)
+    given, differing = merged_sources(given)
+    given = {
+        key: value for key, value in given.items() if value != {} or key not in ("trainer", "orchestrator")
+    }
+    options = Options(table, with_model(given), folder)
+    draft = _sft(options) if kind == "sft" else _policy_gradient(options)
+    _engines(draft, options)
+    said = [*told(options), *_differing(differing, table)]
+    outcomes = [*said, *outcomes_of(options, draft, BY)]
+    name = "_".join(file.stem for file in files) or f"prime_{kind}"
+    return Imported(graph_name(name), "prime-rl", draft, outcomes)
+
+
+def read_prime_rl(words: Sequence[str]) -> tuple[dict[str, Any], list[Path]]:
+    """Return settings by dotted keys, of TOML files and flags, later ones before earlier ones.
+
+    Raises:
+        GraphError: there is no such file, or it is no TOML.
+    """
+    given, files = dict[str, Any](), list[Path]()
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if word == "@":
+            continue
+        if not word.startswith("--"):
+            files.append(Path(word.removeprefix("@")))
+            given |= _of_file(files[-1], "")
+            continue
+        name, equals, text = word[2:].partition("=")
+        rest = [*words[place : place + 2]]
+        if rest[:1] == ["@"] and len(rest) == 2:  # --orchestrator @ orch.toml
+            place += 2
+            files.append(Path(rest[1]))
+            given |= _of_file(files[-1], _key(name))
+        elif equals:
+            given |= _flag(name, text)
+        elif rest and not rest[0].startswith("--") and rest[0] != "@":
+            place += 1
+            given |= _flag(name, rest[0])
+        else:
+            key = _key(name)
+            is_off = key.startswith("no_")
+            given[key.removeprefix("no_")] = not is_off
+    return given, files
+
+
+def _key(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _flag(name: str, text: str) -> dict[str, Any]:
+    return dict(flattened(_plain(scalar(text)), _key(name)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in which "None", by which TOML and flags turn a section off, is false."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_plain(child) for child in value]
+    return False if value in ("None", "none", "null") or value is None else value
+
+
+def _of_file(file: Path, prefix: str) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        law = f"{file}: {error.strerror or error}"
+        remedy = "give files as prime-rl takes them: @ rl.toml, and flags as --trainer.optim.lr 1e-6"
+        raise GraphError([Problem("no-file", law, None, (), remedy)]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        law = f"{file} is no TOML: {error}"
+        raise GraphError(
+            [Problem("no-toml", law, None, (), "mend the file, or give the TOML file")]
+        ) from error
+    given = dict(flattened(_plain(tree)))
+    above = prefix or _part_of(tree)
+    return {f"{above}.{key}": value for key, value in given.items()} if above else given
+
+
+def _part_of(tree: Mapping[str, Any]) -> str:
+    """Return the part whose keys a file has at its top: none of a whole rl.toml, nor of an sft.toml."""
+    parts = table_of("prime_rl").facts["parts"]
+    data = tree.get("data")
+    if isinstance(data, Mapping) and "fake" in data:
+        return "trainer"
+    is_sft = isinstance(data, Mapping)
+    if is_sft or any(part in tree for part in ("trainer", "orchestrator", "inference")):
+        return ""
+    for part in parts.values():
+        if any(key in tree for key in part["has"]):
+            return str(part["prefix"])
+    return ""
+
+
+def kind_of(given: Mapping[str, Any]) -> str:
+    """Return rl or sft: the RL trainer's files have an orchestrator or a trainer, SFT's have data.
+
+    Raises:
+        GraphError: the settings are of neither.
+    """
+    tops = {key.partition(".")[0] for key in given}
+    if tops & {"trainer", "orchestrator"}:
+        return "rl"
+    if tops & {"data", "optim", "scheduler", "val"}:
+        return "sft"
+    if "online" in tops or "eval" in tops or tops <= {"inference", "slurm"}:
+        law = "the settings train nothing: they are of an inference server or of an evaluation"
+        remedy = "give an rl.toml or an sft.toml; --run rl or --run sft says whose other files are"
+        raise GraphError([Problem("trains-nothing", law, None, (), remedy)])
+    return "rl"
+
+
+def merged_sources(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return settings with those of several sources as one, and what the sources have each of its own."""
+    out, differing = dict[str, Any](), dict[str, list[Any]]()
+    for key, value in given.items():
+        if key not in SOURCES or not isinstance(value, list):
+            out[key] = value
+            continue
+        trees = [dict(flattened(source)) for source in value if isinstance(source, Mapping)]
+        for name in dict.fromkeys(name for tree in trees for name in tree):
+            values = [tree[name] for tree in trees if name in tree]
+            is_same = len(values) == len(trees) and all(one == values[0] for one in values)
+            if is_same:
+                out[f"{key}.{name}"] = values[0]
+            elif name.startswith(("env.", "name", "serve.", "curriculum.", "ratio")):
+                out[f"{key}.{name}"] = values
+            else:
+                differing[f"{key}.{name}"] = values
+        if len(trees) > 1 and key.endswith("train.source"):
+            differing[key] = [tree.get("name", f"number {n}") for n, tree in enumerate(trees, 1)]
+    return out, differing
+
+
+def with_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the model that is served where none is given for the trainer."""
+    names = ("model.name", "trainer.model.name")
+    served = [given[key] for key in ("orchestrator.model.name", "inference.vllm.model") if key in given]
+    if served and not any(name in given for name in names):
+        return {**given, "trainer.model.name": served[0]}
+    return dict(given)
+
+
+def _differing(differing: Mapping[str, Sequence[Any]], table: KeyTable) -> Iterator[KeyOutcome]:
+    for key, values in differing.items():
+        how = "several" if key in SOURCES else "differ"
+        text = table.facts["told"][how].format(values=", ".join(str(value) for value in values))
+        yield KeyOutcome(key, UNKNOWN, "hand", text)
+
+
+def has(options: Options, section: str) -> bool:
+    """Return whether a section is there: a key of it, or an empty table, and not off."""
+    if options.values.get(section) is False:
+        return False
+    return any(key == section or key.startswith(f"{section}.") for key in options.values)
+
+
+def is_evaluated(options: Options) -> bool:
+    """Return whether a reward is measured on the way: distillation has none here."""
+    return has(options, "orchestrator.eval") and options[ALGORITHM] not in ("opd", "opsd", "sft")
+
+
+def _sft(options: Options) -> Draft:
+    """Return the graph of SFT on conversations, of which every turn of the assistant is learnt."""
+    draft = Draft("sft")
+    draft.set("examples.question", "messages")
+    draft.set("examples.answer", None)
+    draft.set("examples.assistant_turns", "all")
+    return draft
+
+
+def _policy_gradient(options: Options) -> Draft:
+    graphs, name = options.table.facts["algorithms"], str(options[ALGORITHM])
+    if name not in graphs:
+        law = f"orchestrator.algo.type {name}: there is no graph for this algorithm of prime-rl's"
+        raise GraphError([Problem("no-graph", law, None, tuple(graphs), nearest(name, graphs))])
+    draft = Draft(graphs[name])
+    _data(draft, options)
+    _loss(draft, options, name)
+    if name in ("opd", "opsd"):
+        _distil(draft, options, name)
+    elif name == "sft":
+        _imitate(draft, options)
+    else:
+        _advantages(draft, options, name)
+    if name == "echo":
+        _observations(draft, options)
+    _pools(draft, options)
+    return draft
+
+
+def samples(options: Options) -> tuple[int, int]:
+    """Return the samples of an iteration and those of a prompt: prime-rl's batch counts samples."""
+    group = int(options[GROUP_SIZE] or 1)
+    is_compared = options[ALGORITHM] not in ("opd", "opsd", "sft", "rae")
+    if group == 1 and is_compared:
+        group = GROUP
+    return int(options["orchestrator.batch_size"]), group
+
+
+def _data(draft: Draft, options: Options) -> None:
+    """Set what a batch is, how long a response may be, and the evaluation."""
+    total, group = samples(options)
+    draft.set("rollout.n", group)
+    if not options["orchestrator.token_batch_size"]:
+        draft.set("prompts.batch", max(total // group, 1))
+    longest = int(options["trainer.model.seq_len"])
+    if options["inference.vllm.max_model_len"]:
+        longest = min(longest, int(options["inference.vllm.max_model_len"]))
+    most = options["orchestrator.train.sampling.max_completion_tokens"]
+    draft.set("rollout.max_total_tokens", longest)
+    draft.set("rollout.max_new_tokens", min(int(most), longest - 1) if most else longest - 1)
+    draft.set("prompts.max_prompt_tokens", longest - 1)
+    if is_evaluated(options):
+        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": {"n": 1, "temperature": 1.0}}
+        report = {"reward": "rewards"}
+        every = options["orchestrator.eval.interval"]
+        draft.set("eval", {"every": every, "nodes": nodes, "report": report})
+
+
+def _loss(draft: Draft, options: Options, name: str) -> None:
+    """Give the update prime-rl's loss: DPPO by total variation, and the KL to what sampled (see ``told``).
+
+    Per token -A rho [in the trust region] + kl_tau log(rho)^2, rho = p / p_sampled, over the count of all
+    trained tokens of a batch. dppo_tv has the gradient of its first term, k2 is half the second.
+    """
+    low, high = options["trainer.loss.dppo_mask_low"], options["trainer.loss.dppo_mask_high"]
+    tau = options["trainer.loss.kl_tau"]
+    if name in ("opd", "opsd"):  # fixed there
+        low, high, tau = 0.2, 1.0, 1e-3
+    elif options["trainer.loss.type"] == "ipo":
+        low = high = options["trainer.loss.ipo_threshold"]
+    loss = {"kind": "dppo_tv", "limit": _limit(low), "limit_high": _limit(high), "cap": NO_CAP}
+    draft.remove("update_policy.kl_coef", "update_policy.kl", "update_policy.norm")
+    draft.edit("replace", **{"update_policy.loss": loss})
+    draft.set("update_policy.aggregate", "token-mean")
+    draft.set("update_policy.minibatches", 1)
+    draft.set("update_policy.in.old_logprobs", "rollout_logprobs")
+    if tau:
+        draft.set("update_policy.in.ref_logprobs", "rollout_logprobs")
+        draft.set("update_policy.kl", "k2")
+        draft.set("update_policy.kl_coef", 2 * float(tau))
+    draft.remove("ref_logprobs", "models.ref", "old_logprobs")
+
+
+def _limit(value: Any) -> float:
+    """Return a mask's threshold as a limit, which is above 0: probabilities differ by 1 at most."""
+    return min(float(value), 1.0) or 1e-9
+
+
+def _advantages(draft: Draft, options: Options, name: str) -> None:
+    """Compare rewards as the algorithm does, and leave out what has no advantage."""
+    if name == "rae":
+        draft.edit("replace", advantages={"op": "advantage.running"})
+    elif name != "max_rl":
+        draft.set("advantages.scale", False)
+    tau = float(options["trainer.loss.adv_tau"])
+    if tau not in (0.0, 1.0) and name != "max_rl":
+        draft.edit("add", scaled={"op": "reward.scale", "factor": tau})
+        draft.set("advantages.in.rewards", "scaled")
+    if name != "rae" and options["orchestrator.train.filter_zero_advantages"]:
+        draft.edit("add", informative={"op": "filter.mixed"})
+        draft.set("advantages.rows", "informative")
+        draft.set("update_policy.rows", "informative")
+
+
+def _observations(draft: Draft, options: Options) -> None:
+    """Learn to predict what was answered, beside the policy's loss."""
+    prefix = "orchestrator.algo.roles."
+    alphas = [v for key, v in options.values.items() if key.startswith(prefix) and key.endswith(".alpha")]
+    draft.set("predict.aggregate", "token-mean")
+    draft.set("predict.weight", float(alphas[0]) if alphas else 0.1)
+    if draft.has("informative"):
+        draft.set("observed.rows", "informative")
+        draft.set("predict.rows", "informative")
+
+
+def _distil(draft: Draft, options: Options, name: str) -> None:
+    """Follow a teacher: another model's files, or the policy's own weights that see a demonstration."""
+    draft.set("advantages.in.old_logprobs", "rollout_logprobs")
+    if name == "opd":
+        draft.set("models.teacher.path", options["orchestrator.algo.teacher.name"] or "???")
+    else:
+        draft.set("refresh.mix", 1.0)
+
+
+def _imitate(draft: Draft, options: Options) -> None:
+    """Learn every token that a frozen model generates."""
+    draft.remove("advantages", "rewards", "prompts.answer_after", "update_policy.kl", "update_policy.kl_coef")
+    draft.remove("update_policy.in")
+    path = options["orchestrator.algo.sampling.source.name"] or "???"
+    draft.edit("add", **{"models.teacher": {"path": path, "frozen": True}})
+    draft.set("rollout.model", "teacher")
+    draft.set("prompts.answer", None)
+    draft.edit("replace", **{"update_policy.loss": {"kind": "sft"}})
+
+
+def _pools(draft: Draft, options: Options) -> None:
+    """Give generation its own devices, as prime-rl does, and let it stream."""
+    train, generate = devices(options)
+    draft.set("pools.main.devices", train)
+    draft.edit("add", **{"pools.rollout": {"devices": generate}})
+    sampler = draft.value("rollout.model") if draft.has("rollout.model") else "policy"
+    draft.set(f"models.{sampler}.serve.pool", "rollout")
+    if sampler != "policy":  # what a frozen model generates is never too old
+        return
+    stream: dict[str, Any] = {"too_old": "drop"}
+    flight = "orchestrator.concurrency.max_inflight"
+    if options.values.get(flight):
+        stream["in_flight"] = max(int(options[flight]) // samples(options)[1], 1)
+    draft.set("schedule.stream", stream)
+
+
+def _engines(draft: Draft, options: Options) -> None:
+    """Set what stands behind sections: adapters, what is computed again, and engines of several hosts."""
+    train = "models.policy.train"
+    if options.table.kind == "sft":
+        draft.set("pools.main.devices", devices(options)[0])
+    if has(options, LORA):
+        listed, own = options[f"{LORA}.target_modules"], options.table.rows[f"{LORA}.target_modules"].default
+        targets = "all-linear" if listed == own else listed
+        lora = {"rank": options[f"{LORA}.rank"], "alpha": float(options[f"{LORA}.alpha"]), "targets": targets}
+        draft.set(f"{train}.lora", lora)
+    for section, ours in (
+        ("ac", "recompute"),
+        ("ac_offloading", "activation_offload"),
+        ("compile", "compile"),
+    ):
+        key = f"trainer.model.{section}"
+        if has(options, key) and not (section == "compile" and _replaces_layers(options)):
+            draft.set(f"{train}.{ours}", True)
+        elif options.values.get(key) is False:
+            draft.set(f"{train}.{ours}", False)
+    size = int(options["inference.vllm.tensor_parallel_size"] or 1) if options.table.kind == "rl" else 1
+    if size > PER_NODE:
+        draft.set("models.policy.serve.hosts", size // PER_NODE)
+    if size > 1 and options.is_on("inference.vllm.enable_expert_parallel"):
+        draft.set("models.policy.serve.expert_parallel", size)
+
+
+def _replaces_layers(options: Options) -> bool:
+    """Return whether experts are divided or their choice is replayed: such layers are not compiled."""
+    return options["trainer.model.ep"] not in ("auto", 1) or options.is_on("trainer.enable_router_replay")
+
+
+def devices(options: Options) -> tuple[int, int]:
+    """Return the GPUs that train and those that generate."""
+    node = int(options["deployment.gpus_per_node"])
+    if options["deployment.type"] != "multi_node":
+        generate = options.values.get("deployment.num_infer_gpus")
+        engines = "tensor_parallel_size", "data_parallel_size"  # of a server by itself
+        spanned = math.prod(int(options[f"inference.vllm.{name}"] or 1) for name in engines)
+        return int(options["deployment.num_train_gpus"]), int(generate or spanned)
+    train = int(options["deployment.num_train_nodes"] or 1) * node
+    nodes = options["deployment.num_infer_nodes"]
+    if nodes is None:
+        nodes = _nodes_of_inference(options)
+    return train, max(int(nodes), 1) * int(options["deployment.num_infer_replicas"]) * node
+
+
+def _nodes_of_inference(options: Options) -> int:
+    """Return the nodes of a replica, as inference.deployment says them."""
+
+    def count(name: str, otherwise: int = 1) -> int:
+        return int(options.values.get(f"inference.deployment.{name}", otherwise))
+
+    kind = options.values.get("inference.deployment.type")
+    if kind == "multi_node":
+        return count("num_nodes", 2)
+    if kind == "disaggregated":
+        prefill = count("prefill_nodes_per_replica") * count("num_prefill_replicas")
+        return prefill + count("decode_nodes_per_replica") * count("num_decode_replicas")
+    return 1
+
+
+def told(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to see to that stands behind no key, or behind several."""
+    facts, name = options.table.facts["told"], str(options[ALGORITHM])
+    if options.table.kind == "sft":
+        if options["data.type"] == "sft":
+            yield KeyOutcome("the batch", UNKNOWN, "hand", facts["packs"])
+        else:
+            yield KeyOutcome("the data", UNKNOWN, "hand", facts["fake"])
+        return
+    if has(options, "trainer.data.fake"):
+        yield KeyOutcome("the data", UNKNOWN, "hand", facts["fake"])
+    tasks = options.values.get("orchestrator.train.source.env.taskset.id")
+    names = ", ".join(map(str, tasks)) if isinstance(tasks, list) else str(tasks or "none is named")
+    yield KeyOutcome("the environment", UNKNOWN, "hand", facts["environment"].format(names=names))
+    if int(options[GROUP_SIZE] or 1) == 1 and samples(options)[1] > 1:
+        yield KeyOutcome(GROUP_SIZE, 1, "hand", facts["group"].format(n=GROUP))
+    if not options["trainer.max_steps"]:
+        yield KeyOutcome("max_steps", UNKNOWN, "hand", facts["no_end"])
+    if options["orchestrator.train.filter_zero_advantages"] and name in ("grpo", "echo", "max_rl"):
+        yield KeyOutcome("samples without advantage", UNKNOWN, "hand", facts["not_zero"])
+    if is_evaluated(options) and options["orchestrator.eval.sampling.temperature"] is None:
+        yield KeyOutcome("the evaluation", UNKNOWN, "hand", facts["sampled"])
+    texts = {"hierarchical_grpo": "hierarchical", "sft": "distilled"}
+    if text := facts.get(texts.get(name, name)):
+        yield KeyOutcome("the algorithm", UNKNOWN, "hand", text)
+
+
+def limit(value: float, _: Options) -> float:
+    if not value:
+        raise Hand("it is 0, which drops each token that moved at all: the graph has 1e-9")
+    return value
+
+
+def adv_tau(value: float, options: Options) -> float:
+    if not value:
+        raise Hand("it is 0, and only the KL is left: the graph has 1")
+    if options[ALGORITHM] == "max_rl":
+        raise Hand(
+            "max_rl divides by the mean, so that a factor of rewards does nothing: scale lr, and kl_coef"
+        )
+    return value
+
+
+def served(value: str, options: Options) -> str:
+    if value != options["trainer.model.name"]:
+        raise Hand(
+            "the engine has other files than the trainer; here it has the weights that are trained: "
+            "those of fp8 are models.policy.serve.quantization"
+        )
+    return value
+
+
+def betas(_: float, options: Options) -> list[float]:
+    second = options["trainer.optim.betas2"]
+    if options["trainer.optim.type"] == "muon" and "trainer.optim.betas2" not in options.values:
+        second = 0.95  # MuonConfig's own
+    return [options["trainer.optim.betas1"], second]
+
+
+def momentum(value: float, options: Options) -> float:
+    if options["trainer.optim.type"] != "muon":
+        raise Idle("decides nothing: it is of muon")
+    return value
+
+
+def warmup(value: int, options: Options) -> int:
+    if options["trainer.scheduler.type"] not in WARM:
+        raise Idle("decides nothing: the rate is constant from the first step")
+    return value
+
+
+def decay(value: int, options: Options) -> dict[str, Any]:
+    """Return the course of a rate that falls in the last steps, one of which is an iteration.
+
+    prime-rl's first step of the fall has the whole rate still, its last one min_lr, or 1e-8 of the rate.
+    """
+    if options["trainer.scheduler.type"] != "linear" or not value:
+        raise Idle("decides nothing: the rate does not fall")
+    steps, lr = options["trainer.max_steps"], float(options["trainer.optim.lr"])
+    if not steps or value < 2 or not lr:
+        raise Hand(
+            "a fall in the last steps is a course of models.policy.optimizer.lr: see its end, max_steps"
+        )
+    low = float(options["trainer.scheduler.min_lr"]) or lr * 1e-8
+    return {"linear": [lr, low], "over": value - 1, "from": steps - value + 1}
+
+
+def min_lr(value: float, options: Options) -> float:
+    if not value or options["trainer.scheduler.type"] != "cosine":
+        raise Idle("decides nothing: the rate falls to 0, or does not fall, or has the course of decay_steps")
+    return round(value / float(options["trainer.optim.lr"]), 9)
+
+
+def max_norm(value: Any, options: Options) -> float:
+    """Return the norm that gradients are cut to: 0, for none, where prime-rl turns it off itself."""
+    is_off = (
+        options.is_on("trainer.model.full_offload") or options["trainer.model.ep_comm_backend"] == "deepep"
+    )
+    return float(value) if value and not is_off else 0.0
+
+
+def offload(value: Any, options: Options) -> bool:
+    if value and (has(options, LORA) or options["trainer.optim.type"] == "muon"):
+        raise Idle("decides nothing: the averages are small, or muon's, which stay on the device")
+    return bool(value)
+
+
+def expert_parallel(value: Any, options: Options) -> int:
+    if value == "auto":
+        raise Idle("decides nothing: of a mixture give models.policy.train.expert_parallel")
+    if value != 1 and has(options, LORA):
+        raise Hand("experts with adapters are not divided among devices: the graph has expert_parallel 1")
+    return int(value)
+
+
+def off_policy(value: int, options: Options) -> int:
+    if options[ALGORITHM] == "sft":
+        raise Idle("decides nothing: a frozen model generates")
+    return value
+
+
+def above_zero(value: float, _: Options) -> float:
+    if not value:
+        raise Hand("it is 0, and nothing is trained: give a rate above 0, or leave the update out")
+    return value
+
+
+def routing(_: bool, options: Options) -> bool:
+    raise Hand(
+        "the choice of experts is not kept of a sample that is taken up again, and generation streams here; "
+        "with schedule.stream: null and schedule.staleness: 1 set rollout.routing: true"
+    )
+
+
+def shard(value: int, options: Options) -> int:
+    if value == 1:
+        raise Idle("decides nothing: parameters are divided among all devices")
+    return max(devices(options)[0] // int(value), 1)
+
+
+def dataset(value: str, options: Options) -> list[str]:
+    """Return the files of a set: a path that there is, else what the hub's rows were written to."""
+    if not Path(value).exists():
+        text = "write the hub's rows to a file, and name it in examples.files: "
+        raise Hand(f"{text}datasets.load_dataset({value!r})")
+    return [options.path(value)]
+
+
+def demonstration(value: str, options: Options) -> str:
+    if options[ALGORITHM] != "opsd":
+        raise Idle("decides nothing: it is of opsd")
+    return value
+
+
+BY: By = {
+    "path": lambda value, o: o.path(str(value)),
+    "natural": lambda value, _: max(int(value), 0),
+    "limit": limit,
+    "adv_tau": adv_tau,
+    "served": served,
+    "betas": betas,
+    "momentum": momentum,
+    "warmup": warmup,
+    "decay": decay,
+    "min_lr": min_lr,
+    "max_norm": max_norm,
+    "offload": offload,
+    "expert_parallel": expert_parallel,
+    "shard": shard,
+    "routing": routing,
+    "off_policy": off_policy,
+    "above_zero": above_zero,
+    "island": lambda value, o: int(value) * int(o["deployment.gpus_per_node"]),
+    "dataset": dataset,
+    "demonstration": demonstration,
+}
