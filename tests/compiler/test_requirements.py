@@ -64,7 +64,7 @@ def test_sglang_is_tested_with_the_versions_of_the_set() -> None:
     assert {canonicalize_name(Requirement(text).name) for text in run} <= cpu.keys()
 
 
-LOCKS = ("build.txt", "dev.txt", "sglang-cpu.txt", "smollm.txt")
+LOCKS = ("build.txt", "dev.txt", "sglang-cpu.txt", "smollm.txt", "newest.txt")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
@@ -118,6 +118,7 @@ def test_make_installs_nothing_without_a_hash_but_torch() -> None:
         "--no-deps --no-build-isolation -e .",
         "-r requirements/torch.txt",
         "--no-deps -r $(SGLANG)/requirements.txt",
+        "-r requirements/newest-torch.txt",
     ]
     assert MAKEFILE.count("pip install") + MAKEFILE.count("pip download") == 3  # two are of `make cuda`
     assert re.search(r"^MERMAID_SHA512 := [0-9a-f]{128}$", MAKEFILE, re.MULTILINE)

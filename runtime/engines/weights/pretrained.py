@@ -127,7 +127,8 @@ def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[s
 
     Of the weights whose names start as ``new`` says they may lack some.
     """
-    strict = model._keep_in_fp32_modules_strict or ()
+    wide = model.dtype == torch.float32  # then all weights are held as those that must not be narrower
+    strict = () if wide else model._keep_in_fp32_modules_strict or ()
     odd = (
         getattr(model.config, "quantization_config", None)
         or getattr(model.config, "transformers_weights", None)
