@@ -95,6 +95,17 @@ _slime_like("slime")
 _slime_like("miles")
 
 
+@import_settings.command(name="nemo-rl")
+@click.argument("settings", nargs=-1, metavar="CONFIG.yaml [KEY=VALUE]...")
+@OUTPUT_PATH
+def nemo_rl(settings: Sequence[str], output: Path | None) -> None:
+    """Import a configuration of NeMo-RL, with what its `defaults` name, and KEY=VALUE as there."""
+    from rlgraph.importing.nemo_rl import import_nemo_rl
+
+    file, overrides = _parted(settings)
+    _write(import_nemo_rl(file, overrides, _folder(output)), output)
+
+
 def _folder(output: Path | None) -> Path:
     return output.parent if output else Path()
 
