@@ -78,7 +78,9 @@ def _content(file: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     except OSError as error:
         named = f", which {above[-1]} inherits" if above else ""
         law = f"there is no file {file}{named}: {error.strerror}"
-        remedy = "`defaults` are relative to the file that has them: put the parent there, or import the file "
+        remedy = (
+            "`defaults` are relative to the file that has them: put the parent there, or import the file "
+        )
         remedy += "where its checkout has it"
         raise GraphError([Problem("no-file", law, None, (), remedy)]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -157,10 +159,10 @@ def _step(key: str, text: str, given: Mapping[str, Any]) -> Any:
             return value
         if not isinstance(value, list | dict):
             return text.replace(match[0], "null" if value is None else str(value))
-    if match := ARITHMETIC.search(text):
-        value = _computed(match[1], scalar(match[2].strip()), scalar(match[3].strip()))
+    if sum_ := ARITHMETIC.search(text):
+        value = _computed(sum_[1], scalar(sum_[2].strip()), scalar(sum_[3].strip()))
         if value is not None:
-            return value if match[0] == text else text.replace(match[0], str(value))
+            return value if sum_[0] == text else text.replace(sum_[0], str(value))
     return text
 
 

@@ -10,6 +10,7 @@ from rlgraph.importing.draft import UNKNOWN, Draft
 from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
 from rlgraph.importing.inherited import read_inherited
 from rlgraph.importing.options import Options
+from rlgraph.importing.parallel import combined
 from rlgraph.importing.table import table_of
 
 MEGATRON = "policy.megatron_cfg.enabled"
@@ -35,6 +36,7 @@ def import_nemo_rl(file: Path | None, overrides: Sequence[str], folder: Path = P
     options = Options(table.with_defaults(table.facts["defaults_of"].get(kind, {})), given, folder)
     draft = draft_of(options)
     outcomes = [*told(options), *outcomes_of(options, draft, BY)]
+    outcomes += combined(draft)
     alike(draft)
     return Imported(graph_name(file.stem if file else kind), "NeMo-RL", draft, outcomes)
 
@@ -183,7 +185,8 @@ def _rewards(draft: Draft, options: Options) -> str:
     last = "rewards"
     if options.is_on("grpo.reward_scaling.enabled"):
         bounds = [
-            options[f"grpo.reward_scaling.{end}"] for end in ("source_min", "source_max", "target_min", "target_max")
+            options[f"grpo.reward_scaling.{end}"]
+            for end in ("source_min", "source_max", "target_min", "target_max")
         ]
         a, b, c, d = (float(x if x is not None else y) for x, y in zip(bounds, (0, 1, 0, 1), strict=True))
         factor = (d - c) / (b - a)
@@ -214,7 +217,12 @@ def overlong(options: Options) -> dict[str, Any]:
     longest = min(options["policy.generation.max_new_tokens"] or options[LONGEST], options[LONGEST])
     grows = max(longest - (int(limit or options[LONGEST]) - buffer), 1)
     slope = (1.0 if penalty is None else float(penalty)) / buffer
-    return {"op": "reward.overlong", "limit": longest, "buffer": min(grows, longest), "penalty": slope * grows}
+    return {
+        "op": "reward.overlong",
+        "limit": longest,
+        "buffer": min(grows, longest),
+        "penalty": slope * grows,
+    }
 
 
 def _advantages(draft: Draft, options: Options, name: str, last: str) -> None:
@@ -237,7 +245,10 @@ def _advantages(draft: Draft, options: Options, name: str, last: str) -> None:
             last = "normal"
         _by_token(draft, options, last, whiten=True)
         return
-    leaves_out, divides = _switch(options, "use_leave_one_out_baseline"), _switch(options, "normalize_rewards")
+    leaves_out, divides = (
+        _switch(options, "use_leave_one_out_baseline"),
+        _switch(options, "normalize_rewards"),
+    )
     if not leaves_out and low is None and high is None:
         draft.edit("replace", advantages={"op": "advantage.grpo", "scale": divides, **_reads(last)})
         return
@@ -308,13 +319,14 @@ def _correct(draft: Draft, options: Options) -> None:
 def _rows(draft: Draft, options: Options) -> None:
     """Name the files and columns of the rows, where they are of a file."""
     source = SOURCES.get(options.table.kind, "prompts")
-    if path := options["data.train.data_path"]:
+    if (path := options["data.train.data_path"]) and "${" not in str(path):
         draft.set(f"{source}.files", [options.path(str(path))])
     if question := options["data.train.input_key"]:
         draft.set(f"{source}.question", question)
     if source in ("prompts", "examples") and (answer := options["data.train.output_key"]):
         draft.set(f"{source}.answer", answer)
     if template := options.below("policy.tokenizer.chat_template_kwargs.*"):
+        template = {name: value for name, value in template.items() if "${" not in str(value)}
         draft.set(f"{source}.template_options", template)
 
 
@@ -384,8 +396,8 @@ def scheduler(value: Any, options: Options) -> Any:
     for name, settings in _schedulers(options):
         start = settings.get("start_factor", 1 / 3)
         if name == "LinearLR" and settings.get("end_factor", 1) == 1 and start > 1e-3:
-            rate = "the rate rises from 0 in warmup_steps, from {:g} of it in NeMo-RL: a course of lr begins where"
-            raise Hand(f"{rate.format(start)} you like (docs/language_in_depth.md)")
+            law = f"the rate rises from 0 in warmup_steps, from {start:g} of it in NeMo-RL"
+            raise Hand(f"{law}: a course of lr begins where you like (docs/language_in_depth.md)")
         if name not in ("LinearLR", "ConstantLR", "CosineAnnealingLR") or settings.get("eta_min"):
             raise Hand(f"{name}: set models.policy.optimizer.schedule, min_lr_ratio and warmup_steps")
         if name == "ConstantLR" and settings.get("factor", 1 / 3) != 1:
@@ -426,7 +438,7 @@ def _generating(options: Options, each: int, nodes: int) -> int:
 
 def alike(draft: Draft) -> None:
     """Read a reference or critic of the policy's path as the policy is read."""
-    for name in ("ref", "critic"):
+    for name in ("ref", "critic", "teacher"):
         path = draft.value(f"models.{name}.path")
         if path not in ("${models.policy.path}", draft.value("models.policy.path")):
             continue
@@ -475,7 +487,7 @@ def told(options: Options) -> Iterator[KeyOutcome]:
         yield say("overlong filtering", "filtered")
     samples, step = _samples(options), options["policy.train_global_batch_size"]
     if samples % step:
-        text = f"{samples} samples are no whole number of optimizer steps of {step}: set update_policy.minibatches"
+        text = f"{samples} samples are no whole number of steps of {step}: set update_policy.minibatches"
         yield KeyOutcome("policy.train_global_batch_size", step, "hand", text)
 
 
@@ -533,8 +545,10 @@ def save_period(value: int, options: Options) -> int:
 
 def shuffle(value: bool, options: Options) -> bool:
     if options.table.kind in SOURCES:
-        raise Idle(f"set {SOURCES[options.table.kind]}.shuffle where it is false") if value else Hand(
-            f"set {SOURCES[options.table.kind]}.shuffle: false"
+        raise (
+            Idle(f"set {SOURCES[options.table.kind]}.shuffle where it is false")
+            if value
+            else Hand(f"set {SOURCES[options.table.kind]}.shuffle: false")
         )
     return value
 
@@ -543,6 +557,13 @@ def own_tokenizer(value: str, options: Options) -> str:
     if value != options["policy.model_name"]:
         raise Hand("the tokenizer is that of the model's folder: put this one's files there")
     raise Idle("the tokenizer is the model's own")
+
+
+def balance(value: float, options: Options) -> float:
+    experts = options["policy.megatron_cfg.expert_model_parallel_size"] > 1
+    if value and (not experts or options.is_on("policy.megatron_cfg.peft.enabled")):
+        raise Hand("of a mixture of experts: models.policy.train.router_aux_loss_coef")
+    return value
 
 
 def served(value: int, _: Options) -> int:
@@ -569,5 +590,6 @@ BY: By = {
     "own_tokenizer": own_tokenizer,
     "scheduler": scheduler,
     "served": served,
+    "balance": balance,
     "start": start,
 }
