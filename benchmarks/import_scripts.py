@@ -178,7 +178,31 @@ def trl_file(root: Path, file: Path) -> Iterator[Command]:
         yield Command("trl", trainer, str(file.relative_to(root)), [str(file)])
 
 
-SYSTEMS = {"verl": System(verl_words, verl_file), "trl": System(trl_words, trl_file)}
+def no_words(_: Path, __: Path, ___: Sequence[str]) -> Iterator[Command]:
+    """Yield nothing: the system's configurations stand for themselves."""
+    yield from ()
+
+
+def configurations(system: str, folder: str, marks: Sequence[str]) -> System:
+    """Return a system whose YAML files in a folder that have one of some sections are commands."""
+
+    def of_file(root: Path, file: Path) -> Iterator[Command]:
+        if file.suffix != ".yaml" or not str(file.relative_to(root)).startswith(folder):
+            return
+        if re.search(rf"^({'|'.join(marks)}):", file.read_text(errors="replace"), re.M):
+            yield Command(system, "a YAML file", str(file.relative_to(root)), [str(file)])
+
+    return System(no_words, of_file)
+
+
+SYSTEMS = {
+    "verl": System(verl_words, verl_file),
+    "trl": System(trl_words, trl_file),
+    "nemo-rl": configurations(
+        "nemo-rl", "examples/configs/", ("defaults", "grpo", "ppo", "sft", "dpo", "rm")
+    ),
+    "areal": configurations("areal", "examples/", ("actor",)),
+}
 
 
 def recorded(root: Path, script: Path, where: Path, arguments: Sequence[str]) -> list[list[str]]:

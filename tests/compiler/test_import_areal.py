@@ -10,7 +10,6 @@ import pytest
 
 from rlgraph.check import check_report
 from rlgraph.errors import GraphError
-from rlgraph.frontend.compose import compose
 from rlgraph.importing.areal import import_areal, sizes_of
 from rlgraph.importing.importer import Imported
 from rlgraph.importing.table import table_of
@@ -38,7 +37,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def imported(*settings: str) -> Imported:
     result = import_areal(None, settings)
     Path("graph.yaml").write_text(result.graph())
-    assert not check_report(compose("graph.yaml")).problems
+    assert check_report("graph.yaml")["problems"] == []
     return result
 
 
