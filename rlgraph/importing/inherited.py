@@ -141,7 +141,7 @@ def _filled(key: str, value: Any, given: Mapping[str, Any]) -> Any:
             return value
         now = _step(key, value, given)
         if now == value:
-            return value
+            return given[key] if "${" + key + "}" in value else value
         value = now
     return given[key]
 
