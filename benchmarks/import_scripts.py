@@ -222,6 +222,18 @@ def prime_file(root: Path, file: Path) -> Iterator[Command]:
         yield Command("prime-rl", kind, str(file.relative_to(root)), ["@", str(file)])
 
 
+def configurations(system: str, folder: str, marks: Sequence[str]) -> System:
+    """Return a system whose YAML files in a folder that have one of some sections are commands."""
+
+    def of_file(root: Path, file: Path) -> Iterator[Command]:
+        if file.suffix != ".yaml" or not str(file.relative_to(root)).startswith(folder):
+            return
+        if re.search(rf"^({'|'.join(marks)}):", file.read_text(errors="replace"), re.M):
+            yield Command(system, "a YAML file", str(file.relative_to(root)), [str(file)])
+
+    return System(no_words, of_file)
+
+
 SYSTEMS = {
     "verl": System(verl_words, verl_file),
     "trl": System(trl_words, trl_file),
@@ -229,6 +241,10 @@ SYSTEMS = {
     "slime": System(no_words, launches_in("slime", "slime", "slime")),
     "miles": System(no_words, launches_in("miles", "slime", "miles")),
     "prime-rl": System(no_words, prime_file),
+    "nemo-rl": configurations(
+        "nemo-rl", "examples/configs/", ("defaults", "grpo", "ppo", "sft", "dpo", "rm")
+    ),
+    "areal": configurations("areal", "examples/", ("actor",)),
 }
 
 

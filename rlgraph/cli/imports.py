@@ -121,6 +121,28 @@ def prime_rl(words: Sequence[str], run: str | None, output: Path | None) -> None
     _write(import_prime_rl(words, _folder(output), run), output)
 
 
+@import_settings.command(name="nemo-rl")
+@click.argument("settings", nargs=-1, metavar="CONFIG.yaml [KEY=VALUE]...")
+@OUTPUT_PATH
+def nemo_rl(settings: Sequence[str], output: Path | None) -> None:
+    """Import a configuration of NeMo-RL, with what its `defaults` name, and KEY=VALUE as there."""
+    from rlgraph.importing.nemo_rl import import_nemo_rl
+
+    file, overrides = _parted(settings)
+    _write(import_nemo_rl(file, overrides, _folder(output)), output)
+
+
+@import_settings.command()
+@click.argument("settings", nargs=-1, metavar="CONFIG.yaml [KEY=VALUE]...")
+@OUTPUT_PATH
+def areal(settings: Sequence[str], output: Path | None) -> None:
+    """Import a configuration of AReaL: a YAML file, KEY=VALUE as there, or both."""
+    from rlgraph.importing.areal import import_areal
+
+    file, overrides = _parted(settings)
+    _write(import_areal(file, overrides, _folder(output)), output)
+
+
 def _folder(output: Path | None) -> Path:
     return output.parent if output else Path()
 

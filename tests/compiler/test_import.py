@@ -15,7 +15,9 @@ from rlgraph.check import check_report
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
+from rlgraph.importing.areal import BY as areal_converters
 from rlgraph.importing.importer import Imported
+from rlgraph.importing.nemo_rl import BY as nemo_rl_converters
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.table import table_of
 from rlgraph.importing.trl import BY as trl_converters
@@ -290,7 +292,7 @@ def test_settings_that_do_not_say_whose_they_are() -> None:
     assert "is no KEY=VALUE" in call("verl", "grpo.txt", "again.yaml").output
 
 
-@pytest.mark.parametrize("name", ["verl", "verl_sft", "trl"])
+@pytest.mark.parametrize("name", ["verl", "verl_sft", "trl", "nemo_rl", "areal"])
 def test_the_table_says_one_thing_of_each_key(name: str) -> None:
     words = {
         "default",
@@ -307,7 +309,13 @@ def test_the_table_says_one_thing_of_each_key(name: str) -> None:
         "note",
         "known",
     }
-    known = {"verl": verl_converters, "verl_sft": sft_converters, "trl": trl_converters}[name]
+    known = {
+        "verl": verl_converters,
+        "verl_sft": sft_converters,
+        "trl": trl_converters,
+        "nemo_rl": nemo_rl_converters,
+        "areal": areal_converters,
+    }[name]
     for section in table_of(name).facts["sections"].values():
         for key, says in section.items():
             assert {*says} <= words, key
@@ -317,7 +325,7 @@ def test_the_table_says_one_thing_of_each_key(name: str) -> None:
             assert "hand" in says or "none" in says or not {"words", "only"} & {*says}, key
 
 
-@pytest.mark.parametrize("name", ["verl", "trl"])
+@pytest.mark.parametrize("name", ["verl", "trl", "nemo_rl", "areal"])
 def test_the_page_has_the_table(name: str, request: pytest.FixtureRequest) -> None:
     page = Path(__file__).parents[2] / f"docs/from_{name}.md"
     head, mark, _ = page.read_text().partition("\n## Every key\n")

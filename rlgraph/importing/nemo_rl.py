@@ -1,0 +1,595 @@
+"""NeMo-RL: which nodes its trainers would run, and values that follow from several keys."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlgraph.errors import GraphError, Problem, nearest
+from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.inherited import read_inherited
+from rlgraph.importing.options import Options
+from rlgraph.importing.parallel import combined
+from rlgraph.importing.table import table_of
+
+MEGATRON = "policy.megatron_cfg.enabled"
+LONGEST = "policy.max_total_sequence_length"
+CORRECTS, KIND = "loss_fn.use_importance_sampling_correction", "loss_fn.truncated_importance_sampling_type"
+BOUND = "loss_fn.truncated_importance_sampling_ratio"
+KL, BETA = "loss_fn.reference_policy_kl_type", "loss_fn.reference_policy_kl_penalty"
+SOURCES = {"sft": "examples", "dpo": "pairs", "rm": "pairs"}
+NO_LIMIT = 100_000  # steps that end no run: max_num_epochs does
+
+
+def import_nemo_rl(file: Path | None, overrides: Sequence[str], folder: Path = Path()) -> Imported:
+    """Return the graph, to be written to a folder, that does what NeMo-RL's trainer does with these settings.
+
+    ``file`` is read with what its ``defaults`` name, as NeMo-RL does; without one the settings are of grpo.
+
+    Raises:
+        GraphError: the settings can't be read, or are of a trainer that there is no graph for.
+    """
+    given = read_inherited(file, overrides)
+    kind = trainer_of(given)
+    table = table_of("nemo_rl", kind)
+    options = Options(table.with_defaults(table.facts["defaults_of"].get(kind, {})), given, folder)
+    draft = draft_of(options)
+    outcomes = [*told(options), *outcomes_of(options, draft, BY)]
+    outcomes += combined(draft)
+    alike(draft)
+    return Imported(graph_name(file.stem if file else kind), "NeMo-RL", draft, outcomes)
+
+
+def trainer_of(given: Mapping[str, Any]) -> str:
+    """Return whose settings they are, by the section that only this trainer has.
+
+    Raises:
+        GraphError: they are of a program that trains nothing, or of a trainer without a graph.
+    """
+    sections = {key.partition(".")[0] for key in given}
+    if "teachers" in sections or any(key.startswith(("token_aligner", "loss_fn.xtoken")) for key in given):
+        law = "these settings are of NeMo-RL's distillation between vocabularies"
+        remedy = "there is no graph for it; the graph distill has a teacher with the policy's own tokenizer"
+        raise GraphError([Problem("no-graph", law, None, (), remedy)])
+    trainers = table_of("nemo_rl").facts["trainers"]
+    for trainer in trainers:
+        if trainer in sections and trainer != "grpo":
+            return str(trainer)
+    if given and "grpo" not in sections and not sections & {"policy", "loss_fn"}:
+        law = f"none of the sections {', '.join(trainers)} is in the settings"
+        remedy = "give a configuration of a trainer; `rlgraph eval GRAPH` measures a policy"
+        raise GraphError([Problem("no-trainer", law, None, (), remedy)])
+    return "grpo"
+
+
+def draft_of(options: Options) -> Draft:
+    """Return the parent of a trainer with the nodes that its settings ask for."""
+    kind = options.table.kind
+    if kind in SOURCES:
+        draft = Draft(options.table.facts["graphs"][kind])
+        draft.set(f"{SOURCES[kind]}.batch", options["policy.train_global_batch_size"])
+        draft.set(f"{SOURCES[kind]}.max_tokens", options[LONGEST])
+        if kind == "sft":
+            turns = "last" if options.is_on("grpo.only_unmask_final") else "all"
+            draft.set("examples.assistant_turns", turns)
+    else:
+        draft = _policy_gradient(options)
+    _rows(draft, options)
+    _length(draft, options)
+    _optimizer(draft, options)
+    _pools(draft, options)
+    return draft
+
+
+def _policy_gradient(options: Options) -> Draft:
+    kind = options.table.kind
+    name = str(options["grpo.adv_estimator.name"]) if kind == "grpo" else kind
+    known = options.table.facts["estimators"]
+    if kind == "grpo" and name not in known:
+        law = f"grpo.adv_estimator.name={name}: there is no graph for this estimator of NeMo-RL's"
+        remedy = "the graph mopd distils from several teachers" if name == "opd" else nearest(name, known)
+        raise GraphError([Problem("no-graph", law, None, tuple(known), remedy)])
+    extends = {"gdpo": "gdpo", "ppo": "ppo", "distillation": "distill"}.get(name, "grpo")
+    draft = Draft(extends)
+    _prompts(draft, options)
+    if kind == "distillation":
+        draft.set("update_policy.minibatches", minibatches(options))
+        return draft
+    _loss(draft, options)
+    _reference(draft, options)
+    last = _rewards(draft, options)
+    if kind == "grpo":
+        _advantages(draft, options, name, last)
+    elif last != "rewards":
+        draft.set("shaped.in", {"rewards": last})
+    if options.is_on("grpo.overlong_filtering"):
+        draft.edit("add", whole_mask={"op": "mask.complete"})
+        draft.set("update_policy.in", {**(draft.value("update_policy.in") or {}), "loss_mask": "whole_mask"})
+    if options.is_on("grpo.use_dynamic_sampling"):
+        _filter(draft, options)
+    if options.is_on(CORRECTS):
+        _correct(draft, options)
+    return draft
+
+
+def _prompts(draft: Draft, options: Options) -> None:
+    """Bound prompts and responses, and evaluate, as NeMo-RL does."""
+    draft.set("prompts.answer_after", None)
+    longest, most = options[LONGEST], options["policy.generation.max_new_tokens"]
+    prompt = options["data.max_input_seq_length"] or longest
+    draft.set("rollout.max_new_tokens", min(most or longest, longest))
+    draft.set("rollout.max_total_tokens", longest)
+    draft.set("prompts.max_prompt_tokens", min(prompt, longest - 1))
+    if options["grpo.max_rollout_turns"] and options["grpo.max_rollout_turns"] > 1:
+        return
+    if options.is_on("grpo.val_period") and options.table.kind != "distillation":
+        sampled = {"n": options["grpo.val_num_generations_per_prompt"]}
+        for ours in ("temperature", "top_p", "top_k"):
+            value = options[f"policy.generation.val_{ours}"]
+            if value is not None and not isinstance(value, str):
+                sampled[ours] = value
+        sampled.setdefault("temperature", options["policy.generation.temperature"])
+        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": sampled}
+        evaluation = {"every": options["grpo.val_period"], "nodes": nodes, "report": {"reward": "rewards"}}
+        draft.set("eval", {**evaluation, "before": options.is_on("grpo.val_at_start")})
+
+
+def _loss(draft: Draft, options: Options) -> None:
+    """Give the update NeMo-RL's loss, and the mean that it is taken by."""
+    low, high = options["loss_fn.ratio_clip_min"], options["loss_fn.ratio_clip_max"]
+    loss: dict[str, Any] = {"kind": "ppo_clip", "clip": low, "clip_high": high}
+    if options.is_on("loss_fn.disable_ppo_ratio"):
+        loss = {"kind": "reinforce"}
+    elif options.is_on("loss_fn.use_cispo"):
+        loss["kind"] = "cispo"
+    elif options.is_on("loss_fn.sequence_level_importance_ratios"):
+        loss["level"] = "sequence"
+    if loss["kind"] == "ppo_clip" and options["loss_fn.ratio_clip_c"] is not None:
+        loss["dual_clip"] = options["loss_fn.ratio_clip_c"]
+    draft.edit("replace", **{"update_policy.loss": loss})
+    is_by_token = options.is_on("loss_fn.token_level_loss")
+    draft.set("update_policy.aggregate", "token-mean" if is_by_token else "seq-mean-token-mean")
+    steps = 1 if loss["kind"] == "reinforce" else minibatches(options)
+    draft.set("update_policy.minibatches", steps)
+    if draft.has("update_critic"):
+        draft.set("update_critic.minibatches", minibatches(options))
+        draft.set("update_critic.epochs", options["grpo.ppo_epochs"])
+
+
+def _reference(draft: Draft, options: Options) -> None:
+    """Put the KL where NeMo-RL has it: into the loss, into rewards, or nowhere."""
+    beta = options[BETA]
+    in_reward = options.is_on("loss_fn.use_kl_in_reward")
+    draft.remove("update_policy.kl_coef", "update_policy.kl")
+    if draft.has("shaped"):  # of ppo
+        draft.set("shaped.beta", float(beta) if in_reward else 0.0)
+        draft.set("shaped.kl", options[KL])
+    if not beta:
+        if draft.has("shaped"):
+            draft.set("shaped.in.ref_logprobs", "old_logprobs")  # read, and times 0
+        draft.remove("ref_logprobs", "models.ref")
+        return
+    if not draft.has("ref_logprobs"):
+        reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
+        draft.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+    if not in_reward:
+        draft.set("update_policy.kl_coef", beta)
+        draft.set("update_policy.kl", options[KL])
+        if draft.value("update_policy.loss.kind") != "reinforce":
+            draft.set("update_policy.kl_unbiased", True)
+
+
+def _rewards(draft: Draft, options: Options) -> str:
+    """Map and shape rewards, as NeMo-RL does in this order; return the column of the last."""
+    last = "rewards"
+    if options.is_on("grpo.reward_scaling.enabled"):
+        bounds = [
+            options[f"grpo.reward_scaling.{end}"]
+            for end in ("source_min", "source_max", "target_min", "target_max")
+        ]
+        a, b, c, d = (float(x if x is not None else y) for x, y in zip(bounds, (0, 1, 0, 1), strict=True))
+        factor = (d - c) / (b - a)
+        scaled = {"op": "reward.scale", "factor": factor, "shift": round(c / factor - a, 9)}
+        draft.edit("add", scaled={**scaled, "low": min(c, d), "high": max(c, d), "in": {"rewards": last}})
+        last = "scaled"
+    if not options.is_on("grpo.reward_shaping.enabled"):
+        return last
+    share = options["grpo.reward_shaping.stop_properly_penalty_coef"]
+    if share is not None:
+        if not share:
+            draft.edit("add", ended={"op": "reward.truncated", "reward": 0, "in": {"rewards": last}})
+            last = "ended"
+        return last
+    draft.edit("add", overlong={**overlong(options), "in": {"rewards": last}})
+    return "overlong"
+
+
+def overlong(options: Options) -> dict[str, Any]:
+    """Return the penalty on long responses.
+
+    NeMo-RL's grows by one slope from max_response_length less the buffer on, beyond max_response_length too:
+    up to the longest response, which the node has for its limit.
+    """
+    key = "grpo.reward_shaping."
+    buffer, limit = int(options[f"{key}overlong_buffer_length"] or 128), options[f"{key}max_response_length"]
+    penalty = options[f"{key}overlong_buffer_penalty"]
+    longest = min(options["policy.generation.max_new_tokens"] or options[LONGEST], options[LONGEST])
+    grows = max(longest - (int(limit or options[LONGEST]) - buffer), 1)
+    slope = (1.0 if penalty is None else float(penalty)) / buffer
+    return {
+        "op": "reward.overlong",
+        "limit": longest,
+        "buffer": min(grows, longest),
+        "penalty": slope * grows,
+    }
+
+
+def _advantages(draft: Draft, options: Options, name: str, last: str) -> None:
+    """Compare rewards as the estimator does; what is one number a sample stands on each of its tokens."""
+    low, high = options["grpo.advantage_clip_low"], options["grpo.advantage_clip_high"]
+    in_reward = options.is_on("loss_fn.use_kl_in_reward") and options[BETA]
+    if name == "gdpo":
+        if last != "rewards":
+            draft.set("advantages.in.rewards", last)
+        return
+    if name == "reinforce_plus_plus":
+        centred = options.values.get("grpo.adv_estimator.minus_baseline", True)
+        if centred and not in_reward:
+            spread = {"op": "advantage.reinforce_pp_baseline"}
+            draft.edit("replace", advantages={**spread, **_reads(last)})
+            return
+        if centred:
+            normal = {"op": "reward.whiten", "mean": "group", "std": "none", "in": {"rewards": last}}
+            draft.edit("add", normal=normal)
+            last = "normal"
+        _by_token(draft, options, last, whiten=True)
+        return
+    leaves_out, divides = (
+        _switch(options, "use_leave_one_out_baseline"),
+        _switch(options, "normalize_rewards"),
+    )
+    if not leaves_out and low is None and high is None:
+        draft.edit("replace", advantages={"op": "advantage.grpo", "scale": divides, **_reads(last)})
+        return
+    if leaves_out and not divides and low is None and high is None:
+        draft.edit("replace", advantages={"op": "advantage.rloo", **_reads(last)})
+        return
+    normal = {"op": "reward.whiten", "mean": "group", "std": "group" if divides else "none"}
+    draft.edit("add", normal={**normal, "leave_one_out": leaves_out, "in": {"rewards": last}})
+    last = "normal"
+    if low is not None or high is not None:
+        bounds = {end: value for end, value in (("low", low), ("high", high)) if value is not None}
+        draft.edit("add", cut={"op": "reward.scale", **bounds, "in": {"rewards": "normal"}})
+        last = "cut"
+    _by_token(draft, options, last, whiten=False)
+
+
+def _switch(options: Options, name: str) -> bool:
+    """Return a switch of the estimator: its own, or that of the whole of grpo, which it names by default."""
+    own = options.values.get(f"grpo.adv_estimator.{name}")
+    return bool(options[f"grpo.{name}"] if own is None else own)
+
+
+def _by_token(draft: Draft, options: Options, last: str, whiten: bool) -> None:
+    """Put one number a sample on its tokens, less a KL where that is part of the reward."""
+    in_reward = options.is_on("loss_fn.use_kl_in_reward") and options[BETA]
+    shaped: dict[str, Any] = {"op": "reward.kl_penalty", "beta": 0.0, "in": {"rewards": last}}
+    if in_reward:
+        shaped |= {"beta": options[BETA], "kl": options[KL]}
+    else:
+        shaped["in"]["ref_logprobs"] = "old_logprobs"  # read, and times 0
+    draft.edit("add", shaped=shaped)
+    spread = {"op": "advantage.reinforce_pp", "gamma": 1.0, "whiten": whiten}
+    draft.edit("replace", advantages={**spread, "in": {"rewards": "shaped"}})
+
+
+def _reads(last: str) -> dict[str, Any]:
+    return {} if last == "rewards" else {"in": {"rewards": last}}
+
+
+def _filter(draft: Draft, options: Options) -> None:
+    """Sample groups of one reward again, by the reward before it is shaped."""
+    refill: dict[str, Any] = {"rounds": options["grpo.dynamic_sampling_max_gen_batches"]}
+    if options["grpo.batch_multiplier"] > 1:
+        refill["expected"] = round(1 / options["grpo.batch_multiplier"], 6)
+    added = {"op": "filter.mixed", "refill": refill, "in": {"rewards": "rewards"}}
+    draft.edit("add", informative=added)
+    for node in ("old_logprobs", "ref_logprobs", "values", "normal", "cut", "shaped", "advantages"):
+        if draft.has(node):
+            draft.set(f"{node}.rows", "informative")
+
+
+def _correct(draft: Draft, options: Options) -> None:
+    """Weigh tokens, or sequences, by how far the engine that sampled is from the one that trains."""
+    level = "sequence" if options.is_on("loss_fn.sequence_level_importance_ratios") else "token"
+    kind, high, low = options[KIND], options[BOUND], options[f"{BOUND}_min"]
+    weights: dict[str, Any] = {"op": "correction.tis", "level": level, "cap": None}
+    if kind == "icepop":
+        weights = {"op": "correction.mis", "level": level, "low": low or 0.0, "high": high}
+    elif kind == "seq-mask-tis":
+        draft.edit("add", weights=weights)
+        bounds = {"kl": "k1", "threshold": -math.log(low), "least": -math.log(high)}
+        weights = {"op": "correction.reject", **bounds}
+    elif kind == "tis":
+        weights |= {"cap": high, **({"floor": low} if low else {})}
+    draft.edit("add", rollout_weights=weights)
+
+
+def _rows(draft: Draft, options: Options) -> None:
+    """Name the files and columns of the rows, where they are of a file."""
+    source = SOURCES.get(options.table.kind, "prompts")
+    if (path := options["data.train.data_path"]) and "${" not in str(path):
+        draft.set(f"{source}.files", [options.path(str(path))])
+    if question := options["data.train.input_key"]:
+        draft.set(f"{source}.question", question)
+    if source in ("prompts", "examples") and (answer := options["data.train.output_key"]):
+        draft.set(f"{source}.answer", answer)
+    if template := options.below("policy.tokenizer.chat_template_kwargs.*"):
+        template = {name: value for name, value in template.items() if "${" not in str(value)}
+        draft.set(f"{source}.template_options", template)
+
+
+def _length(draft: Draft, options: Options) -> None:
+    """End the run after steps, or after epochs where steps are given that end none."""
+    steps, epochs = options["grpo.max_num_steps"], options["grpo.max_num_epochs"]
+    if isinstance(steps, int) and 0 < steps < NO_LIMIT:
+        draft.set("schedule.iterations", steps)
+    elif isinstance(epochs, int | float) and epochs > 0:
+        draft.remove("schedule.iterations")
+        draft.set("schedule.epochs", epochs)
+
+
+def _optimizer(draft: Draft, options: Options) -> None:
+    """Set the warm-up and the adapters, which stand in several keys of a backend."""
+    model = "models.reward" if options.table.kind == "rm" else "models.policy"
+    adapters = "policy.megatron_cfg.peft" if options.is_on(MEGATRON) else "policy.dtensor_cfg.lora_cfg"
+    if options.is_on(f"{adapters}.enabled"):
+        given = options.below(f"{adapters}.*")
+        targets = given.get("target_modules") or "all-linear"
+        if given.get("match_all_linear", not options.is_on(MEGATRON)):
+            targets = "all-linear"
+        size = {"rank": given.get("dim", 8), "alpha": float(given.get("alpha", 32))}
+        draft.set(f"{model}.train.lora", {**size, "targets": targets})
+    if options.is_on(MEGATRON):
+        return
+    for name, value in schedule_of(options).items():
+        draft.set(f"{model}.optimizer.{name}", value)
+
+
+def schedule_of(options: Options) -> dict[str, Any]:
+    """Return what torch's schedulers of the settings are as a warm-up and a schedule.
+
+    Raises:
+        Hand: they are others, or rise from a share of the rate that is not near 0.
+    """
+    found = _schedulers(options)
+    out: dict[str, Any] = {}
+    for place, (name, settings) in enumerate(found):
+        if name == "LinearLR" and place == 0 and settings.get("end_factor", 1) == 1:
+            out["warmup_steps"] = int(settings.get("total_iters", 5))
+        elif name == "LinearLR" and not settings.get("end_factor", 1):
+            out |= {"schedule": "linear", "total_steps": _behind(out, int(settings["total_iters"]))}
+        elif name == "CosineAnnealingLR" and not settings.get("eta_min"):
+            out |= {"schedule": "cosine", "total_steps": _behind(out, int(settings["T_max"]))}
+    return out
+
+
+def _behind(out: Mapping[str, Any], steps: int) -> int:
+    return int(out.get("warmup_steps", 0)) + steps
+
+
+def _schedulers(options: Options) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the names and settings of the schedulers, whether they are one or a list."""
+    value = options.values.get("policy.scheduler")
+    if not isinstance(value, list):
+        one = options.below("policy.scheduler.*")
+        value = [one] if one else []
+    named = [item for item in value if isinstance(item, Mapping) and "name" in item]
+    return [(str(item["name"]).rpartition(".")[2], item.get("kwargs") or {}) for item in named]
+
+
+def scheduler(value: Any, options: Options) -> Any:
+    """Say what of the schedulers is not as in the graph."""
+    if options.is_on(MEGATRON):
+        raise Idle(f"decides nothing: {MEGATRON} is on")
+    for name, settings in _schedulers(options):
+        start = settings.get("start_factor", 1 / 3)
+        if name == "LinearLR" and settings.get("end_factor", 1) == 1 and start > 1e-3:
+            law = f"the rate rises from 0 in warmup_steps, from {start:g} of it in NeMo-RL"
+            raise Hand(f"{law}: a course of lr begins where you like (docs/language_in_depth.md)")
+        if name not in ("LinearLR", "ConstantLR", "CosineAnnealingLR") or settings.get("eta_min"):
+            raise Hand(f"{name}: set models.policy.optimizer.schedule, min_lr_ratio and warmup_steps")
+        if name == "ConstantLR" and settings.get("factor", 1 / 3) != 1:
+            raise Hand("ConstantLR with a factor: give models.policy.optimizer.lr a course in steps")
+    return value
+
+
+def _pools(draft: Draft, options: Options) -> None:
+    """Place training and generation on one pool, or on two where NeMo-RL has them apart."""
+    each, nodes = options["cluster.gpus_per_node"], options["cluster.num_nodes"]
+    devices = int(each) * int(nodes)
+    generating = _generating(options, int(each), int(nodes))
+    if not generating or generating >= devices:
+        draft.set("pools.main.devices", devices)
+        return
+    draft.edit("set", pools={"train": {"devices": devices - generating}, "gen": {"devices": generating}})
+    draft.set("models.policy.serve.pool", "gen")
+    draft.set("models.policy.train.pool", "train")
+    if not options.is_on("grpo.async_grpo.enabled"):
+        return
+    age = int(options["grpo.async_grpo.max_trajectory_age_steps"])
+    if options.is_on("grpo.async_grpo.in_flight_weight_updates"):
+        draft.set("schedule.stream", {"staleness": age, "too_old": "wait"})
+    else:
+        draft.set("schedule.staleness", age)
+
+
+def _generating(options: Options, each: int, nodes: int) -> int:
+    """Return the devices that only generate; 0 where all do both."""
+    if options.table.kind in SOURCES or options.is_on("policy.generation.colocated.enabled"):
+        return 0
+    resources = options.below("policy.generation.colocated.resources.*")
+    own, whole = resources.get("gpus_per_node"), resources.get("num_nodes")
+    if nodes > 1 and whole:
+        return int(whole) * int(own or each)
+    return int(own or 0)
+
+
+def alike(draft: Draft) -> None:
+    """Read a reference or critic of the policy's path as the policy is read."""
+    for name in ("ref", "critic", "teacher"):
+        path = draft.value(f"models.{name}.path")
+        if path not in ("${models.policy.path}", draft.value("models.policy.path")):
+            continue
+        for field in ("config", "trust_remote_code"):
+            value = draft.value(f"models.policy.{field}")
+            if value and draft.value(f"models.{name}.{field}") != value:
+                draft.set(f"models.{name}.{field}", value)
+
+
+def told(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to see to that stands behind no key, or behind several."""
+    facts, kind = options.table.facts["told"], options.table.kind
+
+    def say(name: str, text: str, **values: Any) -> KeyOutcome:
+        return KeyOutcome(name, UNKNOWN, "hand", facts[text].format(**values) if values else facts[text])
+
+    yield say("the data", "data")
+    if sees(options):
+        yield say("images", "images")
+    steps, epochs = options["grpo.max_num_steps"], options["grpo.max_num_epochs"]
+    if isinstance(steps, int) and 0 < steps < NO_LIMIT and "grpo.max_num_epochs" in options.values:
+        yield say("the length", "limits", kept=f"schedule.iterations: {steps}, and not epochs: {epochs}")
+    if kind in SOURCES:
+        yield say("the rows", "length")
+        return
+    if kind == "distillation":
+        yield say("the loss", "distillation", kl_type=options["loss_fn.kl_type"])
+        return
+    yield say("the reward", "reward")
+    if options["grpo.adv_estimator.name"] == "gdpo":
+        yield say("the rewards", "gdpo")
+    if options[BETA] and options.is_on("loss_fn.use_kl_in_reward") and kind == "grpo":
+        yield say("the KL", "kl_per_token")
+    elif options[BETA]:
+        if options.is_on("loss_fn.disable_ppo_ratio"):
+            yield say("the KL", "unread")
+        elif minibatches(options) > 1:
+            yield say("the KL", "unbiased", minibatches=minibatches(options))
+        if options.is_on("loss_fn.use_on_policy_kl_approximation"):
+            yield say("the KL", "approximation")
+    if options.is_on("loss_fn.disable_ppo_ratio") and minibatches(options) > 1:
+        yield say("the loss", "reinforce", minibatches=minibatches(options))
+    if options.is_on("grpo.use_dynamic_sampling") and _switch(options, "use_leave_one_out_baseline"):
+        yield say("dynamic sampling", "std")
+    if options.is_on("grpo.overlong_filtering") and not options.is_on("loss_fn.token_level_loss"):
+        yield say("overlong filtering", "filtered")
+    samples, step = _samples(options), options["policy.train_global_batch_size"]
+    if samples % step:
+        text = f"{samples} samples are no whole number of steps of {step}: set update_policy.minibatches"
+        yield KeyOutcome("policy.train_global_batch_size", step, "hand", text)
+
+
+def sees(options: Options) -> bool:
+    """Return whether rows have images, video or sound: by a switch, an environment or a processor."""
+    processor = str(options.values.get("data.default.processor", ""))
+    named = any(word in key for key in options.values for word in ("env.vlm.", "limit_mm_per_prompt"))
+    return options.is_on("policy.is_vlm") or named or "vlm" in processor
+
+
+def _samples(options: Options) -> int:
+    return int(options["grpo.num_prompts_per_step"]) * int(options["grpo.num_generations_per_prompt"])
+
+
+def minibatches(options: Options) -> int:
+    """Return the optimizer steps of an iteration: NeMo-RL's global batches are counted in samples."""
+    return max(_samples(options) // int(options["policy.train_global_batch_size"]), 1)
+
+
+def dtensor(value: Any, options: Options) -> Any:
+    if options.is_on(MEGATRON):
+        raise Idle(f"decides nothing: {MEGATRON} is on")
+    return value
+
+
+def value_dtensor(value: Any, options: Options) -> Any:
+    if options.is_on("value.megatron_cfg.enabled"):
+        raise Idle("decides nothing: value.megatron_cfg.enabled is on")
+    return value
+
+
+def recompute(value: bool, options: Options) -> bool:
+    return bool(dtensor(value, options))
+
+
+def min_lr(value: float, options: Options) -> float:
+    if options["policy.megatron_cfg.scheduler.lr_decay_style"] == "constant":
+        raise Idle("decides nothing: the rate does not fall")
+    return min(round(value / float(options["policy.megatron_cfg.optimizer.lr"]), 9), 0.999999)
+
+
+def betas(_: float, options: Options) -> list[float]:
+    return [float(options[f"policy.megatron_cfg.optimizer.adam_beta{n}"]) for n in (1, 2)]
+
+
+def decay_iters(value: int, options: Options) -> int:
+    if options["policy.megatron_cfg.scheduler.lr_decay_style"] == "constant":
+        raise Idle("decides nothing: the rate does not fall")
+    return int(value)
+
+
+def save_period(value: int, options: Options) -> int:
+    return max(int(value), 0) if options.is_on("checkpointing.enabled") else 0
+
+
+def shuffle(value: bool, options: Options) -> bool:
+    if options.table.kind in SOURCES:
+        raise (
+            Idle(f"set {SOURCES[options.table.kind]}.shuffle where it is false")
+            if value
+            else Hand(f"set {SOURCES[options.table.kind]}.shuffle: false")
+        )
+    return value
+
+
+def own_tokenizer(value: str, options: Options) -> str:
+    if value != options["policy.model_name"]:
+        raise Hand("the tokenizer is that of the model's folder: put this one's files there")
+    raise Idle("the tokenizer is the model's own")
+
+
+def balance(value: float, options: Options) -> float:
+    experts = options["policy.megatron_cfg.expert_model_parallel_size"] > 1
+    if value and (not experts or options.is_on("policy.megatron_cfg.peft.enabled")):
+        raise Hand("of a mixture of experts: models.policy.train.router_aux_loss_coef")
+    return value
+
+
+def served(value: int, _: Options) -> int:
+    return int(value)
+
+
+def start(value: int, _: Options) -> int | None:
+    """Return the first iteration that trains the policy, counted from 1."""
+    return int(value) + 1 if value else None
+
+
+BY: By = {
+    "path": lambda value, o: o.path(str(value)),
+    "natural": lambda value, _: max(int(value), 0),
+    "dtensor": dtensor,
+    "value_dtensor": value_dtensor,
+    "recompute": recompute,
+    "min_lr": min_lr,
+    "betas": betas,
+    "warmup_iters": lambda value, _: int(value),
+    "decay_iters": decay_iters,
+    "save_period": save_period,
+    "shuffle": shuffle,
+    "own_tokenizer": own_tokenizer,
+    "scheduler": scheduler,
+    "served": served,
+    "balance": balance,
+    "start": start,
+}
