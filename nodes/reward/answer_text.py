@@ -13,24 +13,28 @@ from collections.abc import Callable
 from rlgraph.nodes.support.thinking import outside_thinking
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+NAMED = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])(?:_\{?\w\}?)?\s*=\s*\Z")  # of a box: x = \boxed{2}
 # what may stand between two boxes, formulas or numbers of one list
 SEPARATOR = re.compile(r"(?:\s|\$|\\[()\[\],;:]|\\q?quad|,|;|\\text\{\s*(?:and|or)\s*\}|\band\b|\bor\b|\*)*")
 LISTED = re.compile(r",|;|and|or")
-HOPE = re.compile(r"final answer is:?\s*(.+?)\.?\s*I hope it is correct", re.DOTALL | re.IGNORECASE)
+# what is searched for an end may not hold its own beginning again, or else time would grow with the square
+HOPE = re.compile(
+    r"final answer is:?\s*((?:(?!final answer is).)+?)\.?\s*I hope it is correct", re.DOTALL | re.IGNORECASE
+)
 TAG = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
-HASHES = re.compile(r"^\s*####[ \t]+([-+$€£¥]?\s*\d[^\n]*)$", re.MULTILINE)
+HASHES = re.compile(r"^[ \t]*####[ \t]+([-+$€£¥]?\s*\d[^\n]*)$", re.MULTILINE)
 PHRASE = re.compile(
     r"\banswers?\b[^\n.:=]{0,60}?(?:\bis\b|\bare\b|\bbe\b|:|=|\bequals\b|\n)\s*:?", re.IGNORECASE
 )
 CHOICE = re.compile(r"\s*\(?([A-H])\)?(?=[\s.,)]|$)")
 NUMBER = r"[-+]?[$€£¥]?(?:\d{1,3}(?:[, ]\d{3})+(?![\d])|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?%?|[-+]?\.\d+%?"
-OPERAND = rf"\(*(?:{NUMBER})\)*"
+OPERAND = rf"\({{0,9}}(?:{NUMBER})\){{0,9}}"
 EXPRESSION = re.compile(
     rf"(?<![\w.\\])(?:{OPERAND})(?:\s*[-+*/^×÷:]\s*(?:{OPERAND})|\s+\d+/\d+|\({NUMBER}\))*!?"
 )
 FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
+    r"\$\$(.+?)\$\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)"
     r"|(?<![\\$])\$(?=\S)([^$\n]+?)(?<=\S)(?<!\\)\$(?!\d)|(?<![\\$])\$ ([^$\n]+?) \$"
     r"|(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})",
     re.DOTALL,
@@ -70,26 +74,28 @@ def answer_in(response: str) -> str:
 def _boxes(text: str) -> str:
     """Return the last box, or the last boxes if they are one list; nothing where the last is not closed."""
     spans = []
-    for box in BOX.finditer(text):
-        depth = 1
-        for brace in BRACE.finditer(text, box.end()):
-            depth += {"{": 1, "}": -1}.get(brace[0], 0)
-            if not depth:
-                spans.append((box.start(), brace.end(), text[box.end() : brace.start()]))
-                break
-        else:
-            return ""
-    spans = [span for span in spans if span[2].strip()]
+    opened: list[tuple[int, int]] = []  # braces: where the box begins, or -1 for another's, and its content
+    for brace in BRACE.finditer(text):
+        if brace[0].endswith("{") and brace[0] != r"\{":
+            opened.append((brace.start() if len(brace[0]) > 1 else -1, brace.end()))
+        elif brace[0] == "}" and opened:
+            start, inside = opened.pop()
+            if start >= 0:
+                spans.append((start, brace.end(), text[inside : brace.start()]))
+    if spans and any(start > max(spans)[0] for start, _ in opened):
+        return ""  # the last box is not closed
+    spans = sorted(span for span in spans if span[2].strip() and "\\boxed" not in span[2])
     listed: list[str] = []
-    begin = 0
+    begin, name = 0, ""
     for start, end, content in reversed(spans):
+        named = NAMED.search(text[max(0, start - 20) : start])
         between = text[end:begin]
+        if listed and name and named and named[1] == name:
+            between = NAMED.sub("", between)
         if listed and not (SEPARATOR.fullmatch(between) and LISTED.search(between)):
             break
-        if "\\boxed" in content:
-            continue
         listed.insert(0, content)
-        begin = start
+        begin, name = start, named[1] if named else ""
     return ", ".join(dict.fromkeys(listed))
 
 
@@ -105,9 +111,12 @@ def _plain(text: str) -> str:
 def _candidates(text: str) -> list[tuple[int, int, str]]:
     """Return the formulas of a text, and the numbers outside of them, with their places."""
     spans = [(m.start(), m.end(), next(filter(None, m.groups()))) for m in FORMULA.finditer(text)]
-    taken = [(start, end) for start, end, _ in spans]
+    outside = iter([*spans, (len(text), len(text), "")])
+    start, end, _ = next(outside)
     for match in EXPRESSION.finditer(text):
-        if not any(start < match.end() and match.start() < end for start, end in taken):
+        while end <= match.start() and end < len(text):
+            start, end, _ = next(outside)
+        if match.end() <= start or end <= match.start():
             spans.append((match.start(), match.end(), match[0]))
     return sorted(spans)
 
@@ -153,13 +162,20 @@ SIGNS = {
 WRITTEN = {
     "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",
     "≥": r"\ge ", "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "≈": r"\approx ",
-    "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "²": "^{2}", "³": "^{3}",
+    "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "⁄": "/", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "−": "-",
 }  # fmt: skip
 UNIT = re.compile(r"(?<=[\d}\s)])\s*\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\{?\d\}?))?")
 
 
+RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()  # noqa: SIM905
+
+
 def _symbols(text: str) -> str:
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(RAISED)}}}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: f"_{{{m[0].translate(LOWERED)}}}", text)
     text = re.sub(r"√\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
     text = re.sub(r"√\s*(\w+)", r"\\sqrt{\1}", text)
     return "".join(WRITTEN.get(sign, sign) for sign in text)
@@ -170,12 +186,21 @@ def _looks(text: str) -> str:
     text = re.sub(r"\\(?:displaystyle|textstyle|limits)(?![a-zA-Z])", "", text)
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("{,}", ",")
     text = re.sub(r"\\!", "", text)
-    return re.sub(r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " ", text)
+    return re.sub(r"(?:\\[,;: ]|~|\\q?quad(?![a-zA-Z])|\s)+", " ", text)
 
 
 def _upright(text: str) -> str:
     r"""``\mathrm{i}`` and ``\mathrm{e}`` are the letters, not units."""
     return re.sub(r"\\(?:mathrm|text|mathit|operatorname)\s*\{([ied])\}", r"\1", text)
+
+
+def _choices(text: str) -> str:
+    r"""``\text{A and B}`` lists the letters of choices."""
+
+    def listed(match: re.Match[str]) -> str:
+        return ", ".join(re.findall(r"\b[A-Z]\b", match[1]))
+
+    return re.sub(r"\\text\s*\{\s*([A-Z](?:\s*,\s*[A-Z])*\s*,?\s*(?:and|or)\s+[A-Z])\s*\}", listed, text)
 
 
 def _units(text: str) -> str:
@@ -189,7 +214,7 @@ def _units(text: str) -> str:
     text = re.sub(r"\^\{?\\circ\}?", "", text)
     text = re.sub(r"\\?[$€£¥]\s*(?=[-\d.])|(?<=\d)\s*(?:\\\$|[€£¥$])", "", text)
     return (
-        re.sub(r"(?<=\d)\s+(?:[a-zA-Z]{2,}\s*)+$", "", text)
+        re.sub(r"(?<=\d)\s+[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})*\s*$", "", text)
         if not re.search(r"\b(?:and|or)\b", text)
         else text
     )
@@ -208,6 +233,29 @@ def _fractions(text: str) -> str:
 
     text = re.sub(r"(?<![\d.])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", mixed, text)
     return re.sub(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", mixed, text)
+
+
+def _repeating(text: str) -> str:
+    r"""``0.1\overline{6}`` is 1/6: the digits up to the end of a period less those before it, over nines."""
+
+    def fraction(match: re.Match[str]) -> str:
+        whole, before, period = match[1], match[2], match[3]
+        above = int(whole + before + period) - int(whole + before)
+        return rf"\frac{{{above}}}{{{'9' * len(period)}{'0' * len(before)}}}"
+
+    return re.sub(
+        r"(?<![\d.])(\d{1,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?", fraction, text
+    )
+
+
+def _bases(text: str) -> str:
+    r"""``101_{\text{two}}`` is ``101_{2}``."""
+
+    def numeral(match: re.Match[str]) -> str:
+        word = match[1].lower()
+        return f"_{{{BASES.index(word) + 2}}}" if word in BASES else match[0]
+
+    return re.sub(r"_\s*\{?\s*\\(?:text|mathrm)\s*\{\s*([a-zA-Z]+)\s*\}\s*\}?", numeral, text)
 
 
 def _thousands(text: str) -> str:
@@ -263,8 +311,8 @@ def _ends(text: str) -> str:
 
 
 STEPS: tuple[Callable[[str], str], ...] = (
-    _symbols, _looks, _upright, _units, _ends, _fractions, _thousands, _powers, _approximate, _member,
-    str.strip,
+    _symbols, _looks, _upright, _choices, _bases, _units, _ends, _repeating, _fractions, _thousands, _powers,
+    _approximate, _member, str.strip,
 )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def _compared(text: str, answer: str, unevaluated: bool) -> Verdict:
     based = BASE.fullmatch(text), BASE.fullmatch(reference)
     if any(based):
         return _in_bases(text, reference)
-    if re.search(r"\d\s+\d", text):
+    if re.search(r"(?<![_\d])\d+\s+\d", text):
         return "unparsed"  # two numbers side by side, which Math-Verify adds up
     parsed = _parsed(text)
     if parsed is None:
@@ -116,9 +116,9 @@ def _has_factors(text: str) -> bool:
 def equal(known: Any, parsed: Any) -> bool:
     """Return whether two expressions are equal; numbers by our tolerance, all else as Math-Verify says."""
     from math_verify import verify
-    from sympy import FiniteSet, MatrixBase, Tuple
+    from sympy import FiniteSet, MatrixBase, Set, Tuple
 
-    known, parsed = _without_name(known), _without_name(parsed)
+    known, parsed = _without_name(_alone(known)), _without_name(_alone(parsed))
     if isinstance(known, FiniteSet) and isinstance(parsed, FiniteSet):
         left = list(parsed.args)
         if len(left) != len(known.args):
@@ -135,7 +135,21 @@ def equal(known: Any, parsed: Any) -> bool:
         return known.shape == parsed.shape and all(map(equal, known.flat(), parsed.flat()))
     if _is_number(known) and _is_number(parsed):
         return any(_same(a, b) for a in _values(known) for b in _values(parsed))
-    return bool(verify([known], [parsed], timeout_seconds=None))
+    solved = isinstance(known, Set) and _is_solved(parsed)
+    return bool(verify([known], [parsed], timeout_seconds=None, allow_set_relation_comp=solved))
+
+
+def _is_solved(expression: Any) -> bool:
+    """Return whether an inequality says where one unknown lies: ``x>3`` or ``1<x<2``, and not ``x^2>9``."""
+    from sympy import And, Symbol
+    from sympy.core.relational import Relational
+
+    parts = expression.args if isinstance(expression, And) else [expression]
+    if not all(isinstance(part, Relational) for part in parts):
+        return False
+    sides = [side for part in parts for side in part.args]
+    unknowns = {side for side in sides if isinstance(side, Symbol)}
+    return len(unknowns) == 1 and all(side in unknowns or not side.free_symbols for side in sides)
 
 
 def _without_name(expression: Any) -> Any:
@@ -144,6 +158,14 @@ def _without_name(expression: Any) -> Any:
 
     named = isinstance(expression, Eq) and isinstance(expression.lhs, Symbol)
     return expression.rhs if named else expression
+
+
+def _alone(expression: Any) -> Any:
+    """Return the only element of a set that has one: ``{5}`` is 5."""
+    from sympy import FiniteSet
+
+    alone = isinstance(expression, FiniteSet) and len(expression.args) == 1
+    return expression.args[0] if alone else expression
 
 
 def _is_number(expression: Any) -> bool:
@@ -216,12 +238,15 @@ def _is_evaluated(parsed: Any, text: str, known: Any, reference: str) -> bool:
     With unknowns in it, those of the expression are counted, else those of the text's parse tree, as
     Math-Verify's parser evaluates some numbers on its own.
     """
-    from sympy import count_ops, latex
+    from sympy import Expr, I, count_ops, expand, latex
 
     side = getattr(parsed, "rhs", parsed)
     value = side.doit()
-    if {str(symbol) for symbol in side.free_symbols} - {"i"}:
+    unknowns = {str(symbol) for symbol in side.free_symbols}
+    if unknowns - {"i"}:
         return bool(count_ops(side) <= max(count_ops(value), count_ops(known)))
+    if unknowns and isinstance(side, Expr):
+        value = expand(value.subs(dict.fromkeys(side.free_symbols, I)), complex=True)
     return operations(text) <= max(operations(normal(latex(value))), operations(reference))
 
 
@@ -258,7 +283,7 @@ def _count(node: Any, parser: Any) -> int:
         return _count(children[-1], parser)
     inside = sum(_count(child, parser) for child in children)
     if rule in SIGNED and len(children) == 3:
-        return inside + _ratio(children[0], children[2]) if names[1] == "DIV" else inside + 1
+        return inside + _ratio(children[0], children[2]) if names[1] in ("DIV", "COLON") else inside + 1
     if rule == "frac":
         text = node.getText()
         parts = re.fullmatch(r"\\frac\{(.*)\}\{(.*)\}", text)

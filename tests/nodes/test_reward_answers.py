@@ -57,7 +57,6 @@ RIGHT = [
     ("\\boxed{1}. Wait, no. It is \\boxed{2}", "2"),
     ("<think>\\boxed{7}</think> The answer is 5.", "5"),
     ("a) \\boxed{3} b) \\boxed{5}", "5"),
-    (boxed("\\frac{1}{i}"), "-i"),
     (boxed("90^\\circ"), "90"),
     ("She earns \\$18 per day", "18"),
     ("The answer is 18 dollars", "18"),
