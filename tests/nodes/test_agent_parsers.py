@@ -104,3 +104,53 @@ def test_tags_in_a_text_of_the_arguments_end_no_call() -> None:
     arguments = {"x": "<tool_call></tool_call>"}
     text = f"<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
     assert hermes(text * 2) == [ToolCall("f", arguments)] * 2
+
+
+# how chat templates write the calls of a message: Hermes 2 Pro and Qwen2.5, Qwen3-Coder, Llama 3
+TEMPLATES = {
+    hermes: """{{ content }}{% for call in calls %}
+<tool_call>
+{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}
+</tool_call>{% endfor %}""",
+    qwen: """{{ content }}{% for call in calls %}
+<tool_call>
+<function={{ call.name }}>
+{% for name, value in call.arguments | items %}<parameter={{ name }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>{% endfor %}""",
+    plain_json: """{"name": "{{ calls[0].name }}", "parameters": {{ calls[0].arguments | tojson }}}""",
+}
+CALLS = [
+    {"name": "search", "arguments": {"query": 'a "quoted" word', "lines": "one\ntwo"}},
+    {"name": "plot", "arguments": {"points": [1, 2.5], "style": {"dash": None}, "grid": True}},
+    {"name": "now", "arguments": {}},
+    {"name": "write", "arguments": {"text": "é 😀 <b>&</b>", "path": "a/b.txt"}},
+    {"name": "tag", "arguments": {"text": "  indented", "empty": ""}},
+]
+
+
+@pytest.mark.parametrize("parser", TEMPLATES)
+@pytest.mark.parametrize("first", range(len(CALLS)))
+def test_calls_that_a_template_renders_are_read_back(parser: object, first: int) -> None:
+    from jinja2 import Environment
+
+    environment = Environment(trim_blocks=False)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    calls = [CALLS[first]] if parser is plain_json else [*CALLS[first:], *CALLS[:first]]
+    text = environment.from_string(TEMPLATES[parser]).render(content="I look it up.", calls=calls)  # type: ignore[index]
+    read = parser(text)  # type: ignore[operator]
+    assert [call.name for call in read] == [call["name"] for call in calls]
+    for found, call in zip(read, calls, strict=True):
+        values = dict(call["arguments"])  # type: ignore[call-overload]
+        if parser is qwen:  # which value is text, the tool's type says
+            values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+        assert found.arguments == values
+        assert found.error == ""
+
+
+def test_quoted_calls_of_the_json_format_are_text_and_those_in_tags_are_calls() -> None:
+    quoted = 'Write it so:\n```json\n{"name": "f", "parameters": {}}\n```\nThen wait.'
+    assert plain_json(quoted) == []
+    assert len(hermes('```\n<tool_call>{"name": "f"}</tool_call>\n```')) == 1
