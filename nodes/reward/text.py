@@ -53,7 +53,7 @@ def alternatives(answer: list[str] | None, answers: list[Any] | None) -> list[li
     return out
 
 
-@op()
+@op(assumes=("answered",))
 def exact(
     ctx: Context,
     responses: text[samples],
@@ -74,7 +74,7 @@ def exact(
     return torch.tensor(scores, dtype=torch.float32)
 
 
-@op()
+@op(assumes=("answered",))
 def f1(
     ctx: Context,
     responses: text[samples],

@@ -133,6 +133,16 @@ def _groups(graph: Graph, node: Node, call: Call) -> Problem | None:
     return refusal("small-groups", law, graph, node, [domain.maker], f"set: {{{domain.maker}.n: 8}}")
 
 
+def _answered(graph: Graph, node: Node, call: Call) -> Problem | None:
+    """Right answers are in a column: `answer`, or `answers` with several of each question."""
+    if {"answer", "answers"} & call.ins.keys():
+        return None
+    law = f"node `{node.name}` ({node.op.name}) reads column `answer` or `answers`, and nothing writes either"
+    remedy = "name the field of the rows, by `answer:` of data.prompts, or several right ones by "
+    remedy += "columns: {answers: {from: FIELD, type: json}}"
+    return refusal("no-answer", law, graph, node, [], remedy)
+
+
 def _tries(graph: Graph, node: Node, call: Call) -> Problem | None:
     """A question has at least as many samples as tries are counted."""
     line = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
@@ -322,6 +332,7 @@ def _replayed(graph: Graph, node: Node, call: Call) -> Problem | None:
 LAWS: dict[str, Callable[[Graph, Node, Call], Problem | None]] = {
     "groups": _groups,
     "tries": _tries,
+    "answered": _answered,
     "sampling_logprobs": sampling_logprobs,
     "on_policy": on_policy,
     "behaviour_logprobs": behaviour_logprobs,
