@@ -197,13 +197,15 @@ def gdpo(
     weight_3: float = 0.0,
     weight_4: float = 0.0,
     eps: PositiveFloat = 1e-6,
+    over: Literal["tokens", "samples"] = "tokens",
 ) -> float32[samples, tokens]:
     """Decoupled normalisation of several rewards (GDPO, arXiv 2601.05242).
 
     A = whiten(sum_k w_k (s_k - mu_k) / (sigma_k + eps)), mu_k and sigma_k those of reward k in the group, as
     in advantage.grpo: rewards that are added before they are normalised give equal advantages to samples that
     earned them in different ways. whiten(x) = (x - mean) / sqrt(unbiased variance + 1e-8) over all tokens in
-    the loss mask of the batch; the paper takes both over samples. A group of one has mu = 0 and sigma = 1. 0
+    the loss mask of the batch; ``over: samples`` takes both over samples, as the paper does, and divides by
+    (standard deviation + eps). A group of one has mu = 0 and sigma = 1, a batch of one an advantage of 0. 0
     where ``loss_mask`` is false. A reward of weight 0 is not read.
 
     Attributes:
@@ -212,6 +214,7 @@ def gdpo(
         weight_3: of ``rewards_3``.
         weight_4: of ``rewards_4``.
         eps: what is added to each standard deviation, in units of its reward, above 0.
+        over: whether the sum is whitened over all tokens of the loss mask or over samples, each counted once.
 
     Example:
         advantages: {op: advantage.gdpo, in: {rewards_2: formatted}, weight_2: 0.5}
@@ -219,7 +222,11 @@ def gdpo(
     weighed = [(rewards, weight), (rewards_2, weight_2), (rewards_3, weight_3), (rewards_4, weight_4)]
     read = [(column, factor) for column, factor in weighed if column is not None]
     per_sample = sum(factor * _normalised(column, group, eps) for column, factor in read)
-    return whitened(loss_mask.spread(per_sample), loss_mask)
+    if over == "tokens":
+        return whitened(loss_mask.spread(per_sample), loss_mask)
+    centred = per_sample - per_sample.mean()
+    spread = centred.std() if len(centred) > 1 else 1.0
+    return loss_mask.spread((centred / (spread + eps)).float())
 
 
 def _groups(group: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

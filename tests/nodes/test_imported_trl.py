@@ -19,6 +19,7 @@ from rlgraph.check import check_report
 from rlgraph.frontend.compose import compose
 from rlgraph.importing.trl import import_trl
 from rlgraph.nodes import OPS
+from rlgraph.nodes.advantage.group import gdpo
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import policy_objective
 from rlgraph.ops import Context
@@ -159,3 +160,33 @@ def test_a_loss_of_preferences_is_trls(kind: str, name: str) -> None:
 def test_no_case_is_left_out() -> None:
     assert {*BY_HAND} <= {*LOSSES["cases"]}
     assert not any(math.isnan(case["loss"]) for case in LOSSES["cases"].values())
+
+
+def test_gdpo_over_samples_has_the_advantages_of_normalize_then_sum() -> None:
+    case, rows = ROWS["cases"]["normalize_then_sum"], ROWS["rows"]
+    first, second = (torch.tensor(rows[name]) for name in ("rewards", "second"))
+    mask = Ragged.of([list(map(bool, row)) for row in case["completion_mask"]], torch.bool)
+    weight, weight_2 = case["settings"]["reward_weights"]
+    groups = torch.tensor([0] * 4 + [1] * 4)
+    options = {"weight": weight, "weight_2": weight_2, "eps": 1e-4}
+    given = gdpo(first, second, None, None, groups, mask, over="samples", **options)
+    expected = torch.tensor(case["advantages"])
+    assert torch.allclose(given.values.view(8, -1), expected[:, None].expand(8, 5), atol=1e-6)
+    tokens = gdpo(first, second, None, None, groups, mask, over="tokens", **options)
+    assert not torch.allclose(tokens.values.view(8, -1)[:, 0], expected, atol=1e-2)
+
+
+def test_gdpo_over_samples_counts_a_sample_once_however_long() -> None:
+    rewards, groups = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.5, 0.0]), torch.tensor([0, 0, 1, 1, 1, 1])
+    short = Ragged.of([[True]] * 6, torch.bool)
+    long = Ragged.of([[True] * n for n in (9, 1, 2, 1, 3, 1)], torch.bool)
+    of_short = gdpo(rewards, None, None, None, groups, short, over="samples").values
+    of_long = gdpo(rewards, None, None, None, groups, long, over="samples").values
+    assert torch.equal(of_long[[0, 9, 10, 12, 13, 16]], of_short)
+
+
+def test_gdpo_over_samples_of_one_sample_is_nothing() -> None:
+    mask = Ragged.of([[True, True]], torch.bool)
+    assert (
+        gdpo(torch.ones(1), None, None, None, torch.zeros(1).long(), mask, over="samples").values.eq(0).all()
+    )
