@@ -48,7 +48,10 @@ def test_an_iteration_is_the_same_on_one_device_and_on_two(
     cut = [f"models.{model}.train.micro_tokens=24" for model in trained(graph)]
     run_on_devices(*once, *cut, "--devices", "2", "--run-dir", "two")
     (one,), (two,) = metrics("one"), metrics("two")
-    names = [name for name in one if name.startswith(READ)]
+    # in kto's first step the policy is the reference: its margins are rounding, and their signs chance
+    names = [
+        name for name in one if name.startswith(READ) and (graph, name) != ("kto", "preference/accuracy")
+    ]
     assert [one[name] > 0 for name in names if name.endswith("/grad_norm")] == [True]
     for name in names:
         assert math.isfinite(one[name])
