@@ -18,7 +18,14 @@ from rlgraph.nodes.support.conversation import (
 from rlgraph.nodes.support.row_field import DataError
 from rlgraph.nodes.support.row_form import TRAIN
 from rlgraph.nodes.support.template_reads import for_template, refuse_unread
-from rlgraph.nodes.support.turn_text import TextSpan, is_closed, is_marked, marked_spans, turn_span
+from rlgraph.nodes.support.turn_text import (
+    TextSpan,
+    closing_id,
+    is_marked,
+    marked_spans,
+    turn_span,
+    with_stop,
+)
 
 SAYING = ("tool_calls", "reasoning_content", "reasoning", "thinking")  # what a turn without content may say
 Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
@@ -55,7 +62,7 @@ def _no_tokens(row: Asked) -> DataError:
 
 
 def examples_of(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> Iterator[Example]:
-    """Yield the ids of each row and which of them are learnt; an end token is behind the last turn.
+    """Yield the ids of each row and which of them are learnt, the end of the last turn included.
 
     Raises:
         DataError: a row has nothing to learn, or nothing before it.
@@ -64,18 +71,18 @@ def examples_of(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) 
     for row in rows:
         _refuse_nothing(reading, row)
     pieces = _pieces(tokenizer, reading, rows)
-    first = iter(encode(tokenizer, reading, [row[0][0] for row in pieces]))
-    texts = [text for row in pieces for text, _ in row[1:]]
+    first = iter(encode(tokenizer, reading, [parts[0][0] for parts, _ in pieces]))
+    texts = [text for parts, _ in pieces for text, _ in parts[1:]]
     rest = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
-    for row, parts in zip(rows, pieces, strict=True):
+    for row, (parts, closing) in zip(rows, pieces, strict=True):
         ids: list[int] = []
         mask: list[bool] = []
         for number, (_, learnt) in enumerate(parts):
             part = next(rest if number else first)
             ids = [*ids, *part]
             mask = [*mask, *[learnt] * len(part)]
-        if not is_closed(tokenizer, parts[-1][0]) or not row.turns:
-            ids = [*ids, tokenizer.eos_token_id]
+        if closing is not None:
+            ids = [*ids, closing]
             mask = [*mask, True]
         if mask[:1] != [False]:
             raise _no_tokens(row)
@@ -110,12 +117,18 @@ def learnt_places(reading: ReadingOptions, talk: Sequence[Mapping[str, Any]], fi
     return [place for place in chosen if talk[place].get(TRAIN, True)]
 
 
-def _pieces(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> list[list[TextPiece]]:
-    """Return rows as texts, each learnt or not, and tokenised for itself as in a rollout."""
+def _pieces(
+    tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]
+) -> list[tuple[list[TextPiece], int | None]]:
+    """Return rows as texts, each learnt or not and tokenised for itself as in a rollout.
+
+    Beside each stands the id of the end token that is learnt behind it, where its texts don't have it.
+    """
     if reading.template == "plain":
+        questions = [written(tokenizer, reading, row.question, row.options) for row in rows]
         return [
-            [(written(tokenizer, reading, row.question, row.options), False), (row.answer, True)]
-            for row in rows
+            ([(question, False), (row.answer, True)], tokenizer.eos_token_id)
+            for question, row in zip(questions, rows, strict=True)
         ]
     talks = []
     for row in rows:
@@ -131,9 +144,10 @@ def _pieces(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> l
     texts = iter(_rendered_all(tokenizer, asked_for, shared=not reading.row_tools))
     wholes = [next(texts) for _ in plain]
     whole_of = iter(wholes)
-    pieces = []
+    pieces: list[tuple[list[TextPiece], int | None]] = []
     for talk in talks:
         with _placed(talk.place):
+            closing = None  # marks say all that is learnt
             if talk.marked:
                 everything = talk.all_turns
                 whole, spans = marked_spans(tokenizer, talk.messages, talk.options, talk.learnt, everything)
@@ -141,9 +155,13 @@ def _pieces(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> l
                 whole, spans = next(whole_of), []
                 for place in talk.learnt:
                     begin, ended = next(texts), next(texts)
-                    spans.append(turn_span(tokenizer, talk.messages, place, whole, begin, ended))
+                    span = turn_span(tokenizer, talk.messages, place, whole, begin, ended)
+                    spans.append(with_stop(tokenizer, talk.options, whole, span))
+                start, stop = spans[-1]
+                calls_tools = "tool_calls" in talk.messages[talk.learnt[-1]]
+                closing = closing_id(tokenizer, talk.options, whole[start:stop], calls_tools)
             refuse_unread(tokenizer, talk.messages, talk.options, talk.learnt)
-        pieces.append(_cut(whole, spans, talk.place))
+        pieces.append((_cut(whole, spans, talk.place), closing))
     return pieces
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered
-from rlgraph.nodes.support.template_reads import source_of_template
+from rlgraph.nodes.support.template_reads import for_template, source_of_template
 
 TextSpan = tuple[int, int]  # from a character of a text, and up to another
 GENERATION = re.compile(r"\{%-?\s*generation\b")  # a template that tells itself what the assistant wrote
@@ -143,10 +143,88 @@ def _pattern(tokenizer: Any) -> re.Pattern[str] | None:
     return re.compile(f"({'|'.join(map(re.escape, controls))})") if controls else None
 
 
-def is_closed(tokenizer: Any, turn: str) -> bool:
-    """Return whether a turn ends with a special token."""
-    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return turn.endswith((*special, *map(str, tokenizer.all_special_tokens)))
+def is_closed(tokenizer: Any, options: Mapping[str, Any] | None, turn: str) -> bool:
+    """Return whether a turn ends with a special token, or with what its template ends turns with.
+
+    Some families do not flag the token that ends a turn as special; others end calls of tools with a token of
+    the vocabulary that ends no turn.
+    """
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    ends = special | stop_tokens(tokenizer) | {*map(str, tokenizer.all_special_tokens)}
+    end = _end_of_template(tokenizer, source_of_template(tokenizer, options))
+    return turn.endswith((*ends, end) if end else (*ends,))
+
+
+def stop_tokens(tokenizer: Any) -> frozenset[str]:
+    """Return the tokens that end a response of the model, as its files name them."""
+    ids = getattr(tokenizer, "model_stop_ids", ())
+    return frozenset({str(tokenizer.eos_token), *map(str, tokenizer.convert_ids_to_tokens([*ids]))})
+
+
+def with_stop(tokenizer: Any, options: Mapping[str, Any] | None, whole: str, span: TextSpan) -> TextSpan:
+    """Return a turn with the token that the next message begins with, where a rollout stops by saying it.
+
+    Of GLM 4.5, whose template ends no turn, this is <|user|> or <|observation|>.
+    """
+    start, stop = span
+    if is_closed(tokenizer, options, whole[start:stop]):
+        return span
+    stops = [token for token in stop_tokens(tokenizer) if whole.startswith(token, stop)]
+    return start, stop + max(map(len, stops), default=0)
+
+
+def closing_id(tokenizer: Any, options: Mapping[str, Any] | None, turn: str, calls_tools: bool) -> int | None:
+    """Return the id of the token that a rollout would end a turn with; None where the turn has it.
+
+    Where the template writes none, it is the one that the next message would begin with, if the model stops
+    at it, else the end of text.
+    """
+    if is_closed(tokenizer, options, turn):
+        return None
+    follows = _next_message(tokenizer, source_of_template(tokenizer, options), calls_tools)
+    token = follows if follows in stop_tokens(tokenizer) else str(tokenizer.eos_token)
+    return int(tokenizer.convert_tokens_to_ids(token))
+
+
+PROBE_ASKED = {"role": "user", "content": "a question"}
+PROBE_ANSWER = {"role": "assistant", "content": "probe-answer"}
+PROBE_CALL = {"id": "000000000", "type": "function", "function": {"name": "probe", "arguments": {}}}
+PROBE_RESULT = {"role": "tool", "tool_call_id": "000000000", "name": "probe", "content": "a result"}
+
+
+def _template_option(tokenizer: Any, source: str) -> dict[str, str]:
+    """Return the options that name a template, where it is not the tokenizer's own."""
+    return {} if source == str(tokenizer.chat_template) else {"chat_template": source}
+
+
+@functools.lru_cache(maxsize=16)
+def _end_of_template(tokenizer: Any, source: str) -> str:
+    """Return the control token that a template writes behind what the assistant says, or nothing."""
+    options = _template_option(tokenizer, source)
+    try:
+        text = rendered(tokenizer, [PROBE_ASKED, PROBE_ANSWER], options, begun=False)
+    except TemplateError:  # it takes no such conversation: special tokens alone tell
+        return ""
+    behind = text.rpartition(PROBE_ANSWER["content"])[2].strip()
+    parts = _parts(tokenizer, behind)
+    return parts[0] if parts and _is_control(tokenizer, parts[0]) else ""
+
+
+@functools.lru_cache(maxsize=16)
+def _next_message(tokenizer: Any, source: str, calls_tools: bool) -> str:
+    """Return the control token that a message behind a turn of the assistant begins with, or nothing."""
+    turn: dict[str, Any] = {**PROBE_ANSWER, "tool_calls": [PROBE_CALL]} if calls_tools else PROBE_ANSWER
+    then = PROBE_RESULT if calls_tools else PROBE_ASKED
+    talk = [PROBE_ASKED, turn, then]
+    options = _template_option(tokenizer, source)
+    try:
+        talk = for_template(tokenizer, talk, options)
+        before = rendered(tokenizer, talk[:2], options, begun=False)
+        whole = rendered(tokenizer, talk, options, begun=False)
+    except TemplateError:
+        return ""
+    parts = _parts(tokenizer, whole[len(before) :]) if whole.startswith(before) else []
+    return parts[0] if parts and _is_control(tokenizer, parts[0]) else ""
 
 
 def marked_spans(

@@ -66,8 +66,13 @@ class ModelFiles:
         return ModelFiles(self.path, {}, self.trusted).config()
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer that the model's files describe, whatever transformers makes of them."""
-        return tokenizer_of(local_path(self.path), self.trusted)
+        """Return the tokenizer that the model's files describe, whatever transformers makes of them.
+
+        Its ``model_stop_ids`` are the end tokens of the generation config: what examples end turns with.
+        """
+        tokenizer = tokenizer_of(local_path(self.path), self.trusted)
+        tokenizer.model_stop_ids = self._generation_stop_ids()
+        return tokenizer
 
     def is_read_by_class(self, tokenizer: Any) -> bool:
         """Return whether programs that ask ``AutoTokenizer`` get what ``tokenizer()`` gave."""
@@ -75,14 +80,21 @@ class ModelFiles:
 
     def stop_ids(self, config: Any, tokenizer: Any) -> list[int]:
         """Return every end token that the generation config, the tokenizer or a text config names."""
+        named = [tokenizer.eos_token_id, config.eos_token_id, self._generation_stop_ids()]
+        lists = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
+        return sorted({*chain.from_iterable(lists)})
+
+    def _generation_stop_ids(self) -> list[int]:
+        """Return the end tokens of the model's generation config; none where it has no such file."""
         from transformers import GenerationConfig
         from transformers.utils import cached_file
 
-        named = [tokenizer.eos_token_id, config.eos_token_id]
-        if cached_file(self.path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
-            named.append(GenerationConfig.from_pretrained(self.path).eos_token_id)
-        lists = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
-        return sorted({*chain.from_iterable(lists)})
+        if not cached_file(self.path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
+            return []
+        ids = GenerationConfig.from_pretrained(self.path).eos_token_id
+        if ids is None:
+            return []
+        return [*ids] if isinstance(ids, list) else [ids]
 
     def resolved(self) -> dict[str, Any]:
         """Return the changed fields as transformers reads them."""

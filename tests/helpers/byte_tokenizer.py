@@ -12,8 +12,8 @@ CHATML = (
 )
 
 
-def tokenizer_of(form: tuple[list[str], str, str]) -> Any:
-    """A tokenizer of bytes with a family's control tokens and template."""
+def tokenizer_of(form: tuple[list[str], str, str], unflagged: tuple[str, ...] = ()) -> Any:
+    """A tokenizer of bytes with a family's control tokens, of which some are not flagged special."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -21,7 +21,9 @@ def tokenizer_of(form: tuple[list[str], str, str]) -> Any:
     first = [*dict.fromkeys(["<pad>", eos, *controls])]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({token: i for i, token in enumerate([*first, *alphabet])}, merges=[]))
-    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in first])
+    special = [token for token in first if token not in unflagged]
+    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    inner.add_tokens([AddedToken(token, normalized=False, special=False) for token in unflagged])
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(

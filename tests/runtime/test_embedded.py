@@ -23,6 +23,7 @@ from transformers import (
 
 from penalties import assert_drawn_so
 from rlgraph.ops import Generation, Request, Sampling
+from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 EOS = 1
@@ -195,6 +196,7 @@ def test_stop_ids_come_from_every_config(paths: dict[str, str], tmp_path: Path) 
     assert TransformersEngine(str(tmp_path)).stops.tolist() == [EOS]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 2]}))
     assert TransformersEngine(str(tmp_path)).stops.tolist() == [EOS, 2, 3]
+    assert ModelFiles(str(tmp_path), {}).tokenizer().model_stop_ids == [3, 2]
 
 
 def test_nothing_to_do(engine: TransformersEngine) -> None:
