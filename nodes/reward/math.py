@@ -5,15 +5,17 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.reward.per_sample import record_late
+from rlgraph.nodes.reward.text import alternatives
 from rlgraph.nodes.support.lazy import torch
-from rlgraph.ops import SPREAD, Context, float32, op, samples, text
+from rlgraph.ops import SPREAD, Context, float32, json, op, samples, text
 
 
-@op(beside=True)
+@op(beside=True, assumes=("answered",))
 def math(
     ctx: Context,
     responses: text[samples],
-    answer: text[samples],
+    answer: text[samples] | None,
+    answers: json[samples] | None = None,
     *,
     unevaluated: bool = False,
     timeout: PositiveFloat = 5.0,
@@ -36,7 +38,9 @@ def math(
     itself (``2^{100}``). With unknowns in it only what sympy adds up on its own is told: ``(x+1)(x-1)`` for
     ``x^2-1`` is right. A response without an answer in it scores 0, and so does one that takes longer than
     ``timeout`` or more than ``memory_mib``; the first of these is logged. Records ``reward/mean``, and the
-    fractions of such responses as ``reward/unevaluated``, ``reward/unparsed`` and ``reward/late``.
+    fractions of such responses as ``reward/unevaluated``, ``reward/unparsed`` and ``reward/late``. With a
+    column ``answers``, lists of right ones (``columns: {answers: json}`` of data.prompts), it is any of them,
+    and ``answer`` is not read.
 
     Attributes:
         unevaluated: whether an answer that still has to be computed is right if its value is.
@@ -49,7 +53,7 @@ def math(
     """
     from rlgraph.nodes.reward.verifier import verifier
 
-    pairs = list(zip(responses, answer, strict=True))
+    pairs = list(zip(responses, alternatives(answer, answers), strict=True))
     verdicts = verifier(parallel, memory_mib * 2**20).judge(pairs, timeout, unevaluated)
     scores = [float(verdict == "right") for verdict in verdicts]
     ctx.record("reward/", scores, kind=SPREAD)

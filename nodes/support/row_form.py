@@ -29,6 +29,7 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
     "function_call": "assistant",
 }
+PROGRAM_TESTS = {"inputs", "outputs"}  # keys of the mapping that reward.code reads as JSON
 FOREIGN_ROLES = SHAREGPT_ROLES.keys() - SHAREGPT_ROLES.values()  # those that no chat template knows
 
 
@@ -189,7 +190,7 @@ def tools_of(place: str, path: str, value: Any) -> list[Any]:
 
 
 def answer_text(place: str, path: str, answer: Any) -> str:
-    """Return an answer as text: a number as it reads back, a mapping as JSON (the tests of reward.code).
+    """Return an answer as text: a number as it reads back, the tests of a program as JSON.
 
     Raises:
         DataError: it is empty, or has no clear text, as a list of alternatives.
@@ -202,11 +203,24 @@ def answer_text(place: str, path: str, answer: Any) -> str:
         if remedy := unfit(answer, "text"):
             raise DataError(f"{place}: {path!r} is the number {answer}; {remedy}")
         return str(answer)
-    if isinstance(answer, dict) or (isinstance(answer, list) and answer and isinstance(answer[0], dict)):
-        return json.dumps(answer, ensure_ascii=False, default=str)
-    law = f"{place}: {path!r} is no text, but {str(answer)[:60]!r}"
-    remedy = (
-        f"set answer: null and columns: {{answers: {{from: {path}, type: json}}}}, of which reward.f1 and "
-    )
-    remedy += "reward.exact take the best"
+    if isinstance(answer, dict) and answer.keys() >= PROGRAM_TESTS:
+        return json.dumps(answer, ensure_ascii=False)
+    shown = str(answer)[:60]
+    if isinstance(answer, dict):
+        law = f"{place}: {path!r} is no text, but a mapping of {', '.join(map(str, answer))}"
+        remedy = f"name the field in it that is the answer, as answer: {path}.{next(iter(answer), 'FIELD')}; "
+        remedy += (
+            f"or set answer: null and columns: {{answers: {{from: {path}.FIELD, type: json}}}} for a list"
+        )
+        raise DataError(f"{law}; {remedy} of right ones")
+    law = f"{place}: {path!r} is no text, but {shown!r}"
+    if isinstance(answer, list) and answer and isinstance(answer[0], dict):
+        remedy = (
+            f"set answer: null and columns: {{NAME: {{from: {path}, type: json}}}} for a reward that reads"
+        )
+        raise DataError(
+            f"{law}; {remedy} NAME, or write tests of programs as {{inputs: [...], outputs: [...]}}"
+        )
+    remedy = f"set answer: null and columns: {{answers: {{from: {path}, type: json}}}}, of which reward.f1, "
+    remedy += "reward.exact and reward.math take the best"
     raise DataError(f"{law}; {remedy}")

@@ -156,9 +156,10 @@ def is_closed(tokenizer: Any, options: Mapping[str, Any] | None, turn: str) -> b
 
 
 def stop_tokens(tokenizer: Any) -> frozenset[str]:
-    """Return the tokens that end a response of the model, as its files name them."""
+    """Return the control tokens that end a response of the model, as its files name them."""
     ids = getattr(tokenizer, "model_stop_ids", ())
-    return frozenset({str(tokenizer.eos_token), *map(str, tokenizer.convert_ids_to_tokens([*ids]))})
+    named = {str(tokenizer.eos_token), *map(str, tokenizer.convert_ids_to_tokens([*ids]))}
+    return _controls(tokenizer) & named
 
 
 def with_stop(tokenizer: Any, options: Mapping[str, Any] | None, whole: str, span: TextSpan) -> TextSpan:

@@ -11,6 +11,7 @@ import torch
 
 from byte_tokenizer import CHATML, tokenizer_of
 from rlgraph.nodes.data.pairs import load_pairs
+from rlgraph.nodes.reward.math import math
 from rlgraph.nodes.reward.text import exact, f1
 from rlgraph.nodes.support.conversation import Asked, ReadingOptions, asked
 from rlgraph.nodes.support.dataset import load_examples
@@ -111,6 +112,23 @@ def test_an_answer_without_a_clear_text_is_refused(answer: Any) -> None:
         read({"question": "q", "gold": answer}, answer="gold")
 
 
+@pytest.mark.parametrize("gold", [{"value": "Paris", "aliases": ["Paris"]}, {"inputs": ["1"]}, {}])
+def test_an_answer_that_is_a_mapping_is_refused(gold: Any) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:3: 'gold' is no text, but a mapping.*answer: gold\."):
+        read({"question": "q", "gold": gold}, answer="gold")
+    assert read({"question": "q", "gold": {"value": "Paris"}}, answer="gold.value").answer == "Paris"
+
+
+def test_a_list_of_mappings_is_refused_as_an_answer() -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:3: 'tests' is no text.*columns: \{NAME: \{from: tests"):
+        read({"question": "q", "tests": [{"input": "1", "output": "2"}]}, answer="tests")
+
+
+def test_the_tests_of_a_program_are_an_answer_as_json() -> None:
+    tests = {"inputs": ["1"], "outputs": ["é"], "fn_name": "f"}
+    assert json.loads(read({"question": "q", "gold": tests}, answer="gold").answer) == tests
+
+
 def test_numbers_are_written_as_they_read_back() -> None:
     for number, text in ((3, "3"), (0.1, "0.1"), (2**70, str(2**70))):
         assert read({"question": "q", "answer": number}).answer == text
@@ -122,6 +140,10 @@ def test_the_best_of_several_answers_counts() -> None:
     responses = ["city of light", "4", "Oslo"]
     assert f1(ctx, responses, [""] * 3, gold).tolist() == [1.0, 1.0, 0.0]
     assert torch.equal(exact(ctx, responses, None, gold), torch.tensor([0.0, 1.0, 0.0]))
+    boxed = [r"\boxed{0.5}", r"\boxed{3}", "none"]
+    right = [["7", r"\frac{1}{2}"], [4, 3.0], ["none of these", "1"]]
+    assert math(ctx, boxed, None, right).tolist() == [1.0, 1.0, 0.0]
+    assert math(ctx, boxed, ["1/2", "4", "none"]).tolist() == [1.0, 0.0, 0.0]
     for wrong in ([], [{"a": 1}], [None]):
         with pytest.raises(DataError, match="is no list of texts"):
             exact(ctx, ["a"], None, [wrong])

@@ -115,7 +115,8 @@ def test_the_search_tool_runs_on_a_corpus_of_questions(
     problems = [json.loads(line) for line in (DATA / "train.jsonl").read_text().splitlines()[:1000]]
     write("corpus.jsonl", [{"text": f"{row['question']} {row['answer']}"} for row in problems])
     asked = [
-        {"question": row["question"][:60], "answer": row["answer"].rpartition(" ")[2]} for row in problems
+        {"question": row["question"][:60], "golden_answers": [row["answer"].rpartition(" ")[2]]}
+        for row in problems
     ]
     write("train.jsonl", asked[:64])
     make_model(Path("model"), seed=0)

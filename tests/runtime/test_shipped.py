@@ -45,6 +45,7 @@ def _folder(demo_files: Path, tool_files: Path, tmp_path: Path, monkeypatch: pyt
     Path("demo_files").symlink_to(demo_files / "demo_files")
     Path("demo_tool_files").symlink_to(tool_files / "demo_tool_files")
     row = {"question": "12+34=", "answer": "it is #### 46", "chosen": "46", "rejected": "64", "label": True}
+    row["golden_answers"] = ["46", "forty-six"]
     Path("train.jsonl").write_text(f"{json.dumps(row)}\n" * 5)
 
 
