@@ -15,7 +15,7 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.function import Function
 from rlgraph.syntax import source
 
-ITEM = re.compile(r"^# - ([a-z_]+)\.([a-z_.]+): ([^\s,:;{(]+|\{[^}]*\})", re.MULTILINE)
+ITEM = re.compile(r"^# - ([a-z_]+)\.([a-z_.]+): ([^\s,:;{(]+|\{(?:[^{}]|\{[^}]*\})*\})", re.MULTILINE)
 NO_PAPER = {name for name in shipped_graphs() if name.startswith("demo") or name == "calculator_sft"}
 OF_THE_TASK = (
     "in",
