@@ -48,9 +48,10 @@ def verl(
     async. Of these four it gets those that it names, so verl's scorers of one kind of answer run as they are,
     such as ``math_dapo.compute_score(solution_str, ground_truth)``. ``data_source`` is empty and
     ``extra_info`` an empty dict where no node writes a column of that name. Other numbers in the dict are
-    recorded under the node's name. A function that is not async runs in threads; one whose file imports
-    ``signal``, ``math_verify`` or verl, which need it, in the main thread, one call after the other. Records
-    ``reward/mean`` and ``reward/failed`` as reward.remote does.
+    recorded under the node's name. A function that is not async runs in threads; one whose file,
+    or a file beside it that this imports, imports ``signal``, ``math_verify`` or verl, which need it, runs in
+    the main thread, one call after the other, and is interrupted when it is late. Records ``reward/mean`` and
+    ``reward/failed`` as reward.remote does.
 
     Attributes:
         function: the function, as my_rewards.py:compute_score, in a file beside the graph.

@@ -82,15 +82,16 @@ def each(
         timeout: seconds that one sample may take.
         parallel: samples at a time.
         read: what makes the reward of what the function gave; its errors are the sample's.
-        in_main_thread: call it here, one sample after the other, as what uses signals has to be: it can't be
-            stopped then, and one that takes longer has failed all the same.
+        in_main_thread: call it here, one sample after the other, as what uses signals has to be; one that
+            takes longer is interrupted.
 
     Raises:
         RewardError: one failed, and ``on_error`` is ``fail``.
     """
     threads = None if in_main_thread else DaemonThreads(parallel)
     scored = _Scorer(score, read or as_number, timeout, threads)
-    outcomes = asyncio.run(_all(scored, rows, parallel)) if rows else []
+    at_a_time = 1 if in_main_thread else parallel  # a sample that waits its turn is not late
+    outcomes = asyncio.run(_all(scored, rows, at_a_time)) if rows else []
     told = [(row, why, rows[row]) for row, why in enumerate(outcomes) if isinstance(why, str)]
     complain(ctx, told, on_error)
     failed = torch.tensor([isinstance(outcome, str) for outcome in outcomes], dtype=torch.bool)
@@ -178,7 +179,9 @@ class _Scorer:
         """Return a sample's reward, or in words why it has none."""
         since = time.monotonic()
         try:
-            result = await asyncio.wait_for(call(self.function, self.threads, **row), self.timeout)
+            result = await asyncio.wait_for(
+                call(self.function, self.threads, self.timeout, **row), self.timeout
+            )
             if self.threads is None and time.monotonic() - since > self.timeout:
                 return f"it took over {self.timeout:g} s"
             reward = self.read(result)

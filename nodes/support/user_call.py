@@ -6,7 +6,8 @@ What such a call can end with, and what becomes of it:
     sys.exit(), asyncio.CancelledError,
     StopIteration, TimeoutError of its own       ``UserExitError``: to asyncio they mean something else
     returns an awaitable                         what that gives
-    does not return in time                      its thread goes on, and holds no process up at its end
+    does not return in time                      its thread goes on, and holds no process up at its end;
+                                                 in the main thread ``interrupted_after`` ends it
 
 Ctrl-C of the user's stays Ctrl-C. A function whose file uses signals has to run in the main thread:
 ``needs_main_thread`` says which.
@@ -15,10 +16,12 @@ Ctrl-C of the user's stays Ctrl-C. A function whose file uses signals has to run
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,6 +35,44 @@ SIGNALLING = ("signal", "math_verify", "verl", "timeout_decorator")
 
 class UserExitError(Exception):
     """A user's function ended by something that is no ordinary error; the message says by what."""
+
+
+class _InterruptError(BaseException):
+    """What is raised inside a function that is late; no ``except Exception`` of the function's takes it."""
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Interrupt what runs in this block, in the main thread, once it is late.
+
+    It gets SIGUSR2, and not SIGALRM, which functions use for limits of their own. What is inside a call of C
+    that heeds no signals is interrupted when that call returns. In another thread nothing is interrupted.
+
+    Raises:
+        TimeoutError: it was late.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    open_ = True
+
+    def interrupt(*_: object) -> None:
+        if open_:  # and not after the block, when the timer was quicker than its end
+            raise _InterruptError
+
+    before = signal.signal(signal.SIGUSR2, interrupt)
+    timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2))
+    timer.daemon = True
+    try:
+        timer.start()
+        yield
+    except _InterruptError:
+        raise TimeoutError from None
+    finally:
+        open_ = False
+        timer.cancel()
+        timer.join()  # so that no signal comes once the handler is gone
+        signal.signal(signal.SIGUSR2, before)
 
 
 class DaemonThreads(Executor):
@@ -85,6 +126,8 @@ def guarded(function: Callable[..., Any], **arguments: Any) -> Any:
     """
     try:
         return function(**arguments)
+    except _InterruptError:
+        raise
     except KeyboardInterrupt:
         if threading.current_thread() is threading.main_thread():
             raise
@@ -110,21 +153,26 @@ async def awaited(awaitable: Any) -> Any:
         raise UserExitError(_named(error)) from error
 
 
-async def call(function: Callable[..., Any], threads: Executor | None, **arguments: Any) -> Any:
+async def call(
+    function: Callable[..., Any], threads: Executor | None, limit: float | None = None, /, **arguments: Any
+) -> Any:
     """Return what a function gives, async or not, its result awaited where it can be.
 
     Args:
         function: the user's.
         threads: where one that is not async runs; None: in this thread, which it holds up.
+        limit: seconds after which it is interrupted in this thread; None: never.
         arguments: what it is called with.
 
     Raises:
+        TimeoutError: it was interrupted.
         UserExitError: it ended by what is no ordinary error. Any other error is its own.
     """
     if inspect.iscoroutinefunction(function):
         return await awaited(function(**arguments))
     if threads is None:
-        result = guarded(function, **arguments)
+        with contextlib.nullcontext() if limit is None else interrupted_after(limit):
+            result = guarded(function, **arguments)
     else:
         running = asyncio.get_running_loop()
         result = await running.run_in_executor(threads, functools.partial(guarded, function, **arguments))
@@ -136,21 +184,44 @@ async def call(function: Callable[..., Any], threads: Executor | None, **argumen
 def needs_main_thread(file: str) -> bool:
     """Return whether a file of Python imports what works in a main thread alone, at any place in it.
 
+    Files and packages beside it that it imports count as well, and what these import.
+
     Example:
         >>> needs_main_thread("nowhere.py")
         False
     """
-    try:
-        tree = ast.parse(Path(file).read_text("utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return False
-    for node in ast.walk(tree):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules = [node.module]
-        if any(module.split(".")[0] in SIGNALLING for module in modules):
-            return True
+    unread, read = [Path(file)], set[Path]()
+    while unread:
+        path = unread.pop()
+        if path in read:
+            continue
+        read.add(path)
+        for module in _imported(path):
+            parts = module.split(".")
+            if parts[0] in SIGNALLING:
+                return True
+            for folder in {Path(file).parent, path.parent}:
+                beside = folder.joinpath(*parts)
+                unread += [
+                    each for each in (beside.with_suffix(".py"), beside / "__init__.py") if each.is_file()
+                ]
     return False
+
+
+def _imported(path: Path) -> set[str]:
+    """Return the modules that a file imports, at any place in it; relative ones without their dots."""
+    try:
+        tree = ast.parse(path.read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    modules = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = [node.module] if node.module else []
+            modules |= {".".join(start)} | {".".join([*start, alias.name]) for alias in node.names}
+    return modules - {""}
 
 
 def _named(error: BaseException) -> str:

@@ -93,7 +93,7 @@ def tokenizer_of(path: str, trusted: bool) -> Any:
         return tokenizer
     files = StoredTokenizer(path)
     if [*files.differences(tokenizer)]:
-        library, tokenizer = tokenizer, PreTrainedTokenizerFast.from_pretrained(path)
+        library, tokenizer = tokenizer, PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
         files.name_special_tokens(tokenizer, library)
         if differing := [*files.differences(tokenizer)]:
             raise TokenizerError(

@@ -42,8 +42,9 @@ def test_an_op_is_its_file_and_a_line_of_the_catalog(op: str, function: str, fil
 
 
 def test_a_loss_is_its_file_and_a_line_of_the_catalog() -> None:
-    """The third file, docs/reference.md, is generated."""
-    assert named(r"\bsapo\b") == {"nodes/loss/policy.py", "nodes/__init__.py"}
+    """The third file, docs/reference.md, is generated; importers name it where another project has it."""
+    naming = {file for file in named(r"\bsapo\b") if not file.startswith("rlgraph/importing/")}
+    assert naming == {"nodes/loss/policy.py", "nodes/__init__.py"}
 
 
 ASKED = {"infer": ("rlgraph/passes/stream.py",)}  # of what rows nodes are, before it changes the graph

@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CALLS = ("from_pretrained", "from_config")
-ASKED = ("False", *(f"{files}.trusted" for files in ("self", "files", "self.files", "how.files")))
+# `trusted` is what tokenizer_files' functions are given, by model_files, which says `self.trusted`
+ASKED = ("False", "trusted", *(f"{files}.trusted" for files in ("self", "files", "self.files", "how.files")))
 PLAIN = ("GenerationConfig",)  # classes that read values alone
 
 

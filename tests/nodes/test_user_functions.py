@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import textwrap
@@ -23,6 +24,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.user_call import DaemonThreads, needs_main_thread
 from rlgraph.ops import Context, Tool
 
+LATE = "it took over 1 s"
 ODD: dict[str, str] = {
     "SystemExit: 3": "import sys; sys.exit(3)",
     "SystemExit": "raise SystemExit",
@@ -31,7 +33,7 @@ ODD: dict[str, str] = {
     "TimeoutError: of its own": "raise TimeoutError('of its own')",
     "KeyboardInterrupt": "raise KeyboardInterrupt",
     "ValueError: no": "raise ValueError('no')",
-    "it took over 0.2 s": "import time; time.sleep(1.0)",
+    LATE: "import time; time.sleep(4.0)",
     "it gave None": "return None",
     "it gave [1.0]": "return [1.0]",
     "it gave '1.0'": "return '1.0'",
@@ -69,11 +71,13 @@ def scorer(folder: Path, body: str, kind: str) -> str:
     return f"{folder}/scorer.py:compute_score"
 
 
-def judged(target: str, on_error: Any = "zero") -> tuple[list[float], list[bool], Context]:
+def judged(
+    target: str, on_error: Any = "zero", timeout: float = 60.0
+) -> tuple[list[float], list[bool], Context]:
     ctx = context(3)
     responses = ["fine", "odd", "fine"]
     rewards, failed = verl(
-        ctx, responses, ["1"] * 3, None, None, function=target, timeout=0.2, on_error=on_error
+        ctx, responses, ["1"] * 3, None, None, function=target, timeout=timeout, on_error=on_error
     )
     return rewards.tolist(), failed.tolist(), ctx
 
@@ -89,14 +93,15 @@ def test_a_scorer_that_does_something_odd_fails_for_its_sample_alone(
             pytest.skip("in the main thread it is the user's Ctrl-C")
         if why == "StopIteration":
             why = "RuntimeError: coroutine raised StopIteration"
-        body = body.replace("import time; time.sleep(1.0)", "import asyncio; await asyncio.sleep(1.0)")
-    rewards, failed, ctx = judged(scorer(tmp_path, body, kind))
+        body = body.replace("import time; time.sleep(4.0)", "import asyncio; await asyncio.sleep(4.0)")
+    timeout = 1.0 if why == LATE else 60.0
+    rewards, failed, ctx = judged(scorer(tmp_path, body, kind), timeout=timeout)
     assert rewards == [0.125, 0.0, 0.125]
     assert failed == [False, True, False]
     assert why in caplog.text
     assert means(ctx)["reward/failed"] == (1.0, 3)
     with pytest.raises(RewardError, match="1 requests for rewards failed"):
-        judged(scorer(tmp_path, body, kind), "fail")
+        judged(scorer(tmp_path, body, kind), "fail", timeout)
 
 
 @pytest.mark.parametrize("kind", ["def", "async def", "hidden"])
@@ -118,6 +123,45 @@ def test_a_scorer_that_uses_signals_runs_in_the_main_thread(tmp_path: Path) -> N
     """
     (tmp_path / "scorer.py").write_text(textwrap.dedent(text))
     assert judged(f"{tmp_path}/scorer.py:compute_score", "fail")[0] == [1.0, 1.0, 1.0]
+
+
+def test_a_scorer_in_the_main_thread_is_interrupted_when_it_is_late(tmp_path: Path) -> None:
+    text = """
+    import signal
+
+    def compute_score(data_source, solution_str, ground_truth):
+        while ground_truth == "1":
+            try:
+                sum(range(1000))
+            except Exception:
+                pass
+        return 1.0
+    """
+    (tmp_path / "scorer.py").write_text(textwrap.dedent(text))
+    before = signal.getsignal(signal.SIGUSR2)
+    rewards, failed = verl(
+        context(3),
+        ["a", "b", "c"],
+        ["0", "1", "0"],
+        None,
+        None,
+        function=f"{tmp_path}/scorer.py:compute_score",
+        on_error="zero",
+        timeout=1.0,
+    )
+    assert (rewards.tolist(), failed.tolist()) == ([1.0, 0.0, 1.0], [False, True, False])
+    assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_signals_behind_files_beside_a_scorer_are_found(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "scorer.py").write_text("from parts import limited\nimport scorer, json\n")
+    (tmp_path / "parts/__init__.py").write_text("from . import limits\n")
+    (tmp_path / "parts/limits.py").write_text("")
+    assert not needs_main_thread(f"{tmp_path}/scorer.py")
+    needs_main_thread.cache_clear()
+    (tmp_path / "parts/limits.py").write_text("from signal import SIGALRM\n")
+    assert needs_main_thread(f"{tmp_path}/scorer.py")
 
 
 def test_math_verify_runs_as_it_comes(tmp_path: Path) -> None:
