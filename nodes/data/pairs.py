@@ -72,12 +72,12 @@ def pairs(
             one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
         question: the column with the question: text, or a list of chat messages {role, content}; null: the
             messages with which both responses begin.
-        chosen: the column with the better response: text, or messages.
+        chosen: the column with the better response: text, or messages, whose beginning may be the question.
         rejected: the column with the worse response.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
         template_options: what the chat template is given beside the messages.
         system: a system message; with plain, text put before the question.
-        suffix: text put after the question.
+        suffix: text put after the question; of messages, behind the user's last.
         assistant_turns: what is compared of responses that are messages: the assistant's last turn, or all.
         max_tokens: pairs with a row of more tokens than this are dropped; null keeps all.
         shuffle: whether epochs are shuffled, or in file order.

@@ -106,16 +106,19 @@ def prompts(
             float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
             one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
         question: the column with the question: text, or a list of chat messages {role, content}.
-        answer: the column with the answer; null where there is none: of messages that end with the
+        answer: the column with the answer: text, a number, or the tests of a program {inputs, outputs}; lists
+            of right ones are a column `answers`; null where there is none: of messages that end with the
             assistant's, the answer is that one, else it is empty.
         answer_after: keep what follows the last occurrence of this marker in the answer, e.g. "####".
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
-        template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
+        template_options: what the chat template is given beside the messages, as {enable_thinking: false};
+            {continue_final_message: true} has the policy go on with a question's last turn, the assistant's.
         tools: what the chat template shows the policy as tools: "${nodes.rollout.tools}" of a rollout.agent.
         row_tools: the column with the tools that a row shows: names of `tools`, a mapping of these, or
             schemas; null: each shows all of `tools`.
         system: a system message; with plain, text put before the question.
-        suffix: text put after the question, e.g. an instruction on the answer's form.
+        suffix: text put after the question, e.g. an instruction on the answer's form; of messages, behind the
+            user's last.
         max_prompt_tokens: rows with more tokens than this are dropped and counted; null keeps all.
         truncate: where longer rows are cut, left, right or middle, in place of dropping them; refuse ends the
             run before it starts; null drops.
@@ -193,14 +196,14 @@ def examples(
             one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
         question: the column with the question: text, or a list of chat messages {role, content}.
         answer: the column with the answer, text or messages; null: of messages that end with the assistant's,
-            that one.
+            that one. Messages that begin with the question are taken without it.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
         template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
         tools: what the chat template shows the policy as tools, as of a rollout.agent.
         row_tools: the column with the tools that a row shows: names of `tools`, a mapping of these, or
             schemas; null: each shows all of `tools`.
         system: a system message; with plain, text put before the question.
-        suffix: text put after the question.
+        suffix: text put after the question; of messages, behind the user's last.
         assistant_turns: what is learnt of a conversation: the assistant's last turn, or all; of an answer in
             messages, those that are in it.
         max_tokens: rows with more tokens than this, prompt and answer together, are dropped; null keeps all.

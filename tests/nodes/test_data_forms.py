@@ -14,7 +14,7 @@ from rlgraph.nodes.data.pairs import load_pairs
 from rlgraph.nodes.reward.math import math
 from rlgraph.nodes.reward.text import exact, f1
 from rlgraph.nodes.support.conversation import Asked, ReadingOptions, asked
-from rlgraph.nodes.support.dataset import load_examples
+from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.row_field import DataError
 from rlgraph.ops import Context
 
@@ -185,3 +185,28 @@ def test_examples_have_something_to_imitate(tmp_path: Path, case: str) -> None:
     file.write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=r"rows\.jsonl:1: "):
         load_examples(tokenizer_of(CHATML), files=[str(file)], **reading)
+
+
+def test_a_rows_own_tools_are_read_as_schemas_in_each_form() -> None:
+    schemas = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("f", "g")]
+    for given in (schemas, json.dumps(schemas), [json.dumps(schema) for schema in schemas]):
+        row = read({"question": "q", "answer": "a", "tools": given}, row_tools="tools")
+        assert row.options == {"tools": schemas}
+
+
+def test_a_field_within_a_column_is_an_answer() -> None:
+    row = {"prompt": [USER], "reward_model": {"ground_truth": "72", "style": "rule"}}
+    assert read(row, question="prompt", answer="reward_model.ground_truth").answer == "72"
+    with pytest.raises(DataError, match=r"'reward_model' is no text.*as answer: reward_model\.ground_truth"):
+        read(row, question="prompt", answer="reward_model")
+
+
+def test_a_turn_that_is_begun_is_rendered_open(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    begun = [USER, {"role": "assistant", "content": "<think>\n"}]
+    file.write_text(json.dumps({"m": begun, "answer": "a"}) + "\n")
+    tokenizer = tokenizer_of(CHATML)
+    options = {"continue_final_message": True}
+    data = load_prompts(tokenizer, files=[str(file)], question="m", suffix="!", template_options=options)
+    (ids,) = data.column("ids", [0])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nhi!<|im_end|>\n<|im_start|>assistant\n<think>\n"
