@@ -8,7 +8,18 @@ from typing import Any
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.importing.draft import UNKNOWN, Draft
-from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.importer import (
+    COMMON,
+    By,
+    Hand,
+    Idle,
+    Imported,
+    KeyOutcome,
+    graph_name,
+    outcomes_of,
+    own_tokenizer,
+    warmup_share,
+)
 from rlgraph.importing.inherited import read_inherited
 from rlgraph.importing.options import Options
 from rlgraph.importing.parallel import combined
@@ -275,12 +286,6 @@ def told(options: Options) -> Iterator[KeyOutcome]:
         yield KeyOutcome("actor.eps_clip", 0, "hand", text)
 
 
-def share(value: float, _: Options) -> float:
-    if not 0 <= value < 1:
-        raise Hand("it is no share: set optimizer.warmup_steps, in optimizer steps")
-    return float(value) if value else 0
-
-
 def min_lr(value: float, options: Options) -> float:
     if options["actor.optimizer.lr_scheduler_type"] == "constant":
         raise Idle("decides nothing: the rate does not fall")
@@ -290,12 +295,6 @@ def min_lr(value: float, options: Options) -> float:
 def micro_tokens(value: int, options: Options) -> int:
     """Return the tokens of a micro-batch on all devices that share its rows, as AReaL counts them."""
     return int(value)
-
-
-def own_tokenizer(value: str, options: Options) -> str:
-    if value != options["actor.path"]:
-        raise Hand("the tokenizer is that of the model's folder: put this one's files there")
-    raise Idle("the tokenizer is the model's own")
 
 
 def same_model(value: str, options: Options) -> str:
@@ -320,15 +319,14 @@ def group_size(value: int, options: Options) -> int:
 
 
 BY: By = {
-    "path": lambda value, o: o.path(str(value)),
-    "natural": lambda value, _: max(int(value), 0),
+    **COMMON,
     "betas": lambda _, o: [float(o[f"actor.optimizer.beta{n}"]) for n in (1, 2)],
-    "share": share,
+    "share": warmup_share,
     "min_lr": min_lr,
     "micro_tokens": micro_tokens,
     "top_k": lambda value, _: 0 if value >= ALL else int(value),
     "compiled": lambda value, _: bool(value),
-    "own_tokenizer": own_tokenizer,
+    "own_tokenizer": own_tokenizer("actor.path"),
     "same_model": same_model,
     "leave_one_out": leave_one_out,
     "group_size": group_size,

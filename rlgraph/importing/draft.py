@@ -1,6 +1,7 @@
 """A graph in the making: a shipped parent and the edits so far, each applied as soon as it is made."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlgraph.frontend.compose import as_written
@@ -51,6 +52,27 @@ class Draft:
         if not self.has("ref_logprobs"):
             reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
             self.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+
+    def evaluate(self, every: int, sampling: Mapping[str, Any], **more: Any) -> None:
+        """Have the reward measured on all rows of files that the user has to name.
+
+        Args:
+            every: after how many iterations.
+            sampling: attributes of the rollout that are others there.
+            more: of the section ``eval``.
+        """
+        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": dict(sampling)}
+        self.set("eval", {"every": every, "nodes": nodes, "report": {"reward": "rewards"}, **more})
+
+    def correct_within(self, low: float, high: float, level: str = "token") -> None:
+        """Weigh tokens by their ratio, and leave out sequences by the geometric mean of theirs.
+
+        That mean, of the policy to what sampled, has to be from ``low`` to ``high``; OpenRLHF and NeMo-RL
+        call it seq-mask-tis.
+        """
+        self.edit("add", weights={"op": "correction.tis", "level": level, "cap": None})
+        bounds = {"kl": "k1", "threshold": -math.log(low), "least": -math.log(high)}
+        self.edit("add", rollout_weights={"op": "correction.reject", **bounds})
 
     def sample_mixed_groups(self, rounds: int | None = None, expected: float | None = None) -> None:
         """Sample groups of one reward again, as dynamic sampling does (DAPO, arXiv 2503.14476).

@@ -60,12 +60,7 @@ def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -
     if not file.is_file():
         return _command_line(words, programs)
     launches = launches_in(file, programs)
-    if not 1 <= launch <= len(launches):
-        places = ", ".join(f"{n} (line {one.line}: {one.program})" for n, one in enumerate(launches, 1))
-        raise GraphError(
-            [Problem("no-launch", f"{file} has no launch {launch}", None, (), f"it has {places}")]
-        )
-    chosen = launches[launch - 1]
+    chosen = chosen_launch(file, launches, launch)
     given = flags_of(chosen.words) | flags_of(words[1:])
     return FlagSettings(chosen.program, given, file, len(launches), chosen.line)
 

@@ -1,10 +1,11 @@
 """From settings of another framework to a graph of edits, and a list of what became of each key."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlgraph.errors import GraphError, Problem, nearest
 from rlgraph.importing.draft import UNKNOWN, Draft, is_same
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import BELOW, TITLES, Fate, KeyRow
@@ -22,6 +23,51 @@ class Idle(Exception):
 OPEN = (".path", ".files")  # what stays open where it is not known
 UNTOLD = "taken from the defaults of {}, as ours are others"
 By = Mapping[str, Callable[[Any, Options], Any]]
+# converters of values that tables of all systems name
+COMMON: By = {
+    "path": lambda value, o: o.path(str(value)),
+    "files": lambda value, o: [o.path(path) for path in (value if isinstance(value, list) else [value])],
+    "natural": lambda value, _: max(int(value), 0),
+}
+
+
+def warmup_share(value: float, _: Options) -> float:
+    """Return the share of a run's optimizer steps that warms up, as ``optimizer.warmup_steps`` takes it."""
+    if not 0 <= value < 1:
+        raise Hand("it is no share: set optimizer.warmup_steps, in optimizer steps")
+    return float(value) if value else 0
+
+
+def own_tokenizer(model: str) -> Callable[[str, Options], str]:
+    """Return what judges the path of a tokenizer, which is read out of the model's folder here.
+
+    Args:
+        model: the key with the model's path.
+    """
+
+    def judged(value: str, options: Options) -> str:
+        if value != options[model]:
+            raise Hand("the tokenizer is that of the model's folder: put this one's files there")
+        raise Idle("the tokenizer is the model's own")
+
+    return judged
+
+
+def refuse_unknown(name: str, known: Collection[str], law: str, remedy: str = "") -> None:
+    """Refuse an estimator or an algorithm that there is no graph for.
+
+    Args:
+        name: what is asked for.
+        known: what there are graphs for.
+        law: what is wrong.
+        remedy: what to do; "": the nearest of ``known`` is named.
+
+    Raises:
+        GraphError: ``name`` is not known.
+    """
+    if name not in known:
+        remedy = remedy or nearest(name, known)
+        raise GraphError([Problem("no-graph", law, None, tuple(known), remedy)])
 
 
 @dataclass(frozen=True)
@@ -183,3 +229,22 @@ def graph_name(text: str) -> str:
         'qwen2.5_7b_grpo'
     """
     return re.sub(r"[^\w.-]+", "_", text).strip("_.-") or "imported"
+
+
+def read_alike(draft: Draft, names: Sequence[str]) -> Iterator[KeyOutcome]:
+    """Read models of one path alike: those of some names have the policy's fields and its trust.
+
+    Yields what was given otherwise.
+    """
+    same = ("${models.policy.path}", draft.value("models.policy.path"))
+    for name in names:
+        if not draft.has(f"models.{name}") or draft.value(f"models.{name}.path") not in same:
+            continue
+        for field in ("config", "trust_remote_code"):
+            ours, theirs = draft.value(f"models.{name}.{field}"), draft.value(f"models.policy.{field}")
+            if (ours or None) == (theirs or None):
+                continue
+            draft.set(f"models.{name}.{field}", theirs)
+            if ours:
+                text = "it is read as the policy is, of which it has the files"
+                yield KeyOutcome(f"models.{name}.{field}", ours, "hand", text)

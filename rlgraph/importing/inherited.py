@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from rlgraph.errors import GraphError, Problem
-from rlgraph.importing.options import REFERENCE, flattened, read_settings
+from rlgraph.importing.options import REFERENCE, flattened, read_settings, without
 from rlgraph.syntax.source import scalar
 
 OVERRIDE = "_override_"  # in a section: it takes the place of the parent's
@@ -44,8 +44,7 @@ def read_inherited(file: Path | None, overrides: Sequence[str]) -> dict[str, Any
     given = dict(flattened(_merged(file, ()))) if file else {}
     for override in overrides:
         if override.startswith("~"):
-            name = override[1:].partition("=")[0]
-            given = {key: value for key, value in given.items() if not f"{key}.".startswith(f"{name}.")}
+            given = without(given, override)
             continue
         for key, value in read_settings(None, [override]).items():
             given = {other: old for other, old in given.items() if not other.startswith(f"{key}.")}

@@ -1,13 +1,24 @@
 """NeMo-RL: which nodes its trainers would run, and values that follow from several keys."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError, Problem, nearest
+from rlgraph.errors import GraphError, Problem
 from rlgraph.importing.draft import UNKNOWN, Draft
-from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.importer import (
+    COMMON,
+    By,
+    Hand,
+    Idle,
+    Imported,
+    KeyOutcome,
+    graph_name,
+    outcomes_of,
+    own_tokenizer,
+    read_alike,
+    refuse_unknown,
+)
 from rlgraph.importing.inherited import read_inherited
 from rlgraph.importing.options import Options
 from rlgraph.importing.parallel import combined
@@ -37,7 +48,7 @@ def import_nemo_rl(file: Path | None, overrides: Sequence[str], folder: Path = P
     draft = draft_of(options)
     outcomes = [*told(options), *outcomes_of(options, draft, BY)]
     outcomes += combined(draft)
-    alike(draft)
+    outcomes += read_alike(draft, ("ref", "critic", "teacher"))
     return Imported(graph_name(file.stem if file else kind), "NeMo-RL", draft, outcomes)
 
 
@@ -85,11 +96,10 @@ def draft_of(options: Options) -> Draft:
 def _policy_gradient(options: Options) -> Draft:
     kind = options.table.kind
     name = str(options["grpo.adv_estimator.name"]) if kind == "grpo" else kind
-    known = options.table.facts["estimators"]
-    if kind == "grpo" and name not in known:
+    if kind == "grpo":
         law = f"grpo.adv_estimator.name={name}: there is no graph for this estimator of NeMo-RL's"
-        remedy = "the graph mopd distils from several teachers" if name == "opd" else nearest(name, known)
-        raise GraphError([Problem("no-graph", law, None, tuple(known), remedy)])
+        remedy = "the graph mopd distils from several teachers" if name == "opd" else ""
+        refuse_unknown(name, options.table.facts["estimators"], law, remedy)
     extends = {"gdpo": "gdpo", "ppo": "ppo", "distillation": "distill"}.get(name, "grpo")
     draft = Draft(extends)
     _prompts(draft, options)
@@ -130,9 +140,7 @@ def _prompts(draft: Draft, options: Options) -> None:
             if value is not None and not isinstance(value, str):
                 sampled[ours] = value
         sampled.setdefault("temperature", options["policy.generation.temperature"])
-        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": sampled}
-        evaluation = {"every": options["grpo.val_period"], "nodes": nodes, "report": {"reward": "rewards"}}
-        draft.set("eval", {**evaluation, "before": options.is_on("grpo.val_at_start")})
+        draft.evaluate(options["grpo.val_period"], sampled, before=options.is_on("grpo.val_at_start"))
 
 
 def _loss(draft: Draft, options: Options) -> None:
@@ -170,9 +178,7 @@ def _reference(draft: Draft, options: Options) -> None:
             draft.set("shaped.in.ref_logprobs", "old_logprobs")  # read, and times 0
         draft.remove("ref_logprobs", "models.ref")
         return
-    if not draft.has("ref_logprobs"):
-        reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
-        draft.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
+    draft.add_reference()
     if not in_reward:
         draft.set("update_policy.kl_coef", beta)
         draft.set("update_policy.kl", options[KL])
@@ -226,7 +232,7 @@ def overlong(options: Options) -> dict[str, Any]:
 
 
 def _advantages(draft: Draft, options: Options, name: str, last: str) -> None:
-    """Compare rewards as the estimator does; what is one number a sample stands on each of its tokens."""
+    """Compare rewards as the estimator does; what is one number per sample stands on each of its tokens."""
     low, high = options["grpo.advantage_clip_low"], options["grpo.advantage_clip_high"]
     in_reward = options.is_on("loss_fn.use_kl_in_reward") and options[BETA]
     if name == "gdpo":
@@ -272,7 +278,7 @@ def _switch(options: Options, name: str) -> bool:
 
 
 def _by_token(draft: Draft, options: Options, last: str, whiten: bool) -> None:
-    """Put one number a sample on its tokens, less a KL where that is part of the reward."""
+    """Put one number per sample on its tokens, less a KL where that is part of the reward."""
     in_reward = options.is_on("loss_fn.use_kl_in_reward") and options[BETA]
     shaped: dict[str, Any] = {"op": "reward.kl_penalty", "beta": 0.0, "in": {"rewards": last}}
     if in_reward:
@@ -308,9 +314,8 @@ def _correct(draft: Draft, options: Options) -> None:
     if kind == "icepop":
         weights = {"op": "correction.mis", "level": level, "low": low or 0.0, "high": high}
     elif kind == "seq-mask-tis":
-        draft.edit("add", weights=weights)
-        bounds = {"kl": "k1", "threshold": -math.log(low), "least": -math.log(high)}
-        weights = {"op": "correction.reject", **bounds}
+        draft.correct_within(low, high, level)
+        return
     elif kind == "tis":
         weights |= {"cap": high, **({"floor": low} if low else {})}
     draft.edit("add", rollout_weights=weights)
@@ -436,18 +441,6 @@ def _generating(options: Options, each: int, nodes: int) -> int:
     return int(own or 0)
 
 
-def alike(draft: Draft) -> None:
-    """Read a reference or critic of the policy's path as the policy is read."""
-    for name in ("ref", "critic", "teacher"):
-        path = draft.value(f"models.{name}.path")
-        if path not in ("${models.policy.path}", draft.value("models.policy.path")):
-            continue
-        for field in ("config", "trust_remote_code"):
-            value = draft.value(f"models.policy.{field}")
-            if value and draft.value(f"models.{name}.{field}") != value:
-                draft.set(f"models.{name}.{field}", value)
-
-
 def told(options: Options) -> Iterator[KeyOutcome]:
     """Yield what the user has to see to that stands behind no key, or behind several."""
     facts, kind = options.table.facts["told"], options.table.kind
@@ -553,12 +546,6 @@ def shuffle(value: bool, options: Options) -> bool:
     return value
 
 
-def own_tokenizer(value: str, options: Options) -> str:
-    if value != options["policy.model_name"]:
-        raise Hand("the tokenizer is that of the model's folder: put this one's files there")
-    raise Idle("the tokenizer is the model's own")
-
-
 def balance(value: float, options: Options) -> float:
     experts = options["policy.megatron_cfg.expert_model_parallel_size"] > 1
     if value and (not experts or options.is_on("policy.megatron_cfg.peft.enabled")):
@@ -576,8 +563,7 @@ def start(value: int, _: Options) -> int | None:
 
 
 BY: By = {
-    "path": lambda value, o: o.path(str(value)),
-    "natural": lambda value, _: max(int(value), 0),
+    **COMMON,
     "dtensor": dtensor,
     "value_dtensor": value_dtensor,
     "recompute": recompute,
@@ -587,7 +573,7 @@ BY: By = {
     "decay_iters": decay_iters,
     "save_period": save_period,
     "shuffle": shuffle,
-    "own_tokenizer": own_tokenizer,
+    "own_tokenizer": own_tokenizer("policy.model_name"),
     "scheduler": scheduler,
     "served": served,
     "balance": balance,

@@ -1,14 +1,22 @@
 """OpenRLHF: which nodes its trainers would run, and values that follow from several flags."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError, Problem, nearest
 from rlgraph.importing.draft import UNKNOWN, Draft
 from rlgraph.importing.flags import read_flags
-from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.importer import (
+    COMMON,
+    By,
+    Idle,
+    Imported,
+    KeyOutcome,
+    graph_name,
+    outcomes_of,
+    refuse_unknown,
+    warmup_share,
+)
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import table_of
 
@@ -62,9 +70,8 @@ def draft_of(options: Options) -> Draft:
 
 def _policy_gradient(options: Options) -> Draft:
     estimators, name = options.table.facts["estimators"], str(options["algo.advantage.estimator"])
-    if name not in estimators:
-        law = f"--algo.advantage.estimator {name}: there is no graph for this estimator of OpenRLHF's"
-        raise GraphError([Problem("no-graph", law, None, tuple(estimators), nearest(name, estimators))])
+    law = f"--algo.advantage.estimator {name}: there is no graph for this estimator of OpenRLHF's"
+    refuse_unknown(name, estimators, law)
     draft = Draft(estimators[name]["extends"])
     _data(draft, options)
     _reward(draft, options)
@@ -93,9 +100,7 @@ def _data(draft: Draft, options: Options) -> None:
     if not options["data.prompt_max_len"]:
         draft.set("prompts.max_prompt_tokens", longest - most if most and most < longest else longest - 1)
     if options.is_on("eval.steps") and options["eval.dataset"]:
-        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": {"n": 1, "temperature": 0}}
-        report = {"reward": "rewards"}
-        draft.set("eval", {"every": options["eval.steps"], "nodes": nodes, "report": report})
+        draft.evaluate(options["eval.steps"], {"n": 1, "temperature": 0})
 
 
 def _reward(draft: Draft, options: Options) -> None:
@@ -183,10 +188,8 @@ def _correct(draft: Draft, options: Options) -> None:
         draft.edit(
             "add", rollout_weights={"op": "correction.mis", "level": "token", "low": low, "high": high}
         )
-    elif kind == "seq-mask-tis":  # sequences are left out by their geometric mean, and weighed by token
-        draft.edit("add", weights={"op": "correction.tis", "level": "token", "cap": None})
-        bounds = {"kl": "k1", "threshold": -math.log(low), "least": -math.log(high)}
-        draft.edit("add", rollout_weights={"op": "correction.reject", **bounds})
+    elif kind == "seq-mask-tis":
+        draft.correct_within(low, high)
     else:
         weights = {"op": "correction.tis", "level": "token", "floor": low, "cap": high}
         draft.edit("add", rollout_weights=weights)
@@ -261,20 +264,13 @@ def aux_loss(value: float, _: Options) -> float | None:
     return value
 
 
-def share(value: float, _: Options) -> float:
-    if not 0 <= value < 1:
-        raise Hand("it is no share: set optimizer.warmup_steps, in optimizer steps")
-    return float(value) if value else 0
-
-
 def files(value: Any, options: Options) -> list[str]:
     return [options.path(path) for path in str(value).split(",")]
 
 
 BY: By = {
+    **COMMON,
     "files": files,
-    "path": lambda value, o: o.path(value),
-    "natural": lambda value, _: max(int(value), 0),
     "devices": lambda _, o: o["actor.num_nodes"] * o["actor.num_gpus_per_node"],
     "micro_tokens": lambda value, o: int(value) * int(o["ds.ring_attn_size"]),
     "lora": lora,
@@ -282,5 +278,5 @@ BY: By = {
     "critic_min_lr": critic_min_lr,
     "freezing": freezing,
     "aux_loss": aux_loss,
-    "share": share,
+    "share": warmup_share,
 }

@@ -160,8 +160,7 @@ def read_settings(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]
     given = dict(flattened(read(file).plain())) if file else {}
     for override in overrides:
         if override.startswith("~"):
-            name = override[1:].partition("=")[0]
-            given = {key: value for key, value in given.items() if f"{key}.".startswith(f"{name}.") is False}
+            given = without(given, override)
             continue
         name, equals, text = override.lstrip("+").partition("=")
         if equals and text.lstrip()[:1] in ("{", "["):
@@ -172,6 +171,17 @@ def read_settings(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]
         name, tree = setting(override.lstrip("+"))
         given |= flattened(tree.plain(), name)
     return given
+
+
+def without(given: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """Return settings without the key that ``~key`` takes out, and without what is below it.
+
+    Example:
+        >>> without({"a.b": 1, "ab": 2}, "~a")
+        {'ab': 2}
+    """
+    name = override[1:].partition("=")[0]
+    return {key: value for key, value in given.items() if not f"{key}.".startswith(f"{name}.")}
 
 
 def hydra_value(text: str) -> Any:

@@ -6,9 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError, Problem, nearest
+from rlgraph.errors import GraphError, Problem
 from rlgraph.importing.draft import UNKNOWN, Draft
-from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.importer import (
+    COMMON,
+    By,
+    Hand,
+    Idle,
+    Imported,
+    KeyOutcome,
+    graph_name,
+    outcomes_of,
+    refuse_unknown,
+)
 from rlgraph.importing.options import Options, flattened
 from rlgraph.importing.table import KeyTable, table_of
 from rlgraph.syntax.source import scalar
@@ -213,9 +223,8 @@ def _sft(options: Options) -> Draft:
 
 def _policy_gradient(options: Options) -> Draft:
     graphs, name = options.table.facts["algorithms"], str(options[ALGORITHM])
-    if name not in graphs:
-        law = f"orchestrator.algo.type {name}: there is no graph for this algorithm of prime-rl's"
-        raise GraphError([Problem("no-graph", law, None, tuple(graphs), nearest(name, graphs))])
+    law = f"orchestrator.algo.type {name}: there is no graph for this algorithm of prime-rl's"
+    refuse_unknown(name, graphs, law)
     draft = Draft(graphs[name])
     _data(draft, options)
     _loss(draft, options, name)
@@ -254,10 +263,7 @@ def _data(draft: Draft, options: Options) -> None:
     draft.set("rollout.max_new_tokens", min(int(most), longest - 1) if most else longest - 1)
     draft.set("prompts.max_prompt_tokens", longest - 1)
     if is_evaluated(options):
-        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": {"n": 1, "temperature": 1.0}}
-        report = {"reward": "rewards"}
-        every = options["orchestrator.eval.interval"]
-        draft.set("eval", {"every": every, "nodes": nodes, "report": report})
+        draft.evaluate(options["orchestrator.eval.interval"], {"n": 1, "temperature": 1.0})
 
 
 def _loss(draft: Draft, options: Options, name: str) -> None:
@@ -570,8 +576,7 @@ def demonstration(value: str, options: Options) -> str:
 
 
 BY: By = {
-    "path": lambda value, o: o.path(str(value)),
-    "natural": lambda value, _: max(int(value), 0),
+    **COMMON,
     "limit": limit,
     "adv_tau": adv_tau,
     "served": served,

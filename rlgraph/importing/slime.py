@@ -4,10 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError, Problem, nearest
 from rlgraph.importing.draft import UNKNOWN, Draft
 from rlgraph.importing.flags import read_flags
-from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.importer import (
+    COMMON,
+    By,
+    Hand,
+    Idle,
+    Imported,
+    KeyOutcome,
+    graph_name,
+    outcomes_of,
+    refuse_unknown,
+)
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import table_of
 
@@ -63,9 +72,8 @@ def _aggregate(options: Options) -> str:
 
 def _policy_gradient(options: Options) -> Draft:
     estimators, name = options.table.facts["estimators"], str(options["advantage-estimator"])
-    if name not in estimators:
-        law = f"--advantage-estimator {name}: there is no graph for this estimator"
-        raise GraphError([Problem("no-graph", law, None, tuple(estimators), nearest(name, estimators))])
+    law = f"--advantage-estimator {name}: there is no graph for this estimator"
+    refuse_unknown(name, estimators, law)
     draft = Draft(estimators[name]["extends"])
     _data(draft, options)
     _rewards(draft, options)
@@ -105,10 +113,7 @@ def _data(draft: Draft, options: Options) -> None:
     elif not options["rollout-max-prompt-len"]:
         draft.set("prompts.max_prompt_tokens", None)
     if options.is_on("eval-interval"):
-        sampled = {"n": 1, "temperature": options["rollout-temperature"]}
-        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": sampled}
-        report = {"reward": "rewards"}
-        draft.set("eval", {"every": options["eval-interval"], "nodes": nodes, "report": report})
+        draft.evaluate(options["eval-interval"], {"n": 1, "temperature": options["rollout-temperature"]})
 
 
 def _rewards(draft: Draft, options: Options) -> None:
@@ -289,10 +294,9 @@ def mapping(value: Any, _: Options) -> Any:
 
 
 BY: By = {
+    **COMMON,
     "files": files,
     "eval_files": eval_files,
-    "path": lambda value, o: o.path(str(value)),
-    "natural": lambda value, _: max(int(value), 0),
     "listed": lambda value, _: value if isinstance(value, list) else [value],
     "devices": devices,
     "experts": experts,

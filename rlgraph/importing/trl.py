@@ -8,7 +8,16 @@ from typing import Any
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.importing.draft import UNKNOWN, Draft
-from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.importer import (
+    COMMON,
+    By,
+    Hand,
+    Idle,
+    Imported,
+    KeyOutcome,
+    graph_name,
+    outcomes_of,
+)
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.script import TRAINERS, RewardFunction, names_of, reward_function, settings_of
 from rlgraph.importing.table import KeyTable, table_of
@@ -430,12 +439,11 @@ def power(value: float, options: Options) -> float:
 
 
 BY: By = {
+    **COMMON,
     "loss_type": loss_type,
     "entropy": entropy,
     "pair_loss": pair_loss,
     "power": power,
-    "path": lambda value, o: o.path(value),
-    "natural": lambda value, _: max(int(value), 0),
     "betas": lambda _, o: [o["adam_beta1"], o["adam_beta2"]],
     "lora": lora,
     "prompts": prompts,

@@ -7,10 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError, Problem, nearest
+from rlgraph.errors import GraphError, Problem
 from rlgraph.importing.draft import UNKNOWN, Draft
 from rlgraph.importing.flags import chosen_launch, launches_in
-from rlgraph.importing.importer import By, Hand, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.importer import (
+    COMMON,
+    By,
+    Hand,
+    Idle,
+    Imported,
+    KeyOutcome,
+    graph_name,
+    outcomes_of,
+    read_alike,
+    refuse_unknown,
+)
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.table import KeyTable, table_of
 from rlgraph.importing.verl_sft import import_verl_sft
@@ -67,7 +78,7 @@ def import_verl(
     options = Options(_table(given, release, config), given, folder)
     draft = draft_of(options)
     outcomes = [*_told(options, config), *outcomes_of(options, draft, BY)]
-    outcomes += _alike(draft)
+    outcomes += read_alike(draft, ("ref", "critic"))
     _hosts(draft, options)
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
@@ -166,9 +177,8 @@ def _distils(options: Options) -> bool:
 def draft_of(options: Options) -> Draft:
     """Return the parent of an estimator with the nodes that verl's switches ask for."""
     estimators, name = options.table.facts["estimators"], str(options["algorithm.adv_estimator"])
-    if name not in estimators:
-        law = f"algorithm.adv_estimator={name}: there is no graph for this estimator of verl's"
-        raise GraphError([Problem("no-graph", law, None, tuple(estimators), nearest(name, estimators))])
+    law = f"algorithm.adv_estimator={name}: there is no graph for this estimator of verl's"
+    refuse_unknown(name, estimators, law)
     drops, overlong = options.is_on(f"{FILTER}.enable"), options.is_on(f"{OVERLONG}.enable")
     dapo = name == "grpo" and drops and overlong and not options.is_on(IN_REWARD)
     if _distils(options):
@@ -371,9 +381,7 @@ def _data(draft: Draft, options: Options) -> None:
     if not _distils(options):
         _rewards(draft, options)
     if options.is_on("trainer.test_freq") and not _distils(options):
-        nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": {"n": 1, "temperature": 0}}
-        report = {"reward": "rewards"}
-        draft.set("eval", {"every": options["trainer.test_freq"], "nodes": nodes, "report": report})
+        draft.evaluate(options["trainer.test_freq"], {"n": 1, "temperature": 0})
 
 
 def _rewards(draft: Draft, options: Options) -> None:
@@ -530,25 +538,6 @@ def batch_normalized(value: bool, options: Options) -> bool:
     if value and options[f"{CORRECTION}.rollout_is"]:
         raise Hand("weights are not normalised; an op of your own may divide them by their mean")
     return value
-
-
-def _alike(draft: Draft) -> Iterator[KeyOutcome]:
-    """Read models of one path alike: a reference or critic has the policy's fields and its trust.
-
-    Yields what was given otherwise.
-    """
-    same = ("${models.policy.path}", draft.value("models.policy.path"))
-    for name in ("ref", "critic"):
-        if not draft.has(f"models.{name}") or draft.value(f"models.{name}.path") not in same:
-            continue
-        for field in ("config", "trust_remote_code"):
-            ours, theirs = draft.value(f"models.{name}.{field}"), draft.value(f"models.policy.{field}")
-            if (ours or None) == (theirs or None):
-                continue
-            draft.set(f"models.{name}.{field}", theirs)
-            if ours:
-                text = "it is read as the policy is, of which it has the files"
-                yield KeyOutcome(f"models.{name}.{field}", ours, "hand", text)
 
 
 def _hosts(draft: Draft, options: Options) -> None:
@@ -721,8 +710,7 @@ def epochs(value: Any, options: Options) -> Any:
 
 
 BY: By = {
-    "files": lambda value, o: [o.path(path) for path in (value if isinstance(value, list) else [value])],
-    "path": lambda value, o: o.path(value),
+    **COMMON,
     "truncate": truncate,
     "minibatches": minibatches,
     "critic_minibatches": critic_minibatches,
@@ -739,7 +727,6 @@ BY: By = {
     "batch_normalized": batch_normalized,
     "aggregate": aggregate,
     "kl_in_reward": kl_in_reward,
-    "natural": lambda value, _: max(int(value), 0),
     "shard": shard,
     "steps": steps_of(ACTOR),
     "critic_steps": steps_of(CRITIC),

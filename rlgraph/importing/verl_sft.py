@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.importing.draft import UNKNOWN, Draft
-from rlgraph.importing.importer import By, Idle, Imported, KeyOutcome, graph_name, outcomes_of
+from rlgraph.importing.importer import (
+    COMMON,
+    By,
+    Idle,
+    Imported,
+    KeyOutcome,
+    graph_name,
+    outcomes_of,
+)
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import table_of
 
@@ -98,14 +106,12 @@ def lora(value: int, options: Options) -> Mapping[str, Any] | None:
 
 
 BY: By = {
-    "files": lambda value, o: [o.path(path) for path in (value if isinstance(value, list) else [value])],
-    "path": lambda value, o: o.path(value),
+    **COMMON,
     "messages": messages,
     "prompt": lambda value, _: value,
     "tools": tools,
     "tokens": tokens,
     "rows": rows,
-    "natural": lambda value, _: max(int(value), 0),
     "whole": lambda value, _: value if value > 0 else None,
     "warmup_share": warmup_share,
     "least_rate": lambda value, o: float(value) / float(o["optim.lr"]),

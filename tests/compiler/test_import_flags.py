@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from imported_graph import graph_of
 from rlgraph.check import check_report
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
@@ -33,21 +34,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def checked(imported: Imported) -> dict[str, Any]:
-    """The composed graph, in which `check` finds nothing wrong."""
-    Path("out.yaml").write_text(imported.graph())
-    report = check_report("out.yaml")
-    assert not report["problems"], report
-    return dict(compose("out.yaml").plain())
-
-
 def openrlhf(*words: str, trainer: str | None = None) -> dict[str, Any]:
-    return checked(import_openrlhf(words, trainer=trainer))
+    return graph_of(import_openrlhf(words, trainer=trainer))
 
 
 def slime(*words: str) -> dict[str, Any]:
     common = ("--hf-checkpoint", "Qwen/Qwen3-4B", "--rollout-batch-size", "32", "--num-rollout", "9")
-    return checked(import_slime((*common, "--rollout-max-response-len", "1024", *words)))
+    return graph_of(import_slime((*common, "--rollout-max-response-len", "1024", *words)))
 
 
 def outcome(imported: Imported, key: str) -> tuple[str, str]:
@@ -259,7 +252,7 @@ def test_slime_engines_of_several_hosts_and_experts_with_adapters() -> None:
 def test_slime_sft_learns_every_turn() -> None:
     words = ("--loss-type", "sft_loss", "--prompt-data", "a.parquet", "--input-key", "messages")
     more = ("--global-batch-size", "128", "--num-epoch", "3", "--calculate-per-token-loss")
-    graph = checked(import_slime((*words, *more, "--hf-checkpoint", "m")))
+    graph = graph_of(import_slime((*words, *more, "--hf-checkpoint", "m")))
     examples = graph["nodes"]["examples"]
     assert (examples["question"], examples["answer"]) == ("messages", None)
     assert (examples["assistant_turns"], examples["batch"]) == ("all", 128)

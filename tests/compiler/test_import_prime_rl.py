@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from imported_graph import graph_of
 from rlgraph.check import check_report
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
-from rlgraph.frontend.compose import compose
 from rlgraph.importing.importer import Imported
 from rlgraph.importing.prime_rl import BY, import_prime_rl
 from rlgraph.importing.table import table_of
@@ -32,16 +32,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def checked(imported: Imported) -> dict[str, Any]:
-    """The composed graph, in which `check` finds nothing wrong."""
-    Path("out.yaml").write_text(imported.graph())
-    report = check_report("out.yaml")
-    assert not report["problems"], report
-    return dict(compose("out.yaml").plain())
-
-
 def graph(*words: str) -> dict[str, Any]:
-    return checked(import_prime_rl((*RL, *words)))
+    return graph_of(import_prime_rl((*RL, *words)))
 
 
 def outcome(imported: Imported, key: str) -> tuple[str, str]:
@@ -105,7 +97,7 @@ def test_batches_count_samples_and_prompt_and_response_share_a_bound() -> None:
 def test_a_batch_of_tokens_is_said() -> None:
     imported = import_prime_rl((*RL, "--orchestrator.token-batch-size", "100000"))
     assert outcome(imported, "orchestrator.token_batch_size")[0] == "hand"
-    checked(imported)
+    graph_of(imported)
 
 
 def test_the_default_loss() -> None:
@@ -133,7 +125,7 @@ def test_the_default_loss() -> None:
 def test_another_loss_needs_a_hand(kind: str) -> None:
     imported = import_prime_rl((*RL, "--trainer.loss.type", kind, "--trainer.loss.ipo-threshold", "0.05"))
     assert outcome(imported, "trainer.loss.ipo_threshold")[0] == "hand"
-    limit = checked(imported)["nodes"]["update_policy"]["loss"]["limit"]
+    limit = graph_of(imported)["nodes"]["update_policy"]["loss"]["limit"]
     assert limit == (0.05 if kind == "ipo" else 0.2)
 
 
@@ -175,7 +167,7 @@ def test_an_algorithm_that_there_is_none_of_is_refused() -> None:
 def test_groups_of_one_have_no_advantage_and_are_said() -> None:
     imported = import_prime_rl((*RL[:2], *RL[4:]))
     assert "trains nothing" in outcome(imported, "orchestrator.group_size")[1]
-    assert checked(imported)["nodes"]["rollout"]["n"] == 8
+    assert graph_of(imported)["nodes"]["rollout"]["n"] == 8
 
 
 def test_generation_has_its_own_devices_and_streams() -> None:
@@ -197,7 +189,7 @@ def test_optimizers_and_schedules() -> None:
     for name in ("sgd", "sign_sgd"):
         imported = import_prime_rl((*RL, "--trainer.optim.type", name))
         assert outcome(imported, "trainer.optim.type")[0] == "hand"
-        checked(imported)
+        graph_of(imported)
     assert graph("--trainer.optim.max-norm", "None")["models"]["policy"]["optimizer"]["max_grad_norm"] == 0
     full = graph("--trainer.model.full-offload", "true")["models"]["policy"]
     assert full["optimizer"]["max_grad_norm"] == 0  # prime-rl turns clipping off with it
@@ -233,7 +225,7 @@ def test_parts_in_files_of_their_own() -> None:
         "infer.toml",
     )
     for words in (named, ("@", "train.toml", "@", "orch.toml", "infer.toml")):
-        made = checked(import_prime_rl((*words, "--deployment.num-train-gpus", "2")))
+        made = graph_of(import_prime_rl((*words, "--deployment.num-train-gpus", "2")))
         assert made["models"]["policy"]["path"] == "m"
         assert made["models"]["policy"]["optimizer"]["lr"] == 3e-6
         assert made["models"]["policy"]["serve"]["tensor_parallel"] == 2
@@ -243,16 +235,16 @@ def test_parts_in_files_of_their_own() -> None:
 
 def test_the_model_of_one_part_is_the_policy() -> None:
     Path("orch.toml").write_text('max_steps = 7\nbatch_size = 64\ngroup_size = 16\n[model]\nname = "m"\n')
-    assert checked(import_prime_rl(("@", "orch.toml")))["models"]["policy"]["path"] == "m"
+    assert graph_of(import_prime_rl(("@", "orch.toml")))["models"]["policy"]["path"] == "m"
     imported = import_prime_rl((*RL, "--orchestrator.model.name", "Qwen/Qwen3-4B-FP8"))
     assert outcome(imported, "orchestrator.model.name")[0] == "hand"
-    assert checked(imported)["models"]["policy"]["path"] == "Qwen/Qwen3-4B"
+    assert graph_of(imported)["models"]["policy"]["path"] == "Qwen/Qwen3-4B"
 
 
 def test_flags_count_more_than_files_and_are_numbers() -> None:
     words = ("@", "prime_rl.toml", "--trainer.optim.lr", "2e-6", "--orchestrator.eval.sampling.top-k=-1")
     imported = import_prime_rl((*words, "--trainer.scheduler.type", "cosine", "--no-trainer.model.lora"))
-    policy = checked(imported)["models"]["policy"]
+    policy = graph_of(imported)["models"]["policy"]
     assert policy["optimizer"]["lr"] == 2e-6
     assert policy["optimizer"]["schedule"] == "cosine"
     assert "lora" not in policy.get("train", {})
@@ -273,7 +265,7 @@ env = { taskset = { id = "two" } }
     assert "a, b" in outcome(imported, "orchestrator.train.source")[1]
     assert "differ" in outcome(imported, "orchestrator.train.source.group_size")[1]
     assert "one, two" in outcome(imported, "the environment")[1]
-    checked(imported)
+    graph_of(imported)
 
 
 def test_sft_learns_every_turn() -> None:
@@ -282,7 +274,7 @@ def test_sft_learns_every_turn() -> None:
         '[data]\nname = "some/set"\nseq_len = 4096\nbatch_size = 32\n'
     )
     imported = import_prime_rl(("@", "sft.toml"))
-    made = checked(imported)
+    made = graph_of(imported)
     examples = made["nodes"]["examples"]
     assert (examples["question"], examples["answer"], examples["assistant_turns"]) == (
         "messages",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlgraph.check import check_report
+from imported_graph import graph_of
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.importing.importer import Imported
@@ -34,10 +34,7 @@ def read(text: str, *overrides: str, trainer: str | None = None) -> Imported:
 
 def nodes(imported: Imported) -> dict[str, Any]:
     """The nodes of the composed graph, in which `check` finds no problem."""
-    Path("out.yaml").write_text(imported.graph())
-    report = check_report("out.yaml")
-    assert not report["problems"], report
-    return dict(compose("out.yaml").plain()["nodes"])
+    return dict(graph_of(imported)["nodes"])
 
 
 def said(imported: Imported) -> list[str]:

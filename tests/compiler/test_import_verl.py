@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rlgraph.check import check_report
+from imported_graph import graph_of
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
@@ -34,14 +34,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def compute_score(data_source, solution_str, ground_truth, **more): ...\n"
     )
     monkeypatch.chdir(tmp_path)
-
-
-def graph_of(imported: Imported) -> dict[str, Any]:
-    """The composed graph, in which `check` finds nothing wrong."""
-    Path("out.yaml").write_text(imported.graph())
-    report = check_report("out.yaml")
-    assert not report["problems"], report
-    return dict(compose("out.yaml").plain())
 
 
 def verl(*overrides: str, release: str = "") -> dict[str, Any]:
