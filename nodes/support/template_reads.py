@@ -17,6 +17,11 @@ def source_of_template(tokenizer: Any, options: Mapping[str, Any] | None) -> str
     return str((options or {}).get("chat_template", tokenizer.chat_template))
 
 
+def options_of_template(tokenizer: Any, source: str) -> dict[str, str]:
+    """Return the options that name a template, where it is not the tokenizer's own."""
+    return {} if source == str(tokenizer.chat_template) else {"chat_template": source}
+
+
 def for_template(
     tokenizer: Any, talk: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
@@ -45,7 +50,7 @@ def _takes_texts(tokenizer: Any, source: str) -> bool:
     call = {"id": "000000000", "type": "function", "function": {"name": "probe", "arguments": PROBE}}
     asks = {"role": "user", "content": "a question"}
     calls = {"role": "assistant", "content": "", "tool_calls": [call]}
-    options = {"chat_template": source} if source != str(tokenizer.chat_template) else {}
+    options = options_of_template(tokenizer, source)
     try:
         text = rendered(tokenizer, [asks, calls], options, begun=False)
     except TemplateError:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered
-from rlgraph.nodes.support.template_reads import for_template, source_of_template
+from rlgraph.nodes.support.template_reads import for_template, options_of_template, source_of_template
 
 TextSpan = tuple[int, int]  # from a character of a text, and up to another
 GENERATION = re.compile(r"\{%-?\s*generation\b")  # a template that tells itself what the assistant wrote
@@ -149,15 +149,25 @@ def is_closed(tokenizer: Any, options: Mapping[str, Any] | None, turn: str) -> b
     Some families do not flag the token that ends a turn as special; others end calls of tools with a token of
     the vocabulary that ends no turn.
     """
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    ends = special | stop_tokens(tokenizer) | {*map(str, tokenizer.all_special_tokens)}
     end = _end_of_template(tokenizer, source_of_template(tokenizer, options))
+    ends = _special_tokens(tokenizer) | stop_tokens(tokenizer)
     return turn.endswith((*ends, end) if end else (*ends,))
+
+
+@functools.lru_cache(maxsize=8)
+def _special_tokens(tokenizer: Any) -> frozenset[str]:
+    """Return the tokens that are flagged special, or that a tokenizer has a name for."""
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return frozenset(special | {*map(str, tokenizer.all_special_tokens)})
 
 
 def stop_tokens(tokenizer: Any) -> frozenset[str]:
     """Return the control tokens that end a response of the model, as its files name them."""
-    ids = getattr(tokenizer, "model_stop_ids", ())
+    return _stop_tokens(tokenizer, tuple(getattr(tokenizer, "model_stop_ids", ())))
+
+
+@functools.lru_cache(maxsize=8)
+def _stop_tokens(tokenizer: Any, ids: tuple[int, ...]) -> frozenset[str]:
     named = {str(tokenizer.eos_token), *map(str, tokenizer.convert_ids_to_tokens([*ids]))}
     return _controls(tokenizer) & named
 
@@ -193,15 +203,10 @@ PROBE_CALL = {"id": "000000000", "type": "function", "function": {"name": "probe
 PROBE_RESULT = {"role": "tool", "tool_call_id": "000000000", "name": "probe", "content": "a result"}
 
 
-def _template_option(tokenizer: Any, source: str) -> dict[str, str]:
-    """Return the options that name a template, where it is not the tokenizer's own."""
-    return {} if source == str(tokenizer.chat_template) else {"chat_template": source}
-
-
 @functools.lru_cache(maxsize=16)
 def _end_of_template(tokenizer: Any, source: str) -> str:
     """Return the control token that a template writes behind what the assistant says, or nothing."""
-    options = _template_option(tokenizer, source)
+    options = options_of_template(tokenizer, source)
     try:
         text = rendered(tokenizer, [PROBE_ASKED, PROBE_ANSWER], options, begun=False)
     except TemplateError:  # it takes no such conversation: special tokens alone tell
@@ -217,7 +222,7 @@ def _next_message(tokenizer: Any, source: str, calls_tools: bool) -> str:
     turn: dict[str, Any] = {**PROBE_ANSWER, "tool_calls": [PROBE_CALL]} if calls_tools else PROBE_ANSWER
     then = PROBE_RESULT if calls_tools else PROBE_ASKED
     talk = [PROBE_ASKED, turn, then]
-    options = _template_option(tokenizer, source)
+    options = options_of_template(tokenizer, source)
     try:
         talk = for_template(tokenizer, talk, options)
         before = rendered(tokenizer, talk[:2], options, begun=False)
