@@ -120,8 +120,7 @@ def dpo_weights(
     ctx.record("loss", per_pair.detach(), over="pairs")
     ctx.record("margin", margins, over="pairs")
     ctx.record("accuracy", margins > 0, kind="share", over="pairs")
-    preferred = torch.zeros(len(chosen), dtype=torch.float32)
-    preferred[pairs.flatten()] = ((margins.sign() + 1) / 2).float().repeat_interleave(2)
+    preferred = _in_order(margins, pairs, len(chosen))
     return Preference(loss_mask.like((-2 * gradient).float()), preferred)
 
 
@@ -364,17 +363,23 @@ def _compared(
     m = s_w - s_l - target; in order is a pair with s_w > s_l, and a tie counts 0.5. Both are
     ``[samples]``, the first in float64, and 0 outside whole pairs.
     """
-    sign = chosen.double() * 2 - 1
-    _, members, count = torch.unique(group, return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(count), dtype=torch.float64)
-    above = sums.index_add(0, members, sign * scores)
-    whole = (count == 2) & (sums.index_add(0, members, sign) == 0)
+    pairs = _pairs(chosen, group)
+    won, lost = pairs.unbind(dim=1)
+    above = scores[won] - scores[lost]
     margins = above - target
-    ctx.record("loss", -torch.nn.functional.logsigmoid(margins[whole]), over="pairs")
-    ctx.record("margin", margins[whole], over="pairs")
-    ctx.record("accuracy", above[whole] > 0, kind="share", over="pairs")
-    won = (above.sign() + 1) / 2 * whole
-    return sign * (2 * torch.sigmoid(-margins) * whole)[members], won[members].float()
+    ctx.record("loss", -torch.nn.functional.logsigmoid(margins), over="pairs")
+    ctx.record("margin", margins, over="pairs")
+    ctx.record("accuracy", above > 0, kind="share", over="pairs")
+    weights = torch.zeros_like(scores)
+    weights[won], weights[lost] = 2 * torch.sigmoid(-margins), -2 * torch.sigmoid(-margins)
+    return weights, _in_order(above, pairs, len(chosen))
+
+
+def _in_order(above: torch.Tensor, pairs: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return float32 ``[samples]``: 1 where the chosen side is above the other, 0.5 at a tie, else 0."""
+    preferred = torch.zeros(rows, dtype=torch.float32)
+    preferred[pairs.flatten()] = ((above.sign() + 1) / 2).float().repeat_interleave(2)
+    return preferred
 
 
 def _sums(logprobs: Ragged, loss_mask: Ragged) -> torch.Tensor:

@@ -20,13 +20,13 @@ from typing import Any, Literal, NamedTuple
 
 from rlgraph.errors import RunError, shortened, visible
 from rlgraph.nodes.support.lazy import asyncio, torch
+from rlgraph.nodes.support.row_field import LARGEST
 from rlgraph.nodes.support.user_call import DaemonThreads, UserExitError, call
 from rlgraph.ops import SPREAD, Context, boolean, float32, samples
 
 log = logging.getLogger(__name__)
 
 SHOWN = 800  # characters of a failure that are shown, and of its sample
-LARGEST = 3.4028234663852886e38  # of float32
 OnError = Literal["fail", "zero", "drop"]
 Score = Callable[..., Any]  # called with a sample's row by name; returns a number or a coroutine of one
 

@@ -8,6 +8,7 @@ Shapes: ``[scored]`` is one entry for each token that wants a score, ``[scored, 
 state of the token before it, ``[chunk, vocabulary]`` the logits of some of them.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -23,6 +24,8 @@ from rlgraph.runtime.engines.causal import sees_later_tokens
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
 
 Entropy = Literal["none", "detached", "differentiable"]
+# (logits, labels, temperature) -> log-probs, and what else is told of each token's distribution
+ChunkScores = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 Scores = tuple[torch.Tensor, torch.Tensor | None]
 # of a chunk: exponentials of its logits, their sums, hidden states; logits in autograd's graph, their type
 Kept = tuple[torch.Tensor, torch.Tensor, torch.Tensor, GradientEdge, torch.dtype]
@@ -128,8 +131,8 @@ def token_squares(model: Any, batch: MicroBatch, temperature: float) -> tuple[to
 
     They are ``[scored]`` each, without gradients.
     """
-    own = (_hidden(model, batch), temperature, batch.labels)
-    return cast(tuple[torch.Tensor, torch.Tensor], _with_head(model, _squares, *own))
+    own = (_hidden(model, batch), temperature, batch.labels, _chunk_squares)
+    return cast(tuple[torch.Tensor, torch.Tensor], _with_head(model, _by_chunks, *own))
 
 
 def token_entropies(model: Any, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,8 +140,8 @@ def token_entropies(model: Any, batch: MicroBatch, temperature: float) -> tuple[
 
     They are without gradients, and the log-probs are those of ``token_scores`` to the bit.
     """
-    own = (_hidden(model, batch), temperature, batch.labels)
-    return cast(tuple[torch.Tensor, torch.Tensor], _with_head(model, _entropies, *own))
+    own = (_hidden(model, batch), temperature, batch.labels, _chunk_entropies)
+    return cast(tuple[torch.Tensor, torch.Tensor], _with_head(model, _by_chunks, *own))
 
 
 def _scores(
@@ -149,22 +152,14 @@ def _scores(
     return cast(Scores, _Scores.apply(*own, *_trained_outside(model)))
 
 
-def _squares(
-    model: Any, hidden: torch.Tensor, temperature: float, labels: torch.Tensor
+def _by_chunks(
+    model: Any, hidden: torch.Tensor, temperature: float, labels: torch.Tensor, scored: ChunkScores
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both columns that a function makes of logits, chunk by chunk of rows."""
     rows, _ = _rows(model, hidden)
     chunks = zip(hidden.split(rows), labels.split(rows), strict=True)
-    parts = [_chunk_squares(logits_of(model, h), y, temperature) for h, y in chunks]
-    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([squares for _, squares in parts])
-
-
-def _entropies(
-    model: Any, hidden: torch.Tensor, temperature: float, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, _ = _rows(model, hidden)
-    chunks = zip(hidden.split(rows), labels.split(rows), strict=True)
-    parts = [_chunk_entropies(logits_of(model, h), y, temperature) for h, y in chunks]
-    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+    parts = [scored(logits_of(model, h), y, temperature) for h, y in chunks]
+    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([beside for _, beside in parts])
 
 
 def _hidden(model: Any, batch: MicroBatch) -> torch.Tensor:
