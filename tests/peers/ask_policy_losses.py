@@ -16,6 +16,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
     compute_rollout_rejection_mask,
 )
 from verl.workers.config import ActorConfig, PolicyLossConfig
+from verl_loss import policy_loss
 
 PEERS = ["verl"]
 ROWS, TOKENS = 4, 6
@@ -74,15 +75,7 @@ def loss_of(name: str, aggregate: str, given: dict[str, torch.Tensor]) -> dict[s
         policy_loss=PolicyLossConfig(loss_mode=name, **({"dro_beta": 0.3} if name == "dro" else {})),
         **LOSSES[name],
     )
-    logprobs = given["logprobs"].clone().requires_grad_()
-    loss, _ = core_algos.get_policy_loss_fn(name)(
-        old_log_prob=given["old_logprobs"],
-        log_prob=logprobs,
-        advantages=given["advantages"],
-        response_mask=given["mask"],
-        loss_agg_mode=aggregate,
-        config=config,
-    )
+    loss, logprobs = policy_loss(name, given, "old_logprobs", aggregate, config)
     loss.backward()
     return {"loss": loss.item(), "gradient": logprobs.grad.tolist()}
 

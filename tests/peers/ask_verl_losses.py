@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig, PolicyLossConfig
+from verl_loss import policy_loss
 
 PEERS = ["verl"]
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
@@ -85,15 +86,7 @@ def case(mode: str, mean: str, settings: dict[str, Any], kl: str | None = None) 
     """Return what is typed, and verl's loss and gradient."""
     given = rows()
     config = config_of(mode, settings)
-    logprobs = given["logprobs"].clone().requires_grad_()
-    loss, _ = core_algos.get_policy_loss_fn(mode)(
-        old_log_prob=given["old_logprobs"],
-        log_prob=logprobs,
-        advantages=given["advantages"],
-        response_mask=given["mask"],
-        loss_agg_mode=mean,
-        config=config,
-    )
+    loss, logprobs = policy_loss(mode, given, "old_logprobs", mean, config)
     typed = [f"{ACTOR}.policy_loss.loss_mode={mode}", f"{ACTOR}.loss_agg_mode={mean}"]
     typed += [
         f"{ACTOR}.{'policy_loss.' if name == 'dro_beta' else ''}{name}={value}"
@@ -113,15 +106,7 @@ def bypassed(correction: dict[str, Any]) -> dict[str, Any]:
     given = rows()
     config = config_of("bypass_mode", {**CLIPS, "clip_ratio_c": 3.0})
     object.__setattr__(config.policy_loss, "rollout_correction", correction)
-    logprobs = given["logprobs"].clone().requires_grad_()
-    loss, _ = core_algos.get_policy_loss_fn("bypass_mode")(
-        old_log_prob=given["rollout_logprobs"],
-        log_prob=logprobs,
-        advantages=given["advantages"],
-        response_mask=given["mask"],
-        loss_agg_mode="token-mean",
-        config=config,
-    )
+    loss, logprobs = policy_loss("bypass_mode", given, "rollout_logprobs", "token-mean", config)
     loss.backward()
     typed = [f"{CORRECTION}.bypass_mode=True", *(f"{ACTOR}.{name}={value}" for name, value in CLIPS.items())]
     typed += [f"{CORRECTION}.{name}={value}" for name, value in correction.items()]
