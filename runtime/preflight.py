@@ -26,7 +26,7 @@ from rlgraph.nodes.support.mixture import mixture_of
 from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
-from rlgraph.runtime.engines.model_files import ConfigError, ModelFiles, context_of
+from rlgraph.runtime.engines.model_files import ConfigError, ConfigFileError, ModelFiles, context_of
 from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
@@ -173,6 +173,11 @@ class Preflight:
             mark = self.tree.at(("models", name, "config")).mark
             remedy = f"change models.{name}.config, or leave the field out"
             self.problem("model-config", f"models.{name}.config: {error}", mark, remedy)
+            return ""
+        except ConfigFileError as error:
+            law, _, remedy = str(error).partition("; ")
+            mark = self.tree.at(("models", name, "path")).mark
+            self.problem("model-config", f"{path}: {law}", mark, remedy.replace("NAME", name))
             return ""
         except TokenizerError as error:
             law, _, remedy = str(error).partition("; ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,10 @@ class ConfigError(ValueError):
     """A field that a graph changes is not one of the model's, or can't have this value."""
 
 
+class ConfigFileError(ValueError):
+    """transformers reads a field of ``config.json`` as another value; the message has the remedy."""
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """A Hugging Face directory or name, with what a graph says of its files."""
@@ -39,13 +43,14 @@ class ModelFiles:
 
         Raises:
             ConfigError: a changed field would be without effect, or transformers refuses its value.
+            ConfigFileError: the model's class reads a field of ``config.json`` as another value.
         """
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(self.path, **options, trust_remote_code=self.trusted)
+        config = self._read(options)
+        fields, _ = type(config).get_config_dict(self.path)
+        if fault := next(misread_fields(fields, config, {*options, *self.changed}), ""):
+            raise ConfigFileError(f"config.json says {fault}")
         if not self.changed:
             return config
-        fields, _ = type(config).get_config_dict(self.path)
         try:
             changed = type(config).from_dict({**fields, **self._changed(fields)}, **options)
         except Exception as error:  # each family's check raises what it likes
@@ -63,7 +68,13 @@ class ModelFiles:
 
     def unchanged(self) -> Any:
         """Return the model's configuration without the changed fields."""
-        return ModelFiles(self.path, {}, self.trusted).config()
+        return self._read({})
+
+    def _read(self, options: Mapping[str, Any]) -> Any:
+        """Return what transformers makes of ``config.json``, with ``options`` set on it."""
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.path, **options, trust_remote_code=self.trusted)
 
     def tokenizer(self) -> Any:
         """Return the tokenizer that the model's files describe, whatever transformers makes of them.
@@ -135,6 +146,57 @@ class ModelFiles:
             else:
                 changed[ROPE] = _based(rope, before)
         return changed
+
+
+def misread_fields(stored: Mapping[str, Any], config: Any, skipped: Collection[str]) -> Iterator[str]:
+    """Yield the numbers of ``config.json`` that a model's class has replaced by numbers of its own.
+
+    A class may compute a field from others and forget the file's value (transformers 5.23: DeepSeek's
+    ``head_dim``), or may look for position embeddings in ``rope_parameters`` alone and fall back to its
+    default base where the file has ``rope_theta`` (Ministral 3). The model would run, with other numbers.
+
+    Args:
+        stored: the fields as they stand in the file.
+        config: what transformers has made of them.
+        skipped: the names of fields that need not agree, as the caller has set them.
+    """
+    read = all_fields(config)
+    if {*skipped} & {ROPE, ROPE_BEFORE}:
+        skipped = {*skipped, ROPE, ROPE_BEFORE, *OF_ROPE}
+    for name, value in stored.items():
+        if name in skipped or (name == "sliding_window" and stored.get("use_sliding_window") is False):
+            continue
+        if name in (ROPE, ROPE_BEFORE):
+            for key, number in _numbers(value):
+                yield from _misread_rope(key, number, f"{name}.{key}", read.get(ROPE))
+        elif name in OF_ROPE and isinstance(value, (int, float)):
+            yield from _misread_rope(name, value, name, read.get(ROPE))
+        elif isinstance(value, Mapping):
+            if (part := getattr(config, name, None)) is not None and hasattr(part, "to_json_string"):
+                yield from (f"{name}.{fault}" for fault in misread_fields(value, part, skipped))
+        elif isinstance(value, (int, float)) and name in read and read[name] != value:
+            remedy = f"set models.NAME.config.{name} to the value that is right"
+            yield f"{name}: {value}, which {type(config).__name__} reads as {read[name]}; {remedy}"
+
+
+def _misread_rope(key: str, value: float, name: str, rope: Any) -> Iterator[str]:
+    """Yield that no layer's position embeddings have a number of the file."""
+    if not isinstance(rope, Mapping):
+        return
+    numbers = [number for other, number in _numbers(rope) if other == key]
+    if value not in numbers:
+        listed = " and ".join(map(str, numbers)) or "nothing"
+        remedy = f"set models.NAME.config.{ROPE} to what is right"
+        yield f"{name}: {value}, of which the model's position embeddings have {listed}; {remedy}"
+
+
+def _numbers(fields: Any) -> Iterator[tuple[str, float]]:
+    """Yield the names and values of the numbers of position embeddings, of each kind of layer."""
+    for name, value in fields.items() if isinstance(fields, Mapping) else ():
+        if isinstance(value, Mapping):
+            yield from _numbers(value)
+        elif isinstance(value, (int, float)):
+            yield name, value
 
 
 def all_fields(config: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -49,3 +50,17 @@ def test_generation_settings_that_do_not_go_together_keep_a_model_from_being_wri
         model.generation_config = GenerationConfig(temperature=0.6, do_sample=False)
         with pytest.raises(ValueError, match="GenerationConfig is invalid"):
             model.save_pretrained(tmp_path)
+
+
+def test_ministral_3_takes_no_base_from_the_top_of_its_file(tmp_path: Path) -> None:
+    fields = AutoConfig.for_model("ministral3").to_dict()
+    fields.pop("rope_parameters")
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"rope_theta": 12345.0}))
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters["rope_theta"] == 1000000.0
+
+
+def test_the_size_of_deepseeks_heads_is_that_of_their_position_embeddings(tmp_path: Path) -> None:
+    fields = AutoConfig.for_model("deepseek_v2").to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"head_dim": 128}))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.head_dim == config.qk_rope_head_dim == 64

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from families import build, expected, family_of, objective, plain, scored
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.model_size import size_of
@@ -20,7 +22,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import quiet
-from rlgraph.runtime.engines.model_files import ModelFiles, context_of
+from rlgraph.runtime.engines.model_files import ConfigFileError, ModelFiles, context_of
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.preflight import unfit
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
@@ -221,3 +223,95 @@ def test_a_family_is_refused_by_name_before_a_worker_starts(
     with pytest.raises(GraphError) as caught:
         run_graph(graph, (f"models.policy.path={path}", "prompts.files=[none.jsonl]"), 1, inline=True)
     assert all(law in str(caught.value) for law in laws)
+
+
+# fields of config.json, changed by hand as old or foreign files have them, that the class of a model forgets
+ROPE = {"rope_type": "default", "rope_theta": BASE}
+FORGOTTEN: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    (
+        "ministral3",
+        {"rope_theta": 12345.0},
+        "rope_theta: 12345.0, of which .* have 1000000.0",
+        {"rope_parameters": ROPE},
+    ),
+    ("deepseek_v2", {"head_dim": 128}, "head_dim: 128, which DeepseekV2Config reads as 64", {"head_dim": 64}),
+    (
+        "olmo3",
+        {"partial_rotary_factor": 0.25},
+        "partial_rotary_factor: 0.25, of which .* have nothing",
+        {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
+    ),
+]
+
+
+def config_file(folder: Path, kind: str, fields: dict[str, Any], left_out: str = "rope_parameters") -> Path:
+    """Write the ``config.json`` of a family with other fields, and return its folder."""
+    stored = AutoConfig.for_model(kind).to_dict()
+    stored.pop(left_out)
+    (folder / "config.json").write_text(json.dumps(stored | fields))
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "fields", "fault", "remedy"), FORGOTTEN)
+def test_a_field_of_the_file_that_the_class_forgets_is_refused(
+    tmp_path: Path, kind: str, fields: dict[str, Any], fault: str, remedy: dict[str, Any]
+) -> None:
+    path = str(config_file(tmp_path, kind, fields))
+    with pytest.raises(ConfigFileError, match=f"config.json says {fault}; set models.NAME.config."):
+        ModelFiles(path).config()
+    config = ModelFiles(path, remedy).config()
+    ((name, value),) = remedy.items()
+    assert getattr(config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"rope_theta": 12345.0, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("phi3", {"rope_theta": 12345.0, "partial_rotary_factor": 0.5}),
+        ("qwen2", {"sliding_window": 131072, "use_sliding_window": False}),
+        ("gemma3_text", {"rope_theta": 5e6, "rope_local_base_freq": 1e5}),
+        ("gpt2", {"n_embd": 64}),
+    ],
+)
+def test_former_names_and_windows_that_are_off_are_no_fault(
+    tmp_path: Path, kind: str, fields: dict[str, Any]
+) -> None:
+    folder = config_file(
+        tmp_path, kind, fields, "transformers_version" if kind == "gpt2" else "rope_parameters"
+    )
+    config = ModelFiles(str(folder)).config()
+    assert "rope_theta" not in fields or str(fields["rope_theta"]) in str(config.rope_parameters)
+
+
+def test_a_part_of_a_configuration_is_held_to_the_file_too(tmp_path: Path) -> None:
+    fields = AutoConfig.for_model("mistral3", text_config={"model_type": "ministral3"}).to_dict()
+    fields["text_config"].pop("rope_parameters")
+    fields["text_config"]["rope_theta"] = 12345.0
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigFileError, match=r"text_config\.rope_theta: 12345\.0"):
+        ModelFiles(str(tmp_path)).config()
+
+
+def test_a_run_refuses_the_file_before_it_starts(tmp_path: Path) -> None:
+    folder = config_file(tmp_path, "ministral3", {"rope_theta": 12345.0})
+    (folder / "model.safetensors").touch()
+    with pytest.raises(GraphError, match=r"config\.json says rope_theta: 12345\.0") as caught:
+        run_graph("grpo", [f"models.policy.path={folder}", "prompts.files=[none.jsonl]"], 1, inline=True)
+    assert "set models.policy.config.rope_parameters" in str(caught.value)
+
+
+@pytest.mark.nightly
+def test_the_configurations_of_every_family_are_read_as_they_are_written(tmp_path: Path) -> None:
+    read = 0
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            stored = AutoConfig.for_model(kind).to_json_string(use_diff=False)
+        except (
+            StrictDataclassClassValidationError
+        ):  # such as a draft model, which wants another's configuration
+            continue
+        (tmp_path / "config.json").write_text(stored)
+        ModelFiles(str(tmp_path)).config()
+        read += 1
+    assert read > 150
