@@ -1,8 +1,10 @@
 """Rewards by functions that were written for verl or for TRL, which run as they are."""
 
 import inspect
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
@@ -15,6 +17,7 @@ from rlgraph.nodes.reward.per_sample import (
     RewardError,
     as_json,
     as_number,
+    at_once,
     each,
     is_reward,
     settled,
@@ -23,7 +26,24 @@ from rlgraph.nodes.support.lazy import asyncio, torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.user_call import UserExitError, call, needs_main_thread
 from rlgraph.ops import Context, FileFunction, anything, boolean, int64, op, samples, text, tokens
-from rlgraph.ops.registry import load_function
+from rlgraph.ops.registry import absent_module, load_function, load_module
+
+# what verl's reward managers call a function with, for each sample
+COLUMNS = ("data_source", "solution_str", "ground_truth", "extra_info")
+# names in signatures of verl 0.9.1's own scorers for what its reward managers call otherwise
+OTHER_NAMES = {
+    "model_output": "solution_str",  # math_verify, prime_math
+    "predict_str": "solution_str",  # geo3k
+    "completion": "solution_str",  # prime_code, sandbox_fusion
+    "test_cases": "ground_truth",  # prime_code, sandbox_fusion
+}
+# what its batch manager calls a function with -> what that is a list of
+OF_A_BATCH = {
+    "data_sources": "data_source",
+    "solution_strs": "solution_str",
+    "ground_truths": "ground_truth",
+    "extra_infos": "extra_info",
+}
 
 
 @op(assumes=("dropped",), beside=True)
@@ -44,51 +64,55 @@ def verl(
     """Rewards of a function that was written for verl (https://github.com/verl-project/verl).
 
     It is called for each sample, by name: ``compute_score(data_source, solution_str, ground_truth,
-    extra_info)``, with ``arguments`` beside these, and returns a number or a dict with ``score``; it may be
-    async. Of these four it gets those that it names, so verl's scorers of one kind of answer run as they are,
-    such as ``math_dapo.compute_score(solution_str, ground_truth)``. ``data_source`` is empty and
-    ``extra_info`` an empty dict where no node writes a column of that name. Other numbers in the dict are
-    recorded under the node's name. A function that is not async runs in threads; one whose file,
-    or a file beside it that this imports, imports ``signal``, ``math_verify`` or verl, which need it, runs in
-    the main thread, one call after the other, and is interrupted when it is late. Records ``reward/mean`` and
-    ``reward/failed`` as reward.remote does.
+    extra_info)``, with ``arguments`` beside these or in their place, and returns a number, a dict with
+    ``score``, or a tuple whose first is the score; it may be async. Of the four it gets those that it names,
+    so verl's scorers of one kind of answer run as they are (docs/from_verl.md lists them), such as
+    ``math_dapo.compute_score(solution_str, ground_truth)``. A required ``model_output``, ``predict_str`` or
+    ``completion`` is the response, ``test_cases`` the ground truth. A function that names ``solution_strs``,
+    ``ground_truths``, ``data_sources`` or ``extra_infos`` is called once for all samples that are scored
+    together, with lists, and returns a list. ``data_source`` is empty and ``extra_info`` an empty dict where
+    no node writes a column of that name. Other numbers in the dict are recorded under the node's name. A
+    function that is not async runs in threads; one whose file, or a file beside it that this imports, imports
+    ``signal``, ``math_verify`` or verl, which need it, runs in the main thread, one call after the other, and
+    is interrupted when it is late. Records ``reward/mean`` and ``reward/failed`` as reward.remote does.
 
     Attributes:
-        function: the function, as my_rewards.py:compute_score, in a file beside the graph.
-        arguments: more arguments of each call, by name.
+        function: the function, as my_rewards.py:compute_score, in a file beside the graph, or as
+            verl.utils.reward_score.gsm8k:compute_score, in a module that is installed.
+        arguments: more arguments of each call, by name; they stand over columns.
         key: which number of the dict is the reward; of gdpo each reward has its own.
         timeout: seconds that one call may take, above 0.
         parallel: calls at a time, at least 1.
         on_error: what a call that fails, is late or gives no number does: fail, zero or drop, as in
             reward.remote.
 
+    Raises:
+        RewardError: the function has a parameter that nothing gives.
+
     Example:
         rewards: {op: reward.verl, function: ???, in: {ground_truth: answer}}
     """
-    given = {
+    columns = {
         "data_source": data_source or [""] * len(responses),
         "solution_str": responses,
         "ground_truth": as_json(ground_truth),
         "extra_info": extra_info or [{} for _ in responses],
     }
-    scorer = load_function(function)
-    parameters = inspect.signature(scorer).parameters.values()
-    if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters):
-        given = {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
+    scorer, more = load_function(function), arguments or {}
+    filled = _filled(scorer, function, more)
+    given = {name: columns[OF_A_BATCH.get(column, column)] for name, column in filled.items()}
     rows = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
-    told: list[Mapping[str, Any]] = []
-    judged = each(
-        ctx,
-        partial(scorer, **(arguments or {})) if arguments else scorer,
-        rows,
-        on_error,
-        timeout,
-        parallel,
-        read=_reading(told, key),
-        in_main_thread=needs_main_thread(function.rpartition(":")[0]),
-    )
-    for name in dict.fromkeys(name for result in told for name in result if name != key):
-        if numbers := [float(r[name]) for r in told if is_reward(r.get(name))]:
+    rows = rows or [{} for _ in responses]  # of a function that reads nothing
+    results: list[Mapping[str, Any]] = []
+    read, in_main_thread = _reading(results, key), any(map(needs_main_thread, _files(function, scorer)))
+    bound = partial(scorer, **more) if more else scorer
+    if not OF_A_BATCH.keys().isdisjoint(filled):
+        judged = at_once(ctx, bound, given, rows, on_error, timeout, read, in_main_thread)
+    else:
+        judged = each(ctx, bound, rows, on_error, timeout, parallel, read, in_main_thread)
+    for name in dict.fromkeys(name for result in results for name in result if name != key):
+        values = [as_number(result.get(name)) for result in results]
+        if numbers := [float(value) for value in values if is_reward(value)]:
             ctx.record(name, numbers)
     return judged
 
@@ -103,6 +127,8 @@ def trl(
     *,
     function: FileFunction,
     columns: list[str] = [],  # noqa: B006 - never changed
+    arguments: dict[str, Any] | None = None,
+    factory: dict[str, Any] | None = None,
     conversational: bool | None = None,
     on_error: Literal["zero", "drop"] = "zero",
     **more: anything[samples],
@@ -114,10 +140,15 @@ def trl(
     returns a number or None for each sample; it may be async. Prompts that are messages have completions that
     are messages, ``[{"role": "assistant", "content": ...}]``; others have texts. An error that it raises ends
     the run. Records ``reward/mean`` (of what has a reward) and ``reward/failed``, the fraction that has none.
+    docs/from_trl.md lists those of ``trl.rewards``.
 
     Attributes:
-        function: the function, as my_rewards.py:reward, in a file beside the graph.
+        function: the function, as my_rewards.py:reward, in a file beside the graph, or as
+            trl.rewards:think_format_reward, in a module that is installed.
         columns: more columns that it is given, by name, as [answer].
+        arguments: more arguments of each call, by name; they stand over columns.
+        factory: of a function that makes the reward function, as trl.rewards:get_soft_overlong_punishment,
+            the arguments, by name; null: it is the reward function itself.
         conversational: whether prompts and completions are messages, a question in text being one of the
             user; null: as the prompts are.
         on_error: what becomes of a sample for which it gives None: zero, a reward of 0; or drop, left out by
@@ -137,25 +168,72 @@ def trl(
         "log_metric": lambda name, value: ctx.record(name, [float(value)], over="calls"),
         "log_extra": lambda column, values: None,
         **{name: as_json(values) for name, values in more.items()},
+        **(arguments or {}),
     }
+    scorer = load_function(function) if factory is None else _made(function, json.dumps(factory))
     try:
-        results = asyncio.run(call(load_function(function), None, **given)) if prompts else []
+        results = asyncio.run(call(scorer, None, **given)) if prompts else []
     except UserExitError as error:
         raise RewardError(f"the reward function ended by {error}; mend it: {function}") from error
+    except ModuleNotFoundError as error:
+        raise RewardError(f"the reward function {function}: {error}; {absent_module(error)}") from error
     scores = _numbers(results, len(prompts))
     failed = torch.tensor([score is None for score in scores], dtype=torch.bool)
     return settled(ctx, torch.tensor([score or 0.0 for score in scores], dtype=torch.float32), failed)
 
 
-def _reading(told: list[Mapping[str, Any]], key: str) -> Callable[[Any], Any]:
-    """Return what makes a reward of a result: a number, or one of a dict, which is added to ``told``."""
+@cache  # it may have a state, which lasts as long as the process
+def _made(target: str, factory: str) -> Callable[..., Any]:
+    """Return the reward function that a function makes of arguments, which are given as JSON."""
+    made: Callable[..., Any] = load_function(target)(**json.loads(factory))
+    return made
+
+
+def _filled(scorer: Callable[..., Any], target: str, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return which column a function of verl's gets for which of its parameters.
+
+    Raises:
+        RewardError: it has a required parameter for which there is none, and no argument.
+    """
+    parameters = inspect.signature(scorer).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p.name for p in named if p.default is p.empty]
+    filled = {p.name: p.name for p in named if p.name in COLUMNS or p.name in OF_A_BATCH}
+    if any(p.kind == p.VAR_KEYWORD for p in parameters) and OF_A_BATCH.keys().isdisjoint(filled):
+        filled |= {name: name for name in COLUMNS}
+    filled |= {name: OTHER_NAMES[name] for name in required if name in OTHER_NAMES}
+    filled = {name: column for name, column in filled.items() if name not in arguments}
+    for name in required:
+        if name not in filled and name not in arguments:
+            law = f"{target} has a parameter `{name}`, which no column gives; a function may name"
+            given = ", ".join([*COLUMNS, *OTHER_NAMES, *OF_A_BATCH])
+            raise RewardError(f"{law} {given}; give any other by arguments: {{{name}: ...}}")
+    return filled
+
+
+def _files(target: str, function: Any) -> set[str]:
+    """Return the file that a target names, and the one that the function was written in."""
+    while isinstance(function, partial):
+        function = function.func
+    modules = load_module(target), sys.modules.get(getattr(function, "__module__", ""))
+    return {str(module.__file__) for module in modules if getattr(module, "__file__", None)}
+
+
+def _reading(results: list[Mapping[str, Any]], key: str) -> Callable[[Any], Any]:
+    """Return what makes a reward of a result.
+
+    A result is a number, or a dict with one, which is added to ``results``, or a tuple of which the first
+    counts, as in verl's PrimeRewardManager and its default_compute_score.
+    """
 
     def read(result: Any) -> Any:
+        if isinstance(result, tuple) and result:
+            return as_number(result[0])
         if not isinstance(result, Mapping):
             return as_number(result)
         if key not in result:
             raise KeyError(f"its dict has no {key!r}, only {', '.join(map(str, result)) or 'nothing'}")
-        told.append(result)
+        results.append(result)
         return as_number(result[key])
 
     return read

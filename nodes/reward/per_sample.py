@@ -23,6 +23,7 @@ from rlgraph.nodes.support.lazy import asyncio, torch
 from rlgraph.nodes.support.row_field import LARGEST
 from rlgraph.nodes.support.user_call import DaemonThreads, UserExitError, call
 from rlgraph.ops import SPREAD, Context, boolean, float32, samples
+from rlgraph.ops.registry import absent_module
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,39 @@ def each(
     scored = _Scorer(score, read or as_number, timeout, threads)
     at_a_time = 1 if in_main_thread else parallel  # a sample that waits its turn is not late
     outcomes = asyncio.run(_all(scored, rows, at_a_time)) if rows else []
+    return _rewards(ctx, outcomes, rows, on_error)
+
+
+def at_once(
+    ctx: Context,
+    score: Score,
+    columns: Mapping[str, Sequence[Any]],
+    rows: Sequence[Mapping[str, Any]],
+    on_error: OnError = "fail",
+    timeout: float = 60.0,
+    read: Callable[[Any], Any] | None = None,
+    in_main_thread: bool = False,
+) -> Judged:
+    """Return the rewards of a function that takes a batch: lists by name, and a list of results.
+
+    Where the call fails, is late or gives another number of results, all samples have failed. Arguments and
+    errors are otherwise those of ``each``.
+
+    Args:
+        columns: what the function is called with.
+        rows: one per sample, to be shown where one failed.
+        timeout: seconds that the call may take.
+    """
+    threads = None if in_main_thread else DaemonThreads(1)
+    scored = _Scorer(score, read or as_number, timeout, threads)
+    outcomes = asyncio.run(_batch(scored, columns, len(rows))) if rows else []
+    return _rewards(ctx, outcomes, rows, on_error)
+
+
+def _rewards(
+    ctx: Context, outcomes: Sequence[float | str], rows: Sequence[Mapping[str, Any]], on_error: OnError
+) -> Judged:
+    """Return the rewards of samples, of which some are, in words, why there is none."""
     told = [(row, why, rows[row]) for row, why in enumerate(outcomes) if isinstance(why, str)]
     complain(ctx, told, on_error)
     failed = torch.tensor([isinstance(outcome, str) for outcome in outcomes], dtype=torch.bool)
@@ -177,23 +211,83 @@ class _Scorer:
 
     async def outcome(self, row: Mapping[str, Any]) -> float | str:
         """Return a sample's reward, or in words why it has none."""
+        try:
+            return self.reward(await self.result(row))
+        except _FailedError as error:
+            return str(error)
+
+    async def outcomes(self, columns: Mapping[str, Any], count: int) -> list[float | str]:
+        """Return the same of each sample, where the function takes them all."""
+        try:
+            results = await self.result(columns)
+            if hasattr(results, "tolist"):  # of NumPy or torch
+                results = results.tolist()
+            if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != count:
+                told = shortened(repr(results), 80)
+                raise _FailedError(f"a function of a batch owes a list of {count} scores, and gave {told}")
+        except _FailedError as error:
+            return [str(error)] * count
+        return [self._reward_or_why(result) for result in results]
+
+    async def result(self, arguments: Mapping[str, Any]) -> Any:
+        """Return what the function gives.
+
+        Raises:
+            _FailedError: it gave nothing; the message says why.
+        """
         since = time.monotonic()
+        late = f"it took over {self.timeout:g} s"
         try:
             result = await asyncio.wait_for(
-                call(self.function, self.threads, self.timeout, **row), self.timeout
+                call(self.function, self.threads, self.timeout, **arguments), self.timeout
             )
-            if self.threads is None and time.monotonic() - since > self.timeout:
-                return f"it took over {self.timeout:g} s"
-            reward = self.read(result)
         except TimeoutError:
-            return f"it took over {self.timeout:g} s"
+            raise _FailedError(late) from None
         except UserExitError as error:
-            return str(error)
+            raise _FailedError(str(error)) from error
         except Exception as error:  # `on_error` decides about any error of a user's function
-            return f"{type(error).__name__}: {error}"
+            raise _FailedError(_told(error)) from error
+        if self.threads is None and time.monotonic() - since > self.timeout:
+            raise _FailedError(late)
+        return result
+
+    def reward(self, result: Any) -> float:
+        """Return the reward that a result is.
+
+        Raises:
+            _FailedError: it is none.
+        """
+        try:
+            reward = self.read(result)
+        except Exception as error:  # as above
+            raise _FailedError(_told(error)) from error
         if is_reward(reward):
             return float(reward)
-        return f"it gave {shortened(repr(reward), 80)}, which is no finite number of float32"
+        raise _FailedError(f"it gave {shortened(repr(reward), 80)}, which is no finite number of float32")
+
+    def _reward_or_why(self, result: Any) -> float | str:
+        try:
+            return self.reward(result)
+        except _FailedError as error:
+            return str(error)
+
+
+class _FailedError(Exception):
+    """A sample has no reward; the message says why."""
+
+
+def _told(error: Exception) -> str:
+    """Return an error of a user's function in words, with what to do where a module is absent."""
+    remedy = absent_module(error)
+    return f"{type(error).__name__}: {error}" + (f"; {remedy}" if remedy else "")
+
+
+async def _batch(scorer: _Scorer, columns: Mapping[str, Any], count: int) -> list[float | str]:
+    try:
+        return await scorer.outcomes(columns, count)
+    finally:
+        if scorer.threads is not None:
+            scorer.threads.shutdown(wait=False, cancel_futures=True)
 
 
 async def _all(scorer: _Scorer, rows: Sequence[Mapping[str, Any]], parallel: int) -> list[float | str]:

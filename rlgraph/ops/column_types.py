@@ -234,7 +234,7 @@ class PathMarker:
 
 
 class FunctionMarker:
-    """Marks an attribute as a plain function in a file beside the graph: ``my_rewards.py:name``."""
+    """Marks an attribute as a plain function: ``my_rewards.py:name`` or ``package.module:name``."""
 
 
 File = typing.Annotated[str, PathMarker()]

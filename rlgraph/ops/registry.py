@@ -4,6 +4,7 @@ Shipped ones stand in the literal dicts of ``rlgraph.nodes``; ``my_ops.py:name``
 file. Only what a graph names is imported.
 """
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -50,32 +51,70 @@ def find_hook(kind: type[Hook], name: str, mark: Mark) -> tuple[Op, str]:
 
 
 def find_function(name: str, what: str, mark: Mark) -> str:
-    """Return the target of a plain function in a user's file, with no declaration: ``my_buffer.py:name``.
+    """Return the target of a plain function, with no declaration.
+
+    It is named ``my_buffer.py:name``, in a file beside the graph, or ``package.module:name``, in a module
+    that can be imported.
 
     Raises:
-        GraphError: there is no such file or function, or the file can't be loaded.
+        GraphError: there is no such file, module or function, or it can't be loaded.
     """
     place, _, function = name.rpartition(":")
     path = (Path(mark.source.name).parent / place).resolve()
-    if not place.endswith(".py") or not path.is_file():
+    in_file = place.endswith(".py")
+    if not (path.is_file() if in_file else _is_module_name(place)):
         law = f"{what} `{name}` names no function in a file" + (f": there is no {path}" if place else "")
-        raise fail("no-file", law, mark, remedy=f"as my_{what}.py:name, relative to the graph")
-    _check_code(what, name, mark)
+        remedy = f"as my_{what}.py:name, relative to the graph, or package.module:name of what is installed"
+        raise fail("no-file", law, mark, remedy=remedy)
+    _check_code(what, name, mark, "file" if in_file else "module")
+    target = f"{path}:{function}" if in_file else name
     try:
-        module = _load_file(str(path))
-    except Exception as error:  # the file is the user's: loading it may raise anything
-        raise fail("bad-op", f"{what} `{name}`: {_said(error, name, path)}", mark) from error
-    known = [name for name, value in vars(module).items() if callable(value)]
-    if function not in known:
+        module = load_module(target)
+        value = getattr(module, function, None)
+    except Exception as error:  # the code is the user's: loading it may raise anything
+        law, remedy = f"{what} `{name}`: {_said(error, name, path)}", absent_module(error, path.parent)
+        if not in_file and path.with_name(f"{path.name}.py").is_file():
+            remedy = f"a file beside the graph is named {place}.py:{function}"
+        raise fail("bad-op", law, mark, remedy=remedy) from error
+    if not callable(value):
+        known = [name for name, value in vars(module).items() if callable(value)]
         law = f"{place} has no function `{function}`"
         raise fail(f"unknown-{what}", law, mark, known, nearest(function, known))
-    return f"{path}:{function}"
+    return target
 
 
 def load_function(target: str) -> Any:
     """Return what ``find_function`` found."""
-    place, _, function = target.rpartition(":")
-    return getattr(_load_file(place), function)
+    return getattr(load_module(target), target.rpartition(":")[2])
+
+
+def load_module(target: str) -> Any:
+    """Return the module of ``package.module:function`` or ``/path/file.py:function``."""
+    place = target.rpartition(":")[0]
+    return _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+
+
+def absent_module(error: BaseException, folder: Path | None = None) -> str:
+    """Return what to do about an import of what is not there; nothing where an error is no such import.
+
+    Args:
+        error: what loading or calling a user's code raised.
+        folder: that of the user's file.
+
+    Example:
+        >>> absent_module(ModuleNotFoundError("No module named 'no_such'", name="no_such.part"))
+        'install what has the module `no_such` (often: pip install no_such) on each machine of the run'
+        >>> absent_module(ValueError("no"))
+        ''
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    top = error.name.partition(".")[0]
+    if folder and ((folder / f"{top}.py").is_file() or (folder / top).is_dir()):
+        return f"`{top}` lies beside the file: add its folder to PYTHONPATH"
+    if importlib.util.find_spec(top) is not None:
+        return f"the package `{top}` that is installed has no `{error.name}`: install a release that has it"
+    return f"install what has the module `{top}` (often: pip install {top}) on each machine of the run"
 
 
 @functools.cache
@@ -84,9 +123,7 @@ def load(target: str, name: str = "", kind: Any = None) -> Op:
 
     ``kind`` is the class of a hook, such as ``Loss``.
     """
-    place, _, function = target.rpartition(":")
-    module = _load_file(place) if place.endswith(".py") else importlib.import_module(place)
-    return signature(name or target, getattr(module, function), kind)
+    return signature(name or target, load_function(target), kind)
 
 
 def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = None) -> tuple[Op, str]:
@@ -107,7 +144,8 @@ def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = N
         module = _load_file(path)
         op = load(target, name, kind) if hasattr(module, function) else None
     except Exception as error:  # the file is the user's: loading it may raise anything
-        raise fail("bad-op", f"{what} `{name}`: {_said(error, name, Path(path))}", mark) from error
+        law = f"{what} `{name}`: {_said(error, name, Path(path))}"
+        raise fail("bad-op", law, mark, remedy=absent_module(error, Path(path).parent)) from error
     if op is None:
         ops = [name for name, value in vars(module).items() if _offered(name, value, kind)]
         law = f"{place} has no function `{function}`"
@@ -121,10 +159,14 @@ def _resolved(path: str) -> str:
     return os.path.realpath(path)
 
 
-def _check_code(what: str, name: str, mark: Mark) -> None:
+def _check_code(what: str, name: str, mark: Mark, kind: str = "file") -> None:
     if not _runs_code:
-        law = f"{what} `{name}` is in a Python file, which --no-code does not load: that would run it"
-        raise fail("no-code", law, mark, remedy="read the file, then leave out --no-code")
+        law = f"{what} `{name}` is in a Python {kind}, which --no-code does not load: that would run it"
+        raise fail("no-code", law, mark, remedy=f"read the {kind}, then leave out --no-code")
+
+
+def _is_module_name(place: str) -> bool:
+    return bool(place) and all(part.isidentifier() for part in place.split("."))
 
 
 def _said(error: Exception, name: str, path: Path) -> str:
@@ -168,11 +210,69 @@ def _declared_well(op: Op, mark: Mark) -> None:
 
 @functools.cache
 def _load_file(path: str) -> Any:
-    # a name of its own, so that two users' files called ops.py are two modules
-    name = USER + path.strip("/").replace("/", "_").removesuffix(".py")
-    spec = importlib.util.spec_from_file_location(name, path)
+    """Return the module of a file.
+
+    A file of a package that is installed is imported by its own name there, by which processes that it starts
+    find it, too. Any other file is a module of its own, or, where it has relative imports, of its package.
+    """
+    folders = _packages_around(Path(path))
+    if folders and _is_installed(folders[0]):
+        names = [folder.name for folder in folders]
+        stem = [] if Path(path).name == "__init__.py" else [Path(path).stem]
+        return importlib.import_module(".".join(names + stem))
+    if folders and _has_relative_imports(Path(path)):
+        return _load_in_package(Path(path), folders)
+    return _executed(_private_name(Path(path)), Path(path))
+
+
+def _packages_around(path: Path) -> list[Path]:
+    """Return the folders of the package that a file is in, the outermost first; none where it is in none."""
+    folders = list[Path]()
+    for folder in path.parents:
+        if not (folder / "__init__.py").is_file() or not folder.name.isidentifier():
+            break
+        folders.insert(0, folder)
+    return folders
+
+
+def _is_installed(package: Path) -> bool:
+    """Return whether importing a package by its name gives the one in this folder."""
+    try:
+        spec = importlib.util.find_spec(package.name)
+    except (ImportError, ValueError):  # a module of this name has no spec
+        return False
+    if spec is None or spec.origin is None:
+        return False
+    return os.path.realpath(spec.origin) == os.path.realpath(package / "__init__.py")
+
+
+def _has_relative_imports(path: Path) -> bool:
+    tree = ast.parse(path.read_bytes(), str(path))
+    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in ast.walk(tree))
+
+
+def _load_in_package(path: Path, folders: list[Path]) -> Any:
+    """Return the module of a file as a member of its package, whose outermost name is one of ours."""
+    root = _private_name(folders[0] / "__init__.py")
+    if root not in sys.modules:
+        _executed(root, folders[0] / "__init__.py", [str(folders[0])])
+    stem = [] if path.name == "__init__.py" else [path.stem]
+    return importlib.import_module(".".join([root, *(folder.name for folder in folders[1:]), *stem]))
+
+
+def _private_name(path: Path) -> str:
+    """Return a name for a user's file, its own, so that two files called ops.py are two modules."""
+    return USER + str(path).strip("/").replace("/", "_").removesuffix(".py")
+
+
+def _executed(name: str, path: Path, search: list[str] | None = None) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=search)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

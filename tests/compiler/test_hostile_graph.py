@@ -76,6 +76,18 @@ def test_an_edit_that_splices_a_file_in_runs_none_of_it(own: Path) -> None:
     assert not Path("ran").exists()
 
 
+def test_no_module_that_a_graph_names_is_loaded_where_that_is_asked(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path())
+    Path("scores_of_a_module.py").write_text("open('ran', 'w')\n\ndef score(solution_str): ...\n")
+    node = "{op: reward.verl, function: 'scores_of_a_module:score', in: {ground_truth: answer}}"
+    Path("own.yaml").write_text(f"graph: own\nextends: grpo\nedits: [{{replace: {{rewards: {node}}}}}]\n")
+    said = call("check", "own.yaml", "--no-code", expect=1).stderr
+    assert "is in a Python module, which --no-code does not load" in said
+    assert not Path("ran").exists()
+
+
 def test_a_graph_without_files_is_checked_and_code_runs_again_behind(own: Path) -> None:
     assert "ok" in call("check", "grpo", "--no-code").output
     with without_code():

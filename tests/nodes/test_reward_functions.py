@@ -13,6 +13,7 @@ from rlgraph.nodes.reward.functions import trl, verl
 from rlgraph.nodes.reward.per_sample import Judged, RewardError
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context
+from rlgraph.ops.registry import load_function
 
 TOKENS = Ragged.of([[1, 2, 3], [1, 4], [1]], torch.int64)
 MASK = Ragged.of([[False, True, True], [False, True], [False]], torch.bool)
@@ -31,6 +32,42 @@ def of_two(solution_str, ground_truth, strict=False):
 
 def of_all(solution_str, **row):
     return len(row)
+
+def of_output(model_output, ground_truth):
+    return 1.0 if model_output == str(ground_truth) else 0.25
+
+def of_prediction(predict_str, ground_truth, completion="unused"):
+    return 1.0 if (predict_str, completion) == (str(ground_truth), "unused") else 0.25
+
+def of_program(completion, test_cases, continuous=False):
+    return (completion == str(test_cases), {"tests": 1})
+
+def of_source(data_source, extra_info, **row):
+    return {"score": data_source == "given" and extra_info["index"], "form": 0.5}
+
+def asks_more(solution_str, tokenizer):
+    return 1.0
+
+def of_batch(data_sources, solution_strs, ground_truths, extra_infos):
+    assert data_sources == [""] * 3 and extra_infos == [{}] * 3
+    pairs = zip(solution_strs, ground_truths, strict=True)
+    return [{"score": s == str(t), "length": len(s)} for s, t in pairs]
+
+async def later_of_batch(solution_strs, bonus):
+    return [len(text) + bonus for text in solution_strs]
+
+def arrays_of_batch(solution_strs, **more):
+    import numpy
+    return numpy.arange(3, dtype=numpy.float32)
+
+def short_of_batch(solution_strs):
+    return [1.0]
+
+def half_of_batch(solution_strs):
+    return [1.0, None, {"acc": 1.0}]
+
+def lacks(solution_str):
+    import no_such_module.part
 
 def broken(data_source, solution_str, ground_truth, extra_info):
     return None if solution_str else 1 / 0
@@ -51,6 +88,20 @@ def short(prompts, completions, **kwargs):
 
 def bad(prompts, completions, **kwargs):
     return [float("nan")] * len(prompts)
+
+def marked(completions, marks=("a",), **kwargs):
+    return [float(c[0]["content"] in marks) for c in completions]
+
+def lacks(completions, **kwargs):
+    import no_such_module
+
+class counted:
+    def __init__(self, start):
+        self.count = start
+
+    def __call__(self, completion_ids, **kwargs):
+        self.count += 1
+        return [self.count + len(ids) for ids in completion_ids]
 """
 
 
@@ -108,8 +159,6 @@ def test_trl_is_called_with_lists_of_columns() -> None:
     judged = by_trl(ctx, "keeps", ["a", "b", "c"], columns=["level"], level=torch.tensor([1, 2, 3]))
     assert judged.rewards.tolist() == [1.0, 0.0, 1.0]
     assert judged.failed.tolist() == [False, True, False]
-    from rlgraph.ops.registry import load_function
-
     (given,) = load_function(f"{Path('t.py').resolve()}:keeps").__globals__["seen"]
     assert (given["prompts"], given["completions"]) == (["a", "b", "c"], TEXTS)
     assert given["completion_ids"] == [[2, 3], [4], []]
@@ -144,3 +193,108 @@ def test_a_reward_of_verl_may_be_another_number_of_the_dict() -> None:
     judged = verl(ctx, TEXTS, TEXTS, None, None, function="keyed.py:both", key="form")
     assert judged.rewards.tolist() == [0.5] * 3
     assert means(ctx)["rewards/acc"] == (3.0, 3)
+
+
+def test_a_scorer_gets_what_verl_s_own_call_otherwise() -> None:
+    assert by_verl(context(), "of_output").rewards.tolist() == [1.0, 0.25, 0.25]
+    assert by_verl(context(), "of_prediction").rewards.tolist() == [1.0, 0.25, 0.25]
+    assert by_verl(context(), "of_program").rewards.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_arguments_stand_over_columns() -> None:
+    ctx = context()
+    given = {"data_source": "given", "extra_info": {"index": 2}}
+    assert by_verl(ctx, "of_source", arguments=given).rewards.tolist() == [2.0] * 3
+    assert means(ctx)["rewards/form"] == (1.5, 3)
+
+
+def test_a_parameter_that_nothing_gives_is_named() -> None:
+    law = "v.py:asks_more has a parameter `tokenizer`, which no column gives; a function may name data_source"
+    for on_error in ("fail", "zero"):
+        with pytest.raises(RewardError, match=law):
+            by_verl(context(), "asks_more", on_error=on_error)
+    assert by_verl(context(), "asks_more", arguments={"tokenizer": None}).rewards.tolist() == [1.0] * 3
+
+
+def test_a_function_of_a_batch_is_called_once() -> None:
+    ctx = context()
+    assert by_verl(ctx, "of_batch").rewards.tolist() == [1.0, 0.0, 0.0]
+    assert means(ctx)["rewards/length"] == (2.0, 3)
+    later = by_verl(context(), "later_of_batch", arguments={"bonus": 0.5})
+    assert later.rewards.tolist() == [1.5, 1.5, 0.5]
+    assert by_verl(context(), "arrays_of_batch").rewards.tolist() == [0.0, 1.0, 2.0]
+    nothing = verl(context(), [], [], None, None, function=f"{Path('v.py').resolve()}:of_batch")
+    assert nothing.rewards.tolist() == []
+
+
+def test_what_fails_in_a_function_of_a_batch() -> None:
+    with pytest.raises(RewardError, match=r"owes a list of 3 scores, and gave \[1.0\]"):
+        by_verl(context(), "short_of_batch")
+    assert by_verl(context(), "short_of_batch", on_error="zero").failed.tolist() == [True] * 3
+    half = by_verl(context(), "half_of_batch", on_error="zero")
+    assert (half.rewards.tolist(), half.failed.tolist()) == ([1.0, 0.0, 0.0], [False, True, True])
+    with pytest.raises(
+        RewardError, match="2 requests for rewards failed; the first, of sample 1: it gave None"
+    ):
+        by_verl(context(), "half_of_batch")
+
+
+def test_a_module_that_is_absent_is_named_with_what_to_do() -> None:
+    remedy = r"install what has the module `no_such_module` \(often: pip install no_such_module\)"
+    with pytest.raises(RewardError, match=remedy):
+        by_verl(context(), "lacks")
+    with pytest.raises(RewardError, match=remedy):
+        by_trl(context(), "lacks", ["a", "b", "c"])
+
+
+def test_a_reward_of_trl_has_arguments_or_is_made_of_some() -> None:
+    questions = [[{"role": "user", "content": text}] for text in "abc"]
+    marked = by_trl(context(), "marked", questions, arguments={"marks": ["7"]})
+    assert marked.rewards.tolist() == [1.0, 0.0, 0.0]
+    assert by_trl(context(), "counted", questions, factory={"start": 10}).rewards.tolist() == [13, 12, 11]
+    # it is made once, as by a trainer: what it keeps it has in the next iteration
+    assert by_trl(context(), "counted", questions, factory={"start": 10}).rewards.tolist() == [14, 13, 12]
+
+
+def package(folder: Path) -> Path:
+    """A package with a scorer that imports from it; its name is not that of another test's."""
+    root = folder / f"of_{folder.name.replace('-', '_')}"
+    (root / "inner").mkdir(parents=True)
+    for place in (root, root / "inner"):
+        (place / "__init__.py").write_text("")
+    (root / "weights.py").write_text("FULL = 2.0\n")
+    text = "from ..weights import FULL\nfrom .own import half\n\n"
+    text += "def score(solution_str):\n    return half(FULL) + len(solution_str)\n"
+    (root / "inner/scorer.py").write_text(text)
+    (root / "inner/own.py").write_text("def half(x):\n    return x / 2\n")
+    return root
+
+
+def test_a_file_of_a_package_may_import_relatively(tmp_path: Path) -> None:
+    file = package(tmp_path) / "inner/scorer.py"
+    judged = verl(context(), TEXTS, TEXTS, None, None, function=f"{file}:score")
+    assert judged.rewards.tolist() == [2.0, 2.0, 1.0]
+
+
+def test_a_function_of_a_module_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = package(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    judged = verl(context(), TEXTS, TEXTS, None, None, function=f"{root.name}.inner.scorer:score")
+    assert judged.rewards.tolist() == [2.0, 2.0, 1.0]
+    # by its file it is the same module, which its child processes find by its name
+    named = load_function(f"{root}/inner/scorer.py:score")
+    assert named is load_function(f"{root.name}.inner.scorer:score")
+    assert named.__module__ == f"{root.name}.inner.scorer"
+
+
+def test_what_uses_signals_where_it_was_written_runs_in_the_main_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = package(tmp_path)
+    text = "import signal\n\ndef score(solution_str):\n    signal.alarm(0)\n"
+    text += "    signal.signal(signal.SIGALRM, signal.SIG_DFL)\n    return 1.0\n"
+    (root / "limited.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("named.py").write_text(f"from {root.name}.limited import score\n")
+    judged = verl(context(), TEXTS, TEXTS, None, None, function=f"{Path('named.py').resolve()}:score")
+    assert judged.rewards.tolist() == [1.0] * 3
