@@ -40,7 +40,9 @@ PEFT: dict[str, Any] = {
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
 # what TRL gives a reward function beside columns of the data
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
-OF_TRL = "write trl_rewards.py with `from trl.rewards import {name}`, and function: trl_rewards.py:{name}"
+OF_TRL = (
+    'with TRL installed it is function: trl.rewards:{name} (docs/from_trl.md, "TRL\'s own reward functions")'
+)
 NO_FILE = "no file is known that has it: write where it is, as function: my_rewards.py:{name}"
 NO_NAME = "`{text}` is no name of a function: write one to a file, as function: my_rewards.py:NAME"
 A_MODEL = "{text} is a reward model: a model with head: value, and op: reward.model (see the graph rm_ppo)"

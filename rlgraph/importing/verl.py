@@ -28,6 +28,7 @@ from rlgraph.importing.verl_sft import import_verl_sft
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 SCORED = "actor_rollout_ref.rollout"  # where log-probs of the policy are set
+PACKAGE, FILE = "pkg://", "file://"  # of load_module, verl/utils/import_utils.py (0.9.1)
 REWARD, OVERLONG = "reward.custom_reward_function", "reward.reward_kwargs.overlong_buffer_cfg"
 FILTER, CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
 IN_REWARD, IN_LOSS = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
@@ -395,7 +396,7 @@ def _rewards(draft: Draft, options: Options) -> None:
     draft.set("prompts.columns", {"ground_truth": {"from": TRUTH, "type": "json"}, **more})
     node: dict[str, Any] = {
         "op": "reward.verl",
-        "function": f"{options.path(path)}:{options[f'{REWARD}.name']}",
+        "function": f"{_module(path, options)}:{options[f'{REWARD}.name']}",
     }
     if arguments := options.below(f"{REWARD}.reward_kwargs.*"):
         node["arguments"] = arguments
@@ -404,6 +405,13 @@ def _rewards(draft: Draft, options: Options) -> None:
         outs = {"rewards": "greedy_rewards", "failed": "greedy_failed"}
         ins = {"responses": "greedy_responses"}
         draft.edit("replace", greedy_rewards={**node, "in": ins, "out": outs})
+
+
+def _module(path: str, options: Options) -> str:
+    """Return the module that verl loads from a path, as a graph names it: a file, or with pkg:// a module."""
+    if path.startswith(PACKAGE):
+        return path.removeprefix(PACKAGE).replace("/", ".")
+    return options.path(path.removeprefix(FILE))
 
 
 def _rewards_by_key(draft: Draft, options: Options) -> None:

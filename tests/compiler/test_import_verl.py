@@ -51,6 +51,20 @@ def called(*words: str) -> Result:
     return result
 
 
+@pytest.mark.parametrize(
+    ("path", "function"),
+    [
+        ("pkg://verl.utils.reward_score.rlla", "verl.utils.reward_score.rlla:compute_score"),
+        ("pkg://verl/utils/reward_score/rlla", "verl.utils.reward_score.rlla:compute_score"),
+        ("file://verl_reward.py", "verl_reward.py:compute_score"),
+        ("verl_reward.py", "verl_reward.py:compute_score"),
+    ],
+)
+def test_a_reward_function_is_of_a_package_or_of_a_file(path: str, function: str) -> None:
+    imported = import_verl(None, [*GRPO, f"custom_reward_function.path={path}"])
+    assert f"function: {function}" in imported.graph().replace('"', "")
+
+
 @pytest.mark.parametrize(("name", "composed", "least"), [("verl", "defaults", 90), ("verl_sft", "sft", 25)])
 def test_defaults_are_verls_own(name: str, composed: str, least: int) -> None:
     theirs = RECORDED[composed]
