@@ -13,7 +13,7 @@ from rlgraph.nodes.reward.functions import trl, verl
 from rlgraph.nodes.reward.per_sample import Judged, RewardError
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context
-from rlgraph.ops.registry import load_function
+from rlgraph.ops.registry import absent_module, load_function
 
 TOKENS = Ragged.of([[1, 2, 3], [1, 4], [1]], torch.int64)
 MASK = Ragged.of([[False, True, True], [False, True], [False]], torch.bool)
@@ -245,6 +245,18 @@ def test_a_module_that_is_absent_is_named_with_what_to_do() -> None:
         by_verl(context(), "lacks")
     with pytest.raises(RewardError, match=remedy):
         by_trl(context(), "lacks", ["a", "b", "c"])
+
+
+def test_what_to_do_about_a_module_depends_on_where_it_should_be(tmp_path: Path) -> None:
+    def remedy(name: str) -> str:
+        return absent_module(ModuleNotFoundError(f"No module named {name!r}", name=name), tmp_path)
+
+    assert remedy("json.no_such") == (
+        "the package `json` that is installed has no `json.no_such`: install a release that has it"
+    )
+    (tmp_path / "of_mine.py").write_text("")
+    assert remedy("of_mine") == "`of_mine` lies beside the file: add its folder to PYTHONPATH"
+    assert absent_module(ImportError("cannot import name 'x'", name="json")) == ""
 
 
 def test_a_reward_of_trl_has_arguments_or_is_made_of_some() -> None:
