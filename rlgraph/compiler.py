@@ -14,7 +14,7 @@ from rlgraph.costs.detect import local_devices
 from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import OFFLOADS, SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
-from rlgraph.frontend.bind import bind, bind_evaluation, evaluation_times
+from rlgraph.frontend.bind import bind, bind_evaluation
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.mesh import ON_ONE_DEVICE
@@ -178,8 +178,8 @@ class Lowered:
     @cached_property
     def plan(self) -> Plan:
         """Its plan; what only a cluster can settle is still ``auto``."""
-        times, made_of = evaluation_times(self.tree), digest(self.tree, self.device)
-        plan = share_weights(make_plan(self.train, self.evaluation, *times, made_of, self.device))
+        made_of = digest(self.tree, self.device)
+        plan = share_weights(make_plan(self.train, self.evaluation, made_of, self.device))
         return pipeline(with_axis_sizes(lend_asked(plan)))
 
 

@@ -36,7 +36,7 @@ def evaluate(
 
     Args:
         what: the directory of a run, which may go on meanwhile, or a graph as of ``run_graph``.
-        checkpoint: of the run, as ``step-000100``; its last one unless given.
+        checkpoint: of the run, as ``step-000100`` or ``best``; its last one unless given.
         run_dir: where the metrics, samples and logs are kept; ``runs/<graph>-eval`` unless given.
         overrides, devices, address, inline, target, track: as of ``run_graph``; of a run those beside
             its own.
@@ -59,8 +59,8 @@ def evaluate(
     elif (folder.path / "config.json").is_file():
         law = f"{what} is a model, and a graph says what is measured"
         raise RunError(f"{law}\n  rlgraph eval GRAPH models.policy.path={what}")
-    plan, tree, warnings = ready(what, overrides, devices, target, there)
-    notes = [warning.render() for warning in warnings]
+    plan, tree, looked_at = ready(what, overrides, devices, target, there)
+    notes = [warning.render() for warning in looked_at.warnings]
     if saved:
         changed = changes(folder.path, read_json(folder.path / "plan.json"), plan)
         notes += [f"other than in the run: {change}" for change in changed]
@@ -77,7 +77,7 @@ def evaluate(
         for note in notes:
             progress.note(note)
         try:
-            attempt = Attempt(plan, own, progress, 0, address, there, signals)
+            attempt = Attempt(plan, own, progress, 0, address, there, signals, looked_at.rows)
             with attempt.training() as run:
                 run.evaluate(saved)
         except KeyboardInterrupt as stopped:

@@ -32,7 +32,7 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
         run_dir: of the run, which may go on meanwhile.
         to: the directory to make.
         model: its name in the graph; needed where the run trains several.
-        checkpoint: its name, such as ``step-000100``; the last one unless given.
+        checkpoint: its name, such as ``step-000100``, or ``best``; the last one unless given.
 
     Raises:
         RunError: there is no run, no such checkpoint or model, or ``to`` is there already.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import ceil
@@ -30,6 +30,7 @@ from rlgraph.runtime.engines.model_files import ConfigError, ConfigFileError, Mo
 from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
+from rlgraph.warnings.intervals import counted_intervals, longer_than_the_run
 
 # a source op -> what loads all of its data from the same attributes
 LOADERS: dict[str, Callable[..., Any]] = {
@@ -42,9 +43,16 @@ NOT_LOADING = ("shuffle", "weights")  # attributes that say what to take of the 
 
 @dataclass(frozen=True)
 class LookedAt:
-    """What a run's files say: the iterations of its epochs, None where it has none, and warnings."""
+    """What a run's files say.
+
+    Attributes:
+        iterations: of its epochs; None where it has none.
+        rows: of each source whose rows are counted before it gives them.
+        warnings: what the files likely do not mean.
+    """
 
     iterations: int | None
+    rows: Mapping[str, int]
     warnings: Sequence[Problem]
 
 
@@ -63,13 +71,14 @@ def preflight(plan: Plan, tree: Tree, strict: bool = False) -> LookedAt:
     iterations = None
     for look in (checks.sandboxes, checks.models, checks.stops, checks.data) if not checks.problems else ():
         look()
-    if plan.schedule.epochs and not checks.problems:
+    if not checks.problems:
+        checks.intervals()
         iterations = checks.iterations()
     if strict:
         checks.problems += [replace(warning, grade="error") for warning in checks.warnings]
     if checks.problems:
         raise GraphError(checks.problems)
-    return LookedAt(iterations, checks.warnings)
+    return LookedAt(iterations, checks.rows, checks.warnings)
 
 
 class Preflight:
@@ -97,17 +106,37 @@ class Preflight:
     def iterations(self) -> int | None:
         """Return the iterations of the plan's epochs."""
         epochs = self.plan.schedule.epochs
-        assert isinstance(epochs, dict)
-        ((source, times),) = epochs.items()
-        if (rows := self.rows.get(source)) is None:
-            mark = self.tree.at(("schedule", "epochs")).mark
-            law = f"`schedule.epochs`: only `{source}` itself knows how many rows it gives"
-            self.problem("run-length", law, mark, "give the run's length as schedule.iterations")
+        if not isinstance(epochs, dict):
             return None
+        ((source, times),) = epochs.items()
+        if source not in self.rows:
+            self._uncounted(("schedule", "epochs"), source, "give the run's length as schedule.iterations")
+            return None
+        return ceil(round(times * self.rows[source] / self._taken(source), 6))
+
+    def intervals(self) -> None:
+        """Check that the rows are known of sources whose epochs are counted on the way.
+
+        An interval that is longer than the run is a warning where only the rows tell how long both are.
+        """
+        for path, every in counted_intervals(self.plan).items():
+            if every.source not in self.rows:
+                self._uncounted(path, every.source, "give iterations, or a duration as 30 min")
+                continue
+            length = every.epochs * self.rows[every.source] / self._taken(every.source)
+            if self.plan.iterations and length > self.plan.iterations:
+                self.warnings += longer_than_the_run(self.plan, self.tree, path)
+
+    def _uncounted(self, path: tuple[str, str], source: str, remedy: str) -> None:
+        law = f"`{'.'.join(path)}`: only `{source}` itself knows how many rows it gives"
+        self.problem("run-length", law, self.tree.at(path).mark, remedy)
+
+    def _taken(self, source: str) -> int:
+        """Return the rows that an iteration takes of a source; where a filter refills, in its first round."""
         taken = self.plan.functions["train"][source].value("rows")
         for region in self.plan.regions.values():
             taken = region.asks(region.rows, 0, 0) if region.source == source else taken
-        return ceil(round(times * rows / (rows if taken == "all" else taken), 6))
+        return self.rows[source] if taken == "all" else int(taken)
 
     def models(self) -> None:
         """Check that each model's folder holds a configuration, weights and, where needed, a tokenizer."""

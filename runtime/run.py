@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import local_device
-from rlgraph.errors import Problem, RunError
+from rlgraph.errors import RunError
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
@@ -25,7 +25,7 @@ from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
 from rlgraph.runtime.cluster.failures import LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.messages.log_level import LEVEL
-from rlgraph.runtime.preflight import preflight
+from rlgraph.runtime.preflight import LookedAt, preflight
 from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.rundir.endpoint import MetricsEndpoint
 from rlgraph.runtime.rundir.going_back import go_back
@@ -70,7 +70,8 @@ def run_graph(
         steps: stop after this many iterations in all, instead of ``schedule.iterations``.
         run_dir: where the run is kept; ``runs/<graph>`` unless given.
         resume: continue the run in ``run_dir`` from its last checkpoint.
-        resume_from: continue it from this one, as ``step-000100``; what came after it is set aside.
+        resume_from: continue it from this one, as ``step-000100`` or ``best``; what came after it is set
+            aside.
         time_limit: seconds after which no iteration begins; the run ends then, to be resumed.
         address: of a Ray cluster to join.
         inline: everything in this process, each pool on one device, without Ray.
@@ -94,7 +95,7 @@ def run_graph(
         os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
     there = devices_there(inline, address)
-    plan, tree, warnings = ready(graph, overrides, devices, target, there, strict)
+    plan, tree, looked_at = ready(graph, overrides, devices, target, there, strict)
     path = run_dir or Path("runs") / plan.graph
     try:
         with (
@@ -114,9 +115,10 @@ def run_graph(
                 lasting = [served] if served else []
                 folder.trackers = Trackers(path, plan.graph, trackers, lasting, progress.note)
                 folder.profile = frozenset(profile)
-                for note in (*(warning.render() for warning in warnings), *notes):
+                for note in (*(warning.render() for warning in looked_at.warnings), *notes):
                     progress.note(note)
-                _train(Attempt(plan, folder, progress, total, address, there, signals), resume)
+                rows = looked_at.rows
+                _train(Attempt(plan, folder, progress, total, address, there, signals, rows), resume)
             progress.farewell()
             return folder.path
     except OSError as error:
@@ -137,8 +139,9 @@ def ready(
     target: Target | None,
     there: Devices | None,
     strict: bool = False,
-) -> tuple[Plan, Tree, Sequence[Problem]]:
-    """Return a plan whose files have been looked at, its composed graph, and the warnings.
+) -> tuple[Plan, Tree, LookedAt]:
+    """Return a plan whose files have been looked at, its composed graph, and what they say, with the warnings
+    of both.
 
     Models at URLs are copied here first: their configurations say how large they are.
     """
@@ -151,10 +154,10 @@ def ready(
     tree = tree or compose(plan.origin.graph, plan.origin.overrides)
     warnings = warnings_of(plan, strict)
     looked_at = preflight(plan, tree, strict)
-    warnings = [*warnings, *looked_at.warnings]
+    looked_at = replace(looked_at, warnings=[*warnings, *looked_at.warnings])
     if looked_at.iterations is not None:
         plan = _as_long(plan, looked_at.iterations, there)
-    return plan, tree, warnings
+    return plan, tree, looked_at
 
 
 def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
@@ -208,6 +211,7 @@ class Attempt:
     address: str | None
     devices: Devices | None  # None: everything is in this process
     signals: StopSignals
+    rows: Mapping[str, int]  # source -> its rows, where they are counted before the run
 
     def run(self, resume: bool) -> None:
         """Start the workers, train from the last checkpoint or from the start, and end them.
@@ -224,7 +228,9 @@ class Attempt:
         """Start the workers for a block, and end them."""
         cluster = self._cluster()
         try:
-            yield TrainingRun(self.plan, cluster, self.folder, self.progress, self.total, self.signals)
+            yield TrainingRun(
+                self.plan, cluster, self.folder, self.progress, self.total, self.signals, self.rows
+            )
         finally:
             cluster.close()
             self.folder.close()

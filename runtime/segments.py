@@ -11,8 +11,8 @@ empties it, so that nothing is in flight at a boundary. Where no step leads, a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import count, takewhile
 from typing import Any
 
@@ -37,12 +37,12 @@ class State:
     waiting: dict[str, Waiting] = field(default_factory=dict)  # what each region has left over
     controls: dict[str, float] = field(default_factory=dict)  # adaptive numbers of the next iteration
     states: dict[str, str] = field(default_factory=dict)  # of each node that keeps one, its state as JSON
+    seconds: float = 0.0  # that the run has taken until then, without what was lost and between its starts
+    due: Sequence[str] = ()  # what had an interval that ended with the iteration
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the columns of what waits are files of their own."""
-        kept = {
-            name: getattr(self, name) for name in ("iteration", "versions", "positions", "controls", "states")
-        }
+        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "waiting"}
         buffers = {name: waiting.parts().items() for name, waiting in self.waiting.items()}
         records = {
             name: {kind: buffered.record() for kind, buffered in each} for name, each in buffers.items()

@@ -5,8 +5,9 @@ One file: stretches, evaluations, checkpoints and the end all read and change th
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,10 +19,12 @@ import numpy as np
 
 from rlgraph.errors import RunError, StoppedError
 from rlgraph.files import read_json
+from rlgraph.ir.best_checkpoints import BestCheckpoints, Ranked
 from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, file_of
 from rlgraph.printing.alarm import alarm_text
+from rlgraph.runtime import due
 from rlgraph.runtime.cluster.devices import enough_memory, wait_for_memory
 from rlgraph.runtime.cluster.failures import LostError
 from rlgraph.runtime.cluster.interface import WorkerCluster
@@ -31,6 +34,7 @@ from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.metrics import beside, metrics, performance, times
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, gathering
 from rlgraph.runtime.driver.stages import stages
+from rlgraph.runtime.due import Clocks, DueTimes
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
@@ -40,6 +44,17 @@ from rlgraph.runtime.rundir.watchdog import Watchdog
 from rlgraph.runtime.segments import State, lead, stretch
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.variables import referred, with_values
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint that is being written."""
+
+    folder: Path
+    state: State
+    sums: dict[str, str]  # file -> its digest, of those that are written
+    is_due: bool  # else it stays for a restart, or as one of the best
+    only_best: bool  # it is dropped unless it is one of the best
 
 
 @dataclass
@@ -62,7 +77,9 @@ class TrainingRun:
         progress: Progress,
         total: int,
         signals: StopSignals,
+        rows: Mapping[str, int],
     ) -> None:
+        """Create it; ``rows`` are those that sources have, whose epochs are counted."""
         self.plan, self.cluster, self.folder = plan, cluster, folder
         self.progress, self.total, self.signals = progress, total, signals
         self.driver = Driver(plan, cluster, progress.steps, folder.path / "logs")
@@ -70,10 +87,12 @@ class TrainingRun:
         # a checkpoint empties the pipeline: generation ahead would have other weights, and no overlap
         self.every_iteration = plan.schedule.restarts > 0 and not lead(plan)
         self.state = State(versions={name: 0 for name, model in plan.models.items() if model.train})
-        self.saving: tuple[Path, State, dict[str, str], bool] | None = None  # a checkpoint being written
+        self.saving: Saving | None = None
         self.line: Line | None = None  # of the last iteration, while an evaluation runs behind it
         self.standing = 0.0  # seconds that checkpoints have held the run up since the last line of metrics
         self.skipped, self.early = SkippedSteps(plan), EarlyStop(plan.schedule.stop)
+        self.due_times, self.best = DueTimes(plan, rows), BestCheckpoints(plan.schedule.best)
+        self.began = 0.0  # when the clock of the run was 0
         self.watchdog = Watchdog(plan)
 
     def run(self, resume: bool) -> None:
@@ -92,6 +111,7 @@ class TrainingRun:
             with self._saved_first():
                 self._end_line()
             self._save_now()
+            self.progress.best = self.best.text(self.best.among(self.folder.lasting()))
         if self.signals.came:
             law = f"stopped after iteration {self.state.iteration} ({self.signals.came[0]})"
             error = RunError if self.signals.came[0] == "SIGINT" else StoppedError
@@ -114,6 +134,7 @@ class TrainingRun:
         self.calls.restore_held(folder)
 
     def _iterate(self) -> None:
+        self.began = due.seconds_now() - self.state.seconds
         before = self.plan.eval_steps and self.plan.eval_before
         if self.state.iteration == 0 and before and not self.folder.earlier():
             values = {"step": 0, **self._evaluate()}
@@ -162,7 +183,13 @@ class TrainingRun:
         if profiled:
             self.calls.all("begin_profile", place=True)
         since, end = time.time(), self._boundary()
+        before = self._clocks()
         for execution in stretch(self.plan, self.driver, self.state, end, self._stops, self._kept):
+            if self._is_recorded(self.state.iteration - 1, self.state.due):
+                self._record(execution)
+            self.state.seconds = due.seconds_now() - self.began
+            now = self._clocks()
+            self.state.due, before = sorted(self.due_times.after(before, now)), now
             values, since = self._measured(execution, since), time.time()
             values |= {"time/save": self.standing} if self.standing else {}
             self.standing = 0.0
@@ -174,8 +201,10 @@ class TrainingRun:
             with self._saved_first() if at_boundary else nullcontext():
                 self._behind(execution, values, end)
             self._finish_save()  # it was written while the iteration ran
-            if self.every_iteration or self._is_due(self.plan.schedule.save_every, self.state.iteration):
+            if self.every_iteration or self._is_due(due.SAVE):
                 self._begin_save()
+            elif self._may_be_best():
+                self._begin_save(only_best=True)
             if self.every_iteration:
                 self._finish_save()  # a restart loses no more than the iteration that it happens in
         if profiled:
@@ -184,14 +213,14 @@ class TrainingRun:
 
     def _behind(self, execution: Execution, values: dict[str, Any], end: int) -> None:
         """Do what comes behind an iteration: samples, the evaluation that is due, the line of metrics."""
-        if sampled := self._is_due(self.plan.schedule.save_every, self.state.iteration):
+        if sampled := self._is_due(due.SAVE):
             self._samples(execution)
         self.line = Line(values, end)
-        if self.plan.eval_steps and self._is_due(self.plan.eval_every, self.state.iteration):
+        if self.plan.eval_steps and self._is_due(due.EVALUATE):
             self.line.evaluation = self._begin_evaluation()
         if not self.plan.schedule.stream or self.every_iteration or self.state.iteration >= self.total:
             self._end_line()  # else training goes on meanwhile
-        if not sampled and self._is_due(self.plan.schedule.save_every, self.state.iteration):
+        if not sampled and self._is_due(due.SAVE):
             self._samples(execution)  # the evaluation ends the run
 
     def _end_line(self) -> None:
@@ -204,6 +233,7 @@ class TrainingRun:
             self._watch({"step": line.values["step"], **measured}, line.end)
             line.values |= measured
         self.folder.metrics(line.values)
+        self._rank(line.values)
         self.skipped.add(line.values)
         self.progress.iteration(line.values)
         for alarm in self.watchdog.add(line.values):
@@ -222,26 +252,62 @@ class TrainingRun:
                 self.total = max(now, min(end, now + lead(self.plan)))
                 self.progress.ends(self.early.reached)
 
+    def _rank(self, values: Mapping[str, Any]) -> None:
+        """Take what an evaluation has measured, if any; say so where its checkpoint is the best so far."""
+        self.best.add(values)
+        ranking = self._best_with(step := values["step"])
+        if ranking and ranking[0].iteration == step:
+            self.progress.note(self.best.text(ranking))
+
+    def _best_with(self, iteration: int) -> list[Ranked]:
+        """Return the best of the checkpoints that there are, with one that is being written and one more."""
+        writing = [self.saving.state.iteration] if self.saving else []
+        return self.best.among({*self.folder.lasting(), *writing, iteration})
+
+    def _is_best(self, iteration: int) -> bool:
+        """Return whether an iteration is among the best, by what evaluations have measured so far."""
+        return iteration in {ranked.iteration for ranked in self._best_with(iteration)}
+
+    def _may_be_best(self) -> bool:
+        """Return whether the last iteration is among the best, or its evaluation under way may say so."""
+        goes_on = self.line is not None and self.line.evaluation is not None
+        return (goes_on and self.best.best is not None) or self._is_best(self.state.iteration)
+
     def _boundary(self) -> int:
         """Return the next iteration after which something else comes."""
-        rhythms = [self.plan.schedule.save_every, self.plan.eval_every if self.plan.eval_steps else 0]
-        rhythms += [1] if self.every_iteration else []
-        later = range(self.state.iteration + 1, self.total + 1)
+        now = self._clocks()
         alone = {*self.folder.profile, *(i - 1 for i in self.folder.profile)}  # nothing else in the trace
-        return next(i for i in later if i in alone or any(self._is_due(every, i) for every in rhythms))
+        for iteration in range(self.state.iteration + 1, self.total):
+            comes = any(self.due_times.may_come(name, iteration, now) for name in (due.SAVE, due.EVALUATE))
+            if comes or self.every_iteration or iteration in alone:
+                return iteration
+        return self.total
 
-    def _is_due(self, every: int, iteration: int) -> bool:
-        """Return whether what happens every so often, and at the end, happens after this many iterations."""
-        return iteration == self.total or bool(every and iteration % every == 0)
+    def _clocks(self) -> Clocks:
+        return Clocks(self.state.iteration, self.state.seconds, self.state.positions)
+
+    def _is_due(self, name: str) -> bool:
+        """Return whether what happens every so often, and at the end, happens after the last iteration."""
+        return self.state.iteration == self.total or name in self.state.due
 
     def _kept(self, iteration: int) -> frozenset[str]:
         """Return the columns that an iteration, counted from 0, keeps for its samples file and its record."""
-        kept = frozenset[str]()
-        if self.plan.schedule.stop or self._is_due(self.plan.schedule.save_every, iteration + 1):
+        kept, ends = frozenset[str](), iteration + 1 == self.total
+        sampled = ends or self.due_times.may_come(due.SAVE, iteration + 1, self._clocks())
+        if self.plan.schedule.stop or sampled:
             kept |= {*kept_columns.sample_columns(self.plan, "train")}
-        if kept_columns.is_recorded(self.plan.schedule.record_every, iteration + 1):
+        known = iteration == self.state.iteration  # what the iteration before has decided
+        if known or not self.plan.schedule.record_every:
+            recorded = self._is_recorded(iteration, self.state.due)
+        else:
+            recorded = self.due_times.may_come(due.RECORD, iteration, self._clocks())
+        if recorded:
             kept |= kept_columns.recorded_columns(self.plan)
         return kept
+
+    def _is_recorded(self, iteration: int, due_before: Sequence[str]) -> bool:
+        """Return whether an iteration, counted from 0, is recorded: the first, or one behind an interval."""
+        return due.RECORD in due_before if iteration else bool(self.plan.schedule.record_every)
 
     def _setup(self, again: bool) -> None:
         meeting, values = self.calls.meeting(), referred(self.plan)
@@ -263,13 +329,10 @@ class TrainingRun:
                 self.progress.note(note)
 
     def _measured(self, execution: Execution, since: float) -> dict[str, Any]:
-        """Return the metrics line of an iteration; its timeline and record are written on the way."""
+        """Return the metrics line of an iteration; its timeline is written on the way."""
         ran = execution.ran
         self._note(report for item in ran for report in item.reports.values())
-        sampled = self._is_due(self.plan.schedule.save_every, self.state.iteration)
-        self.folder.timeline(ran, self.state.iteration, sampled)
-        if kept_columns.is_recorded(self.plan.schedule.record_every, self.state.iteration):
-            self._record(execution)
+        self.folder.timeline(ran, self.state.iteration, self._is_due(due.SAVE))
         timed = {"time/step": time.time() - since, **times(self.plan, ran)}
         values: dict[str, Any] = {
             "step": self.state.iteration,
@@ -344,8 +407,11 @@ class TrainingRun:
             self.calls.one(place, "write_recorded", str(folder / file_of(about.domain)), about, *how, *parts)
         self.folder.commit_recorded(folder, self.state.iteration)
 
-    def _begin_save(self) -> None:
-        """Copy a checkpoint to host memory; it is written while the next iteration runs."""
+    def _begin_save(self, only_best: bool = False) -> None:
+        """Copy a checkpoint to host memory; it is written while the next iteration runs.
+
+        With ``only_best`` it stays if it is one of the best, by what its evaluation measures until then.
+        """
         start = time.time()
         self.progress.say("saving a checkpoint")
         self.calls.when = after(self.state.iteration)
@@ -360,29 +426,36 @@ class TrainingRun:
         for place, node in self.calls.holders():
             file = f"{node}-held.npz"
             sums[file] = self.calls.one(place, "write_held", node, str(folder / file))
-        lasting = self._is_due(self.plan.schedule.save_every, self.state.iteration)
-        self.saving = folder, replace(self.state), sums, lasting
+        self.saving = Saving(folder, replace(self.state), sums, self._is_due(due.SAVE), only_best)
         self.standing += time.time() - start
 
     def _finish_save(self) -> None:
-        """Commit a checkpoint, which counts once all of it is on disk."""
+        """Commit a checkpoint, which counts once all of it is on disk; or drop one that is not best."""
         if self.saving:
-            (folder, state, sums, lasting), self.saving, start = self.saving, None, time.time()
-            self.calls.when = after(state.iteration)
+            saving, self.saving, start = self.saving, None, time.time()
+            self.calls.when = after(saving.state.iteration)
+            sums = saving.sums
             for digests in self.calls.all("finish_save", engines=True):
                 sums |= digests
-            self.folder.commit_checkpoint(folder, state, sums, self.plan.schedule.keep, lasting)
+            lasting = saving.is_due or self._is_best(saving.state.iteration)
+            if saving.only_best and not lasting:
+                shutil.rmtree(saving.folder)
+            else:
+                keep = self.plan.schedule.keep
+                self.folder.commit_checkpoint(saving.folder, saving.state, sums, keep, lasting, self.best)
             self.standing += time.time() - start
 
     def _restore(self) -> None:
         folder = self._last_whole()
-        record = self.folder.restore(folder, self.plan.schedule.keep)
+        measured = BestCheckpoints(self.plan.schedule.best, self.folder.earlier())
+        record = self.folder.restore(folder, self.plan.schedule.keep, measured)
         if folder:
             self._load(folder, record)
             for name, kinds in record.get("waiting", {}).items():
                 buffers = {kind: self._buffered(f"{folder}/{name}-{kind}.npz", kinds[kind]) for kind in kinds}
                 self.state.waiting[name] = Waiting(**buffers)
             for values in self.folder.earlier():
+                self.best.add(values)
                 self.skipped.add(values)
                 self.watchdog.add(values)  # which has spoken of them
                 self._watch(values, self.state.iteration)

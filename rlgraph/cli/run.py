@@ -57,7 +57,7 @@ TRACK = click.option(
 @click.option(
     "--resume-from",
     metavar="NAME",
-    help="Continue it from this checkpoint, as step-000100; what came after it is set aside.",
+    help="Continue it from this checkpoint, as step-000100 or best; what came after it is set aside.",
 )
 @click.option(
     "--time-limit",
@@ -100,7 +100,7 @@ def run(
 @click.argument("what", metavar="RUN|GRAPH")
 @OVERRIDES
 @DEVICES
-@click.option("--checkpoint", metavar="NAME", help="Of the run, as step-000100  [the last one]")
+@click.option("--checkpoint", metavar="NAME", help="Of the run, as step-000100 or best  [the last one]")
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Where the result is kept  [runs/<graph>-eval]"
 )
@@ -122,7 +122,7 @@ def evaluate(what: str, overrides: Sequence[str], devices: int | None, **options
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Path(path_type=Path), required=True, help="The directory to make.")
 @click.option("--model", metavar="NAME", help="Which, where the run trains several.")
-@click.option("--checkpoint", metavar="NAME", help="As step-000100  [the last one]")
+@click.option("--checkpoint", metavar="NAME", help="As step-000100 or best  [the last one]")
 def export(run_dir: Path, to: Path, model: str | None, checkpoint: str | None) -> None:
     """Write a model of a run's checkpoint as a directory that transformers loads."""
     from rlgraph.runtime.export import export

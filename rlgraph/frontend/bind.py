@@ -13,8 +13,9 @@ from math import lcm
 from typing import Any
 
 from rlgraph.errors import GraphError, Mark, divisors, fail, nearest
-from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights, run_length
+from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights
 from rlgraph.frontend.bind_node import bind_node, states_are_kept, with_leads
+from rlgraph.frontend.bind_schedule import evaluation_times, run_length
 from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
@@ -31,6 +32,8 @@ GROUPED = {
     "serve": ("tensor_parallel",),
     "train": ("shard", "sequence_parallel", "tensor_parallel", "expert_parallel"),
 }
+
+OF_TRAINING = ("epochs", "stop", "best", "save_every", "record_every")  # keys of the schedule
 
 
 def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
@@ -59,17 +62,19 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     engines = _engine_pools(models, [*pools])
     _groups_fill_pools(nodes, models, sections, engines, pools, binder)
     _divided_alone(models, sections, binder)
+    schedule = run_length(_validated(Schedule, tree, "schedule", binder), nodes, tree, binder)
+    evaluation = _validated(Eval, tree, "eval", binder)
     graph = Graph(
         **_head(tree, binder),
         models=models,
         nodes=tuple(nodes),
         devices=pools,
         engines=engines,
-        schedule=run_length(_validated(Schedule, tree, "schedule", binder), nodes, tree, binder),
+        schedule=schedule,
+        **evaluation_times(evaluation, schedule, nodes, tree, binder),
         open_values=tuple(_open_values(tree)),
         removed=tree.removed,
     )
-    _validated(Eval, tree, "eval", binder)
     if not binder.problems:
         _next_is_written(graph, binder)
     elif len(nodes) == len(stages) and "bad-name" not in {problem.kind for problem in binder.problems}:
@@ -99,9 +104,10 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
             remedy = nearest(name, nodes.items) or "a node that only `eval` has needs an `op`"
             raise fail("edit-missing", law, change.key, nodes.items, remedy)
         nodes = nodes.with_item(name, changed(nodes.get(name), change))
-    if schedule := tree.get("schedule"):  # an evaluation has no length
-        endless = schedule.with_item("epochs", None).with_item("stop", None)
-        tree = tree.with_item("schedule", endless.with_item("iterations", Tree.of(0)))
+    if schedule := tree.get("schedule"):  # an evaluation has no length, and nothing comes in it on the way
+        for key in OF_TRAINING:
+            schedule = schedule.with_item(key, None)
+        tree = tree.with_item("schedule", schedule.with_item("iterations", Tree.of(0)))
     graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
     added = {name for name, change in changes.items() if change.get("op")}
     taken = {column for node in graph.nodes if node.name in added for column in written(node).values()}
@@ -110,14 +116,6 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
     _reported_exist(report, {written(n)[port.name]: port for n in kept for port in n.op.outputs})
     metrics = {name: str(column.value) for name, column in report.items()}
     return replace(graph, nodes=tuple(kept), report=metrics) if metrics else None
-
-
-def evaluation_times(tree: Tree) -> tuple[int, bool]:
-    """Return the iterations between evaluations, 0 for none on the way, and whether one comes before them."""
-    section = tree.get("eval")
-    values: dict[str, Any] = {key: item.value for key, item in section.items.items()} if section else {}
-    every, before = values.get("every", 0), values.get("before", True)
-    return 0 if every == OPEN else int(every), bool(before)
 
 
 def _next_is_written(graph: Graph, binder: Binder) -> None:

@@ -1,23 +1,16 @@
-"""Binds a model: validates its section, also by what its engines take, and settles it for the devices.
-
-And a run's length, which is given in iterations or in epochs of a source.
-"""
+"""Binds a model: validates its section, also by what its engines take, and settles it for the devices."""
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from rlgraph.engines.registry import BALANCED, EMBEDDED, REFUSED, SERVERS, SERVING, no_adapter, takers
 from rlgraph.engines.sglang_options import WITHIN
-from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.bind_call import resolved
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.schedules import rate_course
-from rlgraph.ops.registry import find_function
 from rlgraph.syntax.model_settings import EXPERTS, ModelSection, Serve, Train
-from rlgraph.syntax.settings import Schedule, Stop
-from rlgraph.syntax.source import OPEN, Tree
+from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values
 
@@ -233,62 +226,3 @@ def reads_alike(models: Mapping[str, Model], binder: Binder) -> None:
                 law += "what one scores would be another model's"
                 remedy = f"give models.{model.name}.{key} and models.{other.name}.{key} the same value"
                 binder.problem("unlike-files", law, model.mark, remedy=remedy)
-
-
-def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, binder: Binder) -> Schedule:
-    """Return a schedule with the source whose rows its epochs count; a run has iterations or epochs."""
-    section, schedule = tree.get("schedule"), schedule or Schedule()
-    if section is None or not section.is_map:
-        return schedule
-    items = [item for name in ("iterations", "epochs") if (item := section.get(name))]
-    given, mark = [item for item in items if item.value is not None], (items or [section])[-1].key
-    if len(given) > 1:
-        law = "`schedule` has `iterations` and `epochs`"
-        binder.problem("run-length", law, mark, remedy="set: {schedule.iterations: null}")
-    elif not given:
-        law = "`schedule` has no `iterations` and no `epochs`"
-        binder.problem("run-length", law, mark, remedy="add `iterations: ...`, or `epochs: ...`")
-    if schedule.stop:
-        _stop_is_measured(schedule.stop, tree, binder)
-    schedule = _streamed(schedule, section, binder)
-    return schedule if schedule.epochs is None else _counted(schedule, nodes, mark, binder)
-
-
-def _streamed(schedule: Schedule, section: Tree, binder: Binder) -> Schedule:
-    """Return a schedule whose stream, if any, alone says how stale rows may be, and which come next."""
-    if (stream := schedule.stream) is None:
-        return schedule
-    if (ahead := schedule.staleness) and stream.staleness not in (None, ahead):
-        law = f"`schedule.staleness` is {ahead}, and `schedule.stream.staleness` {stream.staleness}"
-        binder.problem("two-staleness", law, section.items["stream"].key, (), "remove: [schedule.staleness]")
-    own: dict[str, Any] = {"staleness": (ahead or 1) if stream.staleness is None else stream.staleness}
-    if stream.order not in ("fifo", "in_order", OPEN):
-        mark = section.items["stream"].items["order"].mark
-        own["order"] = binder.attempt(find_function, stream.order, "policy", mark) or stream.order
-    return schedule.model_copy(update={"staleness": 0, "stream": stream.model_copy(update=own)})
-
-
-def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:
-    """Check that the metric of an early stop has one bound and, of an evaluation, that it is reported."""
-    place = tree.at(("schedule", "stop"))
-    if (stop.at_least is None) == (stop.at_most is None):
-        bounds = "no bound" if stop.at_least is None else "two bounds"
-        law = f"`schedule.stop` has {bounds} for `{stop.metric}`"
-        remedy = "give at_least, as of an accuracy, or at_most, as of a loss"
-        binder.problem("stop-bound", law, place.key, ("at_least", "at_most"), remedy)
-    known = [f"eval/{name}" for name in tree.at(("eval", "report")).items] if tree.get("eval") else []
-    if stop.metric.startswith("eval/") and not any(f"{stop.metric}/".startswith(f"{one}/") for one in known):
-        law = f"`schedule.stop` waits for `{stop.metric}`, which no evaluation reports"
-        add = f"add it to the graph, as eval: {{report: {{{stop.metric.removeprefix('eval/')}: rewards}}}}"
-        remedy = nearest(stop.metric, known) or add
-        binder.problem("no-metric", law, place.at(("metric",)).mark, known, remedy)
-
-
-def _counted(schedule: Schedule, nodes: Sequence[Node], mark: Mark | None, binder: Binder) -> Schedule:
-    epochs, sources = schedule.epochs, [node.name for node in nodes if node.call and node.op.source]
-    counted = epochs if isinstance(epochs, dict) else dict.fromkeys(sources, epochs)
-    if len(counted) != 1 or not {*counted} <= {*sources}:
-        law = f"`schedule.epochs` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
-        remedy = f"set: {{schedule.epochs: {{{sources[0]}: 3}}}}" if sources else "give schedule.iterations"
-        binder.problem("run-length", law, mark, remedy=remedy)
-    return schedule.model_copy(update={"epochs": counted})

@@ -22,6 +22,7 @@ from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ir.steps import NONE, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Op, Role
+from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.model_settings import ModelSection
 from rlgraph.syntax.settings import Refill, Schedule
 
@@ -210,6 +211,8 @@ class Graph:
     devices: Mapping[str, int]  # pool -> how many; in the order of the devices
     engines: Mapping[str, str]  # "policy.train", "policy.serve" -> the pool that it is on
     schedule: Schedule
+    eval_every: int | Interval = 0  # from one evaluation to the next; 0: none on the way
+    eval_before: bool = True  # whether an evaluation comes before the first iteration
     report: Mapping[str, str] = field(default_factory=dict)  # metric -> column; only in an eval graph
     columns: Mapping[str, Column] = field(default_factory=dict)
     domains: Mapping[str, GraphDomain] = field(default_factory=dict)

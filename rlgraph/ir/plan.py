@@ -26,6 +26,7 @@ from rlgraph.ir.prediction import Peak, Prediction
 from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.ir.steps import Facts, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
+from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.model_settings import Optimizer, Serve, Train
 from rlgraph.syntax.settings import Schedule
 
@@ -222,7 +223,7 @@ class Plan:
     slot: tuple[int, ...]
     away: Mapping[str, tuple[str, ...]]  # "policy.train" -> its parts that are off the device between steps
     eval_steps: tuple[Step, ...]
-    eval_every: int
+    eval_every: int | Interval
     eval_before: bool  # whether an evaluation comes before the first iteration
     report: Mapping[str, str]
     domains: Mapping[str, Mapping[str, GraphDomain]]  # phase -> what columns have one row per

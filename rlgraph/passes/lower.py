@@ -22,8 +22,6 @@ Engine = TypeVar("Engine", TrainPlan, ServePlan)
 def make_plan(
     graph: Graph,
     evaluation: Graph | None,
-    eval_every: int,
-    eval_before: bool,
     digest: str,
     device: str = "cpu",
 ) -> Plan:
@@ -43,8 +41,8 @@ def make_plan(
         slot=tuple(step.id for step in steps["train"]),
         away={},
         eval_steps=steps.get("eval", ()),
-        eval_every=eval_every,
-        eval_before=eval_before,
+        eval_every=graph.eval_every,
+        eval_before=graph.eval_before,
         report=dict(evaluation.report) if evaluation else {},
         domains={phase: dict(g.domains) for phase, g in phases.items()},
         columns={phase: _columns(g) for phase, g in phases.items()},

@@ -22,6 +22,7 @@ from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import Figure, Headline, Prediction
 from rlgraph.planning.simulate import critical_path, depth, occupied, simulate, steady, weighed
+from rlgraph.syntax.interval import Interval
 from rlgraph.units import middle
 
 TOLD = 3  # steps that are told to limit an iteration
@@ -34,6 +35,7 @@ def headline(pricing: Pricing, predicted: Prediction) -> Headline:
     evaluation, unknown = _evaluation(pricing)
     left_out += [unknown] * bool(unknown)
     checkpoint = _checkpoint(pricing)
+    left_out += _uncounted(plan) if plan.schedule.iterations else []
     if plan.schedule.iterations and checkpoint is None:
         left_out.append("checkpoints: the cluster does not say how fast its `disk` is")
     run = _run(plan, predicted, evaluation or (0.0, 0.0), checkpoint or 0.0)
@@ -59,12 +61,14 @@ def _run(plan: Plan, predicted: Prediction, evaluation: Seconds, checkpoint: flo
     count, seconds = plan.schedule.iterations, predicted.seconds
     if not count:
         return None
-    evaluations = _times(count, plan.eval_every) if plan.eval_steps else []
-    saves = _times(count, plan.schedule.save_every)
     together = plan.schedule.restarts > 0 and not depth(plan)  # each iteration's is waited for
-    stretches = len({*evaluations, *saves})
     ends = []
     for grade, other in ((0, BEST), (1, WORST)):
+        evaluations = _times(count, plan.eval_every, seconds[grade]) if plan.eval_steps else []
+        saves = _times(count, plan.schedule.save_every, seconds[grade])
+        if plan.schedule.best and other == WORST:  # each evaluation is better than those before
+            saves = sorted({*saves, *evaluations})
+        stretches = len({*evaluations, *saves})
         waited = count if together else len(saves)
         hidden = 0.0 if together or other == WORST else min(checkpoint, seconds[grade]) * (len(saves) - 1)
         fill = _fill(plan, grade, seconds[grade]) * stretches
@@ -74,13 +78,30 @@ def _run(plan: Plan, predicted: Prediction, evaluation: Seconds, checkpoint: flo
     return ends[0], ends[1]
 
 
-def _times(count: int, every: int) -> list[int]:
-    """Return after which of so many iterations something is due that comes every so often, and at the end.
+def _uncounted(plan: Plan) -> list[str]:
+    """Return what comes by epochs, whose iterations are not known before the data are read."""
+    named = {"checkpoints": plan.schedule.save_every} | (
+        {"evaluations": plan.eval_every} if plan.eval_steps else {}
+    )
+    return [
+        f"{what} on the way: how many iterations {every} are is counted from the data"
+        for what, every in named.items()
+        if isinstance(every, Interval) and every.epochs
+    ]
+
+
+def _times(count: int, every: int | Interval, seconds: float) -> list[int]:
+    """Return after which of so many iterations something is due that has an interval, and at the end.
+
+    Each iteration takes so many seconds. Of epochs nothing is known but the end.
 
     Example:
-        >>> _times(10, 4), _times(10, 0)
-        ([4, 8, 10], [10])
+        >>> _times(10, 4, 60.0), _times(10, 0, 60.0), _times(10, Interval.parse("5 min"), 90.0)
+        ([4, 8, 10], [10], [4, 7, 10])
     """
+    if isinstance(every, Interval):
+        clock = [int(n * seconds / every.seconds) if every.seconds else 0 for n in range(count)]
+        return [*(n for n in range(1, count) if clock[n] > clock[n - 1]), count]
     return [*(n for n in range(every, count, every) if every), count] if every else [count]
 
 

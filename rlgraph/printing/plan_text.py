@@ -16,6 +16,8 @@ from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, ServePlan, Step, TrainP
 from rlgraph.ir.prediction import Peak
 from rlgraph.printing.headline import headline_text
 from rlgraph.printing.step_notes import notes
+from rlgraph.syntax.interval import Interval
+from rlgraph.syntax.settings import Schedule
 from rlgraph.units import range_text, size_text
 
 PATHS = {
@@ -57,16 +59,18 @@ def _lines(plan: Plan, failed: tuple[str, int] | None, width: int) -> Iterator[s
     yield ""
     if plan.eval_steps:
         times = ["before the first iteration"] * plan.eval_before
-        times += [f"after every {plan.eval_every} iterations"] * bool(plan.eval_every)
+        if isinstance(plan.eval_every, Interval):
+            times.append(f"every {plan.eval_every}")
+        elif plan.eval_every:
+            times.append(f"after every {plan.eval_every} iterations")
         when = " and ".join(filter(None, [", ".join(times), "after the last"]))
         reported = ", ".join(f"{metric} = mean of {column}" for metric, column in plan.report.items())
-        yield f"evaluate {when}, reporting {reported}"
+        yield f"evaluate {when}, reporting {reported}{_best(plan.schedule)}"
         yield from _steps(plan, plan.eval_steps, failed, width)
         yield ""
     most = max((step.lead for step in plan.steps), default=0)
-    every = plan.schedule.record_every
-    which = "every iteration" if every == 1 else f"iterations 1, {1 + every}, {1 + 2 * every}, ..."
-    kept = f", keeping the columns of {which} in recorded/" if every else ""
+    which = _recorded(plan.schedule.record_every)
+    kept = f", keeping the columns of {which} in recorded/" if which else ""
     ahead = f", generation {most} iteration{'s' * (most > 1)} ahead of training" if most else ""
     yield f"repeat {_length(plan)}{ahead}{kept}"
     yield from _steps(plan, plan.steps, failed, width)
@@ -79,6 +83,24 @@ def _lines(plan: Plan, failed: tuple[str, int] | None, width: int) -> Iterator[s
     yield from prediction_text(plan)
     yield from (f"note: {note}" for note in plan.notes)
     yield from (f"still open: {name} (give it as {name}=...)" for name in plan.open_values)
+
+
+def _recorded(every: int | Interval) -> str:
+    """Return the iterations whose columns are kept, in words; nothing where none are."""
+    if isinstance(every, Interval):
+        return f"iteration 1 and of the next one every {every}"
+    if every > 1:
+        return f"iterations 1, {1 + every}, {1 + 2 * every}, ..."
+    return "every iteration" if every else ""
+
+
+def _best(schedule: Schedule) -> str:
+    """Return which checkpoints stay beside the last ones, as the end of a sentence."""
+    if (best := schedule.best) is None:
+        return ""
+    side = "highest" if best.mode == "max" else "lowest"
+    which = "checkpoint stays" if best.keep == 1 else f"{best.keep} checkpoints stay"
+    return f"; the {which} whose eval/{best.metric.removeprefix('eval/')} is {side}"
 
 
 def _engine(spec: TrainPlan | ServePlan, mesh: Mesh | None, model: ModelPlan) -> str:

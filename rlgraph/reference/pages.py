@@ -22,6 +22,7 @@ SECTIONS: dict[str, type[Section]] = {
     "nodes.FILTER.refill": settings.Refill,
     "schedule.stream": settings.Stream,
     "schedule.stop": settings.Stop,
+    "schedule.best": settings.Best,
     "pools.NAME": settings.Pool,
     "schedule": settings.Schedule,
     "eval": settings.Eval,

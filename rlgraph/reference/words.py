@@ -13,6 +13,8 @@ PLAIN = {
     "object": "mapping",
 }
 
+FORMATS = {"path": "path", "interval": "duration as `30 min`, or epochs as `0.5 epochs`"}
+
 
 def in_words(schema: Mapping[str, Any]) -> str:
     """Return the values that a schema accepts, in words.
@@ -34,7 +36,7 @@ def in_words(schema: Mapping[str, Any]) -> str:
         count = f" {low}" if low == high and low else f" {low} or more" if low else ""
         return f"list of{count}: {in_words(schema.get('items', {}))}"
     plain = PLAIN.get(schema.get("type", ""), "mapping" if "$ref" in schema else "anything")
-    return ", ".join(["path" if schema.get("format") == "path" else plain, *bounds(schema)])
+    return ", ".join([FORMATS.get(schema.get("format", ""), plain), *bounds(schema)])
 
 
 def bounds(schema: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlgraph.errors import GraphError, RlgraphError
+from rlgraph.ir.best_checkpoints import BestCheckpoints
 from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
 from rlgraph.planning.headline import Seconds
@@ -75,6 +76,7 @@ class RunReport:
     evaluations: Mapping[str, Sequence[tuple[int, float]]]
     alarms: tuple[Mapping[str, Any], ...]  # what the watchdog has said
     ended: str  # what made it end before its last iteration; "" where nothing did
+    best: str  # which of its checkpoints is best; "" where `schedule.best` does not say
     cluster: str | None  # the predictions' cluster
     assumed: tuple[str, ...]
     headline: Mapping[str, str]  # what was planned, as the plan says it
@@ -145,6 +147,7 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
         },
         alarms=tuple(objects(run_dir / "alarms.jsonl")),
         ended=_ended(plan, lines),
+        best=_best(run_dir, plan, lines),
         cluster=plan.predicted.cluster if plan and plan.predicted else None,
         assumed=plan.predicted.assumed if plan and plan.predicted else (),
         headline=headline(plan) if plan else {},
@@ -167,6 +170,14 @@ def _ended(plan: Plan | None, lines: Sequence[MetricsLine]) -> str:
     for line in lines:
         early.add(line)
     return early.reached
+
+
+def _best(run_dir: Path, plan: Plan | None, lines: Sequence[MetricsLine]) -> str:
+    """Return which of the checkpoints that stay is best."""
+    best = BestCheckpoints(plan.schedule.best if plan else None, lines)
+    checkpoints = (run_dir / "checkpoints").glob("step-*")
+    saved = (path.name.removeprefix("step-") for path in checkpoints)
+    return best.text(best.among(int(number) for number in saved if number.isdigit()))
 
 
 def _rows(plan: Plan | None, timed: Sequence[MetricsLine]) -> tuple[list[ReportRow], ReportRow | None]:
@@ -208,6 +219,8 @@ def report_text(report: RunReport, width: int = 100) -> str:
     console.print(f"{report.run}: {report.iterations} iterations", soft_wrap=True)
     if report.ended:
         console.print(f"  it ended early: {report.ended}", soft_wrap=True)
+    if report.best:
+        console.print(f"  {report.best}", soft_wrap=True)
     for name, values in report.evaluations.items():
         said = ", ".join(f"{value:.3f} after {step}" for step, value in values)
         console.print(f"  {name}: {said}", soft_wrap=True)

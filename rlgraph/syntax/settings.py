@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.model_settings import ModelSection
 from rlgraph.syntax.section import Count, Natural, Positive, Section, option
 
@@ -66,6 +67,20 @@ class Stop(Section):
     times: Count = option(1, "how often in a row it has to be measured so.")
 
 
+class Best(Section):
+    """The metric of evaluations that says which checkpoints are best; these stay, whatever `keep` says.
+
+    Each evaluation that is among the best has its checkpoint saved. The one before the first iteration has
+    none, and does not count.
+    """
+
+    metric: str = Field(min_length=1)
+    """its name in metrics.jsonl, as eval/accuracy."""
+    mode: Literal["max", "min"]
+    """whether the highest value is best, as of an accuracy, or the lowest, as of a loss."""
+    keep: Count = option(1, "how many of the best stay; of equal ones the first.")
+
+
 class Stream(Section):
     """Streaming: groups go on as they finish, and new weights reach generation while the rest of it goes on.
 
@@ -103,11 +118,14 @@ class Schedule(Section):
     """whether generation, on a pool of its own, streams, and how stale rows may be. null: an iteration's
     rows are drawn as a whole."""
     stop: Stop | None = option(None, "the metric that ends the run early; null: none does.")
-    save_every: Natural = option(0, "iterations between checkpoints; 0: only at the end.")
-    keep: Count = option(2, "checkpoints that stay on disk.")
-    record_every: Natural = 0
-    """iterations from one whose columns are kept on disk to the next, from the first on, for data.recorded
-    and `rlgraph replay`; 0: none."""
+    save_every: Natural | Interval = 0
+    """iterations between checkpoints; or a duration of the run, as 30 min, or epochs, as 0.5 epochs, or
+    1 epoch of NAME. 0: only at the end."""
+    keep: Count = option(2, "how many of the last checkpoints stay on disk.")
+    best: Best | None = option(None, "which checkpoints are best, and stay too; null: only the last do.")
+    record_every: Natural | Interval = 0
+    """iterations, or as `save_every` another interval, from one whose columns are kept on disk to the next,
+    from the first on, for data.recorded and `rlgraph replay`; 0: none."""
     restarts: Natural = 0
     """how often a run whose worker or host is lost starts its workers anew and resumes. Above 0, a
     checkpoint is written with every iteration (with `staleness`, only as `save_every` says) and replaced by
@@ -135,8 +153,9 @@ class Eval(Section):
     any that write the same columns."""
     report: Annotated[dict[str, str], Field(min_length=1)]
     """metric: the column whose mean it is."""
-    every: Natural = 0
-    """iterations from one to the next; 0: only before the first iteration and after the last."""
+    every: Natural | Interval = 0
+    """iterations from one to the next; or a duration of the run, as 30 min, or epochs, as 0.5 epochs, or
+    1 epoch of NAME. 0: only before the first iteration and after the last."""
     before: bool = option(True, "whether one comes before the first iteration.")
 
 

@@ -26,6 +26,7 @@ from rlgraph.passes.refill import aged
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
 from rlgraph.warnings.dead_settings import dead_settings, unread_attributes, unread_settings
+from rlgraph.warnings.intervals import best_of_one, long_intervals
 
 
 @uncollected()
@@ -54,7 +55,7 @@ def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:
     tree, train, evaluation, plan = lowered.tree, lowered.train, lowered.evaluation, lowered.plan
     problems = [*_dropped(train, evaluation, plan, tree), *_untrained(train, plan, tree), *_blind(train)]
     problems += [*_changed(train, tree), *_clipped(aged(train)), *_rising(train, plan, tree)]
-    problems += [*_idle_kl(train, tree)]
+    problems += [*_idle_kl(train, tree), *long_intervals(plan, tree), *best_of_one(plan, tree)]
     for graph in (train, evaluation) if evaluation else (train,):
         problems += [*_greedy(graph, tree), *_endless(graph, tree), *_too_long(graph, plan, tree)]
     lost = {("nodes", node.name) for node in train.dropped}

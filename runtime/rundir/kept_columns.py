@@ -6,8 +6,8 @@ A samples file has the first rows of an iteration, whichever devices they lie on
      "pieces": ["1", "2", "+", ...], "loss_mask": [false, ...], "old_logprobs": [0.0, ...], ...}
 
 A row that a filter dropped has null where others have what was computed for the rows that stay. A record has
-all rows, to train from and to replay; with ``schedule.record_every: k`` that is of iterations 1, 1 + k,
-1 + 2k, and so on: those that follow the checkpoints of ``save_every: k``.
+all rows, to train from and to replay. With ``schedule.record_every`` that is of the first iteration, and of
+those behind its intervals: they follow the checkpoints of an equal ``save_every``.
 """
 
 from typing import Any, NamedTuple
@@ -69,16 +69,6 @@ def _excerpt(execution: Execution, name: str, base: str) -> tuple[Excerpt, list[
             lines.append(origin[held][wanted])
             sources.append(RowSource((pool, device), execution.part(name, device).location, wanted))
     return Excerpt(column.said, np.concatenate(lines), len(sources)), sources
-
-
-def is_recorded(every: int, iteration: int) -> bool:
-    """Return whether the columns of an iteration, counted from 1, are recorded.
-
-    Example:
-        >>> [iteration for iteration in range(1, 9) if is_recorded(3, iteration)]
-        [1, 4, 7]
-    """
-    return bool(every) and (iteration - 1) % every == 0
 
 
 def recorded_columns(plan: Plan) -> frozenset[str]:

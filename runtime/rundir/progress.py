@@ -45,6 +45,7 @@ class Progress:
         self.began: tuple[float, int] | None = None  # time of the first step, and the iterations done then
         self.doing, self.stays, self.numbers = "", False, ""
         self.ended = ""  # what made the run end before its last iteration
+        self.best = ""  # which checkpoint is best
         self.running: dict[str, tuple[Step, float]] = {}  # pool -> its step and when that began
         self.label = min(LABEL, max(map(len, (plan.graph, *plan.pools))))
         # what others print meanwhile goes above the table; it is gone when the run ends, for what comes then
@@ -126,6 +127,9 @@ class Progress:
             self._print(f"  {self.ended}")
         for name, change in self._evaluated():
             self._print(f"  {name}: {change}")
+        if self.best:
+            self._print(f"  {self.best}")
+            self._print(f"  rlgraph export {self.folder} --checkpoint best --to DIR")
         for file, what in LOOK.items():
             if any(self.folder.glob(file)):
                 self._print(f"  {self.folder / file.rstrip('/*')!s:<36} {what}")

@@ -11,7 +11,7 @@ runs/demo/
   wandb/  mlflow.db  mlflow/             the same, of services that `--track` names, while they are offline
   profile/step-000003/main-0.json.gz     what a worker computed, of iterations that `--profile` names
   samples/step-000100.jsonl              what the model wrote
-  checkpoints/step-000100/               all that a resumed run needs
+  checkpoints/step-000100/               all that a resumed run needs; the last ones, and the best
   checkpoints/restart-000101/            the same, until the next: of a run with `schedule.restarts`
   models/policy/                         the trained model, as transformers loads it
   logs/worker-0.log                      what the workers printed
@@ -35,6 +35,7 @@ from typing import Any
 
 from rlgraph.errors import RunError
 from rlgraph.files import DROPPED, discard, read_json, replace, sha256, sync, write, write_sums
+from rlgraph.ir.best_checkpoints import BestCheckpoints
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
 from rlgraph.printing.plan_diff import ABSENT
@@ -206,6 +207,10 @@ class RunDir:
         complete = (path for path in every if CHECKPOINT.fullmatch(path.name))
         return sorted(complete, key=lambda path: (iteration_of(path), path.name))
 
+    def lasting(self) -> dict[int, Path]:
+        """Return iteration -> its complete checkpoint, oldest first, without what only a restart needs."""
+        return {iteration_of(path): path for path in self.checkpoints() if path.name.startswith("step-")}
+
     def saved(self) -> int:
         """Return the iteration of the last checkpoint, -1 without one."""
         complete = self.checkpoints()
@@ -219,12 +224,18 @@ class RunDir:
         return folder
 
     def commit_checkpoint(
-        self, folder: Path, state: State, sums: Mapping[str, str], keep: int, lasting: bool
+        self,
+        folder: Path,
+        state: State,
+        sums: Mapping[str, str],
+        keep: int,
+        lasting: bool,
+        best: BestCheckpoints,
     ) -> None:
         """Make a written checkpoint the last one, in one rename; the metrics that led to it are on disk then.
 
-        ``keep`` lasting ones stay. One that is not is there for a restart, until the next one comes.
-        ``sums`` are the digests of its files, which are on disk.
+        Of the lasting ones the last ``keep`` stay, and the ``best``. One that is not lasting is there for a
+        restart, until the next one comes. ``sums`` are the digests of its files, which are on disk.
         """
         final = folder.parent / f"{'step' if lasting else 'restart'}-{state.iteration:06d}"
         if missing := [name for name in sums if not (folder / name).is_file()]:
@@ -235,13 +246,14 @@ class RunDir:
         for path in filter(Path.is_file, map(self.path.joinpath, HISTORY)):
             sync(path)
         replace(final, folder)
-        self._drop_old(keep)
+        self._drop_old(keep, best)
 
-    def _drop_old(self, keep: int) -> None:
-        """Remove checkpoints but the last one, and the last ``keep`` of those that are lasting."""
-        complete = self.checkpoints()
-        steps = [path for path in complete if path.name.startswith("step-")]
-        for old in {*complete} - {*complete[-1:], *steps[-keep:]}:
+    def _drop_old(self, keep: int, best: BestCheckpoints) -> None:
+        """Remove checkpoints but the last one, and the last ``keep`` and the best of the lasting ones."""
+        complete, lasting = self.checkpoints(), self.lasting()
+        stay = {*complete[-1:], *[*lasting.values()][-keep:]}
+        stay |= {lasting[ranked.iteration] for ranked in best.among(lasting)}
+        for old in {*complete} - stay:
             discard(old)
 
     def commit_recorded(self, folder: Path, iteration: int) -> None:
@@ -262,10 +274,11 @@ class RunDir:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time": time.time(), **line}) + "\n")
 
-    def restore(self, checkpoint: Path | None, keep: int) -> dict[str, Any]:
+    def restore(self, checkpoint: Path | None, keep: int, best: BestCheckpoints) -> dict[str, Any]:
         """Return the state that a checkpoint has, or none; what was written after it is dropped.
 
-        Later checkpoints are damaged, and stay by another name. Of the others ``keep`` stay, as ever.
+        Later checkpoints are damaged, and stay by another name. Of the others ``keep`` and the ``best`` stay,
+        as ever.
         """
         record: dict[str, Any] = read_json(checkpoint / STATE) if checkpoint else {}
         every = {path.name: path for path in self.checkpoints()}
@@ -273,7 +286,7 @@ class RunDir:
             aside = every[name].with_name(f"{name}{DAMAGED}")
             shutil.rmtree(aside, ignore_errors=True)
             every[name].rename(aside)
-        self._drop_old(keep)
+        self._drop_old(keep, best)
         truncate(self.path, iteration := record.get("iteration", -1))
         for later in self.written_after(iteration):
             discard(later) if later.is_dir() else later.unlink()

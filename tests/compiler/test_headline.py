@@ -98,6 +98,26 @@ def test_checkpoints_are_in_the_time_where_the_disk_is_known(tmp_path: Path) -> 
     )
 
 
+def test_what_comes_by_the_clock_is_counted_by_the_iterations_that_it_takes(tmp_path: Path) -> None:
+    length, cluster = (SEVEN, "schedule.iterations=50"), with_disk(tmp_path, 2e8)
+    without = told(on("grpo", *length, "schedule.save_every=0", cluster=cluster))
+    assert without.checkpoint
+    interval = f"schedule.save_every={12.5 * without.iteration.high:.3f} s"  # four times at worst
+    by_clock = told(on("grpo", *length, interval, cluster=cluster))
+    assert by_clock.run and without.run
+    more = by_clock.run.high - without.run.high
+    assert more == pytest.approx(3 * without.checkpoint.value, rel=1e-3), "the last is at the end anyway"
+    by_epoch = told(on("grpo", *length, "schedule.save_every=1 epoch", cluster=cluster))
+    assert by_epoch.run == without.run
+    assert "checkpoints on the way: how many iterations 1 epoch of prompts are" in " ".join(by_epoch.left_out)
+    best = (*length, EVAL % 100, "schedule.save_every=0")
+    plain = told(on("grpo", *best, cluster=cluster))
+    chosen = told(on("grpo", *best, "schedule.best={metric: eval/accuracy, mode: max}", cluster=cluster))
+    assert plain.run and chosen.run and chosen.run.low == plain.run.low
+    # at worst both evaluations on the way are the best so far
+    assert chosen.run.high - plain.run.high == pytest.approx(2 * without.checkpoint.value, rel=1e-3)
+
+
 def test_the_pipeline_fills_before_each_stretch() -> None:
     once, often = (
         told(on("decoupled_ppo", f"schedule.save_every={n}", "schedule.iterations=100")) for n in (0, 10)

@@ -51,7 +51,7 @@ def unpipelined(staleness: int, ref: str = "train", rewards: str = "gen", advant
     text = GRAPH
     for word, value in words.items():
         text = text.replace(word, value)
-    return make_plan(lower(bind(parse(Source("split.yaml", text)), 4)), None, 0, True, "")
+    return make_plan(lower(bind(parse(Source("split.yaml", text)), 4)), None, "")
 
 
 def timed(plan: Plan, **seconds: float) -> dict[int, float]:

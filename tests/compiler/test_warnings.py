@@ -25,6 +25,7 @@ WARNED = Path(__file__).parent / "warned"
 NAMES = sorted(path.stem for path in WARNED.glob("*.yaml"))
 # each graph -> ways to mend it; one that the text proposes stands in it as it is here
 MENDED = {
+    "best_of_one_evaluation": ["set: {eval.every: 20}", "set: {eval.every: 0.5 epochs}"],
     "blind": ["replace: {rewards: {op: reward.math}}"],
     "changed_sampling": [
         "add: {rollout_weights: {op: correction.tis}}",
@@ -44,6 +45,8 @@ MENDED = {
     "endless": ["set: {rollout.min_new_tokens: 0}", "set: {rollout.max_new_tokens: 65}"],
     "greedy_evaluation": ["set: {eval.nodes.rollout.temperature: 1.0}"],
     "greedy_group": ["set: {rollout.temperature: 1.0}"],
+    "long_interval": ["set: {schedule.save_every: 0}", "set: {schedule.save_every: 1 epoch}"],
+    "long_interval_of_evaluations": ["set: {eval.every: 0}", "set: {eval.every: 30 min}"],
     "rising": ["set: {models.policy.optimizer.warmup_steps: 0.1}", "set: {schedule.iterations: 1251}"],
     "stale_clip": [
         "set: {update_policy.in.old_logprobs: old_logprobs, "

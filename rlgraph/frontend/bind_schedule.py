@@ -1,0 +1,151 @@
+"""Binds the schedule of a graph: how long a run is, what ends it, and what comes on the way and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rlgraph.errors import Mark, nearest
+from rlgraph.ir.graph import Node
+from rlgraph.ops.registry import find_function
+from rlgraph.syntax.interval import Interval
+from rlgraph.syntax.settings import Best, Eval, Schedule, Stop
+from rlgraph.syntax.source import OPEN, Tree
+from rlgraph.syntax.validate import Binder
+
+INTERVALS = ("save_every", "record_every")  # of the schedule, which an evaluation's `every` is like
+
+
+def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, binder: Binder) -> Schedule:
+    """Return a schedule with the source whose rows its epochs count; a run has iterations or epochs."""
+    section, schedule = tree.get("schedule"), schedule or Schedule()
+    if section is None or not section.is_map:
+        return schedule
+    items = [item for name in ("iterations", "epochs") if (item := section.get(name))]
+    given, mark = [item for item in items if item.value is not None], (items or [section])[-1].key
+    if len(given) > 1:
+        law = "`schedule` has `iterations` and `epochs`"
+        binder.problem("run-length", law, mark, remedy="set: {schedule.iterations: null}")
+    elif not given:
+        law = "`schedule` has no `iterations` and no `epochs`"
+        binder.problem("run-length", law, mark, remedy="add `iterations: ...`, or `epochs: ...`")
+    if schedule.stop:
+        _stop_is_measured(schedule.stop, tree, binder)
+    if schedule.best:
+        _best_is_measured(schedule.best, tree, binder)
+    schedule = _streamed(schedule, section, binder)
+    own = {}
+    for key in INTERVALS:
+        path = ("schedule", key)
+        own[key] = _interval(getattr(schedule, key), path, schedule, nodes, tree, binder)
+    schedule = schedule.model_copy(update=own)
+    return schedule if schedule.epochs is None else _counted(schedule, nodes, mark, binder)
+
+
+def evaluation_times(
+    evaluation: Eval | None, schedule: Schedule, nodes: Sequence[Node], tree: Tree, binder: Binder
+) -> dict[str, Any]:
+    """Return when a graph evaluates, as its attributes ``eval_every`` and ``eval_before``."""
+    if evaluation is None:
+        return {}
+    every = _interval(evaluation.every, ("eval", "every"), schedule, nodes, tree, binder)
+    return {"eval_every": every, "eval_before": evaluation.before}
+
+
+def _interval(
+    every: int | Interval,
+    path: tuple[str, str],
+    schedule: Schedule,
+    nodes: Sequence[Node],
+    tree: Tree,
+    binder: Binder,
+) -> int | Interval:
+    """Return an interval with the source whose rows its epochs count, checked against the schedule."""
+    if isinstance(every, int):
+        return every
+    name, mark = ".".join(path), tree.at(path).mark
+    for law, remedy in _unforeseen(every, schedule, nodes):
+        binder.problem("interval", f"`{name}` is {every}, and {law}", mark, remedy=remedy)
+    sources = [node.name for node in nodes if node.call and node.op.source]
+    if not every.epochs or every.source in sources:
+        return every
+    if not every.source and len(sources) == 1:
+        return every.of(sources[0])
+    if every.source:
+        law = f"`{name}` counts the rows of `{every.source}`, which is no source of the graph"
+        remedy = nearest(every.source, sources)
+    else:
+        law = f"`{name}` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
+        remedy = f"say whose: {every} of {sources[0]}" if sources else "give iterations, or a duration"
+    binder.problem("interval", law, mark, sources if every.source else (), remedy)
+    return every
+
+
+def _unforeseen(every: Interval, schedule: Schedule, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
+    """Yield why an interval's end has to be foreseen and can't be, and what to do.
+
+    With ``schedule.staleness``, what comes between two iterations empties the pipeline, and rows behind it
+    are drawn by newer weights than else. Where that is may depend on nothing but the graph and its data.
+    """
+    if not schedule.staleness:
+        return
+    law = "generation runs ahead of training (`schedule.staleness`): where the pipeline is emptied, which "
+    law += "changes the weights, would depend on "
+    instead = "or let generation stream: schedule.stream in place of schedule.staleness"
+    if every.seconds:
+        yield f"{law}the clock", f"give iterations or epochs; {instead}"
+    elif any(node.refill for node in nodes):
+        yield f"{law}how many rows a filter with `refill` takes", f"give iterations; {instead}"
+
+
+def _streamed(schedule: Schedule, section: Tree, binder: Binder) -> Schedule:
+    """Return a schedule whose stream, if any, alone says how stale rows may be, and which come next."""
+    if (stream := schedule.stream) is None:
+        return schedule
+    if (ahead := schedule.staleness) and stream.staleness not in (None, ahead):
+        law = f"`schedule.staleness` is {ahead}, and `schedule.stream.staleness` {stream.staleness}"
+        binder.problem("two-staleness", law, section.items["stream"].key, (), "remove: [schedule.staleness]")
+    own: dict[str, Any] = {"staleness": (ahead or 1) if stream.staleness is None else stream.staleness}
+    if stream.order not in ("fifo", "in_order", OPEN):
+        mark = section.items["stream"].items["order"].mark
+        own["order"] = binder.attempt(find_function, stream.order, "policy", mark) or stream.order
+    return schedule.model_copy(update={"staleness": 0, "stream": stream.model_copy(update=own)})
+
+
+def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:
+    """Check that the metric of an early stop has one bound and, of an evaluation, that it is reported."""
+    place = tree.at(("schedule", "stop"))
+    if (stop.at_least is None) == (stop.at_most is None):
+        bounds = "no bound" if stop.at_least is None else "two bounds"
+        law = f"`schedule.stop` has {bounds} for `{stop.metric}`"
+        remedy = "give at_least, as of an accuracy, or at_most, as of a loss"
+        binder.problem("stop-bound", law, place.key, ("at_least", "at_most"), remedy)
+    if stop.metric.startswith("eval/"):
+        _is_reported(stop.metric, "`schedule.stop` waits for", place, tree, binder)
+
+
+def _best_is_measured(best: Best, tree: Tree, binder: Binder) -> None:
+    """Check that the metric by which checkpoints are best is one of evaluations, and reported."""
+    if OPEN not in (best.metric, best.mode):
+        _is_reported(best.metric, "`schedule.best` goes by", tree.at(("schedule", "best")), tree, binder)
+
+
+def _is_reported(metric: str, reads: str, place: Tree, tree: Tree, binder: Binder) -> None:
+    """Check that a metric of evaluations, or a part of one, is reported; ``reads`` begins the law."""
+    known = [f"eval/{name}" for name in tree.at(("eval", "report")).items] if tree.get("eval") else []
+    if any(f"{metric}/".startswith(f"{one}/") for one in known):
+        return
+    add = f"add it to the graph, as eval: {{report: {{{metric.removeprefix('eval/')}: rewards}}}}"
+    remedy = nearest(metric, known) or add
+    law = f"{reads} `{metric}`, which no evaluation reports"
+    binder.problem("no-metric", law, place.at(("metric",)).mark, known, remedy)
+
+
+def _counted(schedule: Schedule, nodes: Sequence[Node], mark: Mark | None, binder: Binder) -> Schedule:
+    epochs, sources = schedule.epochs, [node.name for node in nodes if node.call and node.op.source]
+    counted = epochs if isinstance(epochs, dict) else dict.fromkeys(sources, epochs)
+    if len(counted) != 1 or not {*counted} <= {*sources}:
+        law = f"`schedule.epochs` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
+        remedy = f"set: {{schedule.epochs: {{{sources[0]}: 3}}}}" if sources else "give schedule.iterations"
+        binder.problem("run-length", law, mark, remedy=remedy)
+    return schedule.model_copy(update={"epochs": counted})

@@ -1,0 +1,104 @@
+"""Intervals that are no number of iterations: a duration, or epochs of a source's rows.
+
+save_every: 50                       iterations
+save_every: 30 min                   of the run's time: s, min, h, days
+save_every: 0.5 epochs               of the rows of the graph's one source
+save_every: 1 epoch of prompts       of a source by its name
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any, Self
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from rlgraph.text_value import TextValue
+from rlgraph.units import seconds_of
+
+UNITS = {
+    **dict.fromkeys(("s", "second", "seconds"), 1),
+    **dict.fromkeys(("min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("day", "days"), 86_400),
+}  # a unit of time -> its seconds
+SHORT = {1: "s", 60: "min", 3600: "h", 86_400: "days"}
+EPOCHS = ("epoch", "epochs")
+FORM = re.compile(r"(\d+(?:\.\d+)?) *([A-Za-z]+)(?: +of +([A-Za-z_]\w*))?")
+PATTERN = rf"^\d+(\.\d+)? *({'|'.join(UNITS)}|epochs?( +of +[A-Za-z_]\w*)?)$"
+
+
+class Interval(TextValue):
+    """A duration or a number of epochs, as ``30 min`` or ``0.5 epochs of prompts``.
+
+    Attributes:
+        seconds: of a duration; 0 of epochs.
+        epochs: how often all rows of the source are taken; 0 of a duration. Exact, as it is written.
+        source: the node that gives the rows; "" where it is not named, as of a graph with one source.
+
+    Example:
+        >>> Interval.parse("30min"), Interval.parse("1.0 epochs").of("prompts")
+        ('30 min', '1 epoch of prompts')
+        >>> Interval.parse("0.1 epochs").epochs, Interval.parse("2 h").seconds
+        (Fraction(1, 10), 7200.0)
+    """
+
+    seconds: float
+    epochs: Fraction
+    source: str
+
+    def __new__(cls, count: Fraction, unit: str, source: str = "") -> Self:
+        number = f"{float(count):.12f}".rstrip("0").rstrip(".")
+        count = Fraction(number)  # as it is read again
+        if unit in EPOCHS:
+            unit = "epoch" if count == 1 else "epochs"
+        else:
+            unit = "day" if (short := SHORT[UNITS[unit]]) == "days" and count == 1 else short
+        interval = super().__new__(cls, f"{number} {unit}{f' of {source}' if source else ''}")
+        interval.epochs = count if unit in EPOCHS else Fraction(0)
+        interval.seconds = 0.0 if unit in EPOCHS else float(count * UNITS[unit])
+        interval.source = source
+        return interval
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read an interval.
+
+        Raises:
+            ValueError: it has another form, or is 0.
+        """
+        match = FORM.fullmatch(text.strip())
+        count, unit, source = match.groups() if match else ("", "", "")
+        if unit not in (*UNITS, *EPOCHS) or (source and unit not in EPOCHS):
+            raise ValueError(_law(text, count))
+        if not Fraction(count):
+            raise ValueError(f"must be more than 0 {unit}")
+        return cls(Fraction(count), unit, source or "")
+
+    def of(self, source: str) -> Self:
+        """Return the same epochs of a source."""
+        return type(self)(self.epochs, "epochs", source)
+
+    @classmethod
+    def _read(cls, value: Any) -> Self:
+        return cls.parse(value if isinstance(value, str) else f"{value} iterations")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # of a union with numbers: what is neither is told which forms there are, and not that it is no text
+        return core_schema.no_info_plain_validator_function(cls._read)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Any:
+        return {"type": "string", "pattern": PATTERN, "format": "interval"}
+
+
+def _law(text: str, count: str) -> str:
+    """Return what an interval has to be, with the forms that are nearest to what was written."""
+    if compound := seconds_of(re.sub(r"\s", "", text)):  # as --time-limit takes it
+        return f"must be a duration in one unit, as '{compound / 60:g} min'"
+    short, medium, *longer = (f"'{count or 30} {unit}'" for unit in SHORT.values())
+    durations = f"{short}, {medium}, {longer[0]} or {longer[1]}"
+    return f"must be a duration, as {durations}, or epochs, as '{count or 30} epochs'"
