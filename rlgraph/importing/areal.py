@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from rlgraph.importing.importer import (
     Idle,
     Imported,
     KeyOutcome,
+    duration_of,
+    epochs_of,
     graph_name,
     outcomes_of,
     own_tokenizer,
@@ -24,6 +26,7 @@ from rlgraph.importing.inherited import read_inherited
 from rlgraph.importing.options import Options
 from rlgraph.importing.parallel import combined
 from rlgraph.importing.table import table_of
+from rlgraph.syntax.interval import Interval
 
 SOURCES = {"sft": "examples", "dpo": "pairs", "rw": "pairs"}
 REJECTS = "actor.rejection_sampling"
@@ -83,6 +86,8 @@ def draft_of(options: Options) -> Draft:
     else:
         draft.remove("schedule.iterations")
         draft.set("schedule.epochs", options["total_train_epochs"])
+    if kind == "ppo" and (every := evaluated_every(options)):
+        draft.evaluate(every, {}, before=False)
     _places(draft, options)
     if options.is_on("actor.use_lora"):
         targets = options["actor.target_modules"]
@@ -265,8 +270,6 @@ def told(options: Options) -> Iterator[KeyOutcome]:
     """Yield what the user has to see to that stands behind no key, or behind several."""
     facts = options.table.facts["told"]
     yield KeyOutcome("the data", UNKNOWN, "hand", facts["data"])
-    if options["saver.freq_epochs"] or options["evaluator.freq_epochs"]:
-        yield KeyOutcome("the schedule", UNKNOWN, "hand", facts["freq"])
     generates, trains = engines_of(options)
     if any(sizes.get("p", 1) > 1 for sizes in (generates, trains)):
         text = "layers are not dealt out to stages: the devices of a pool hold all of them, divided"
@@ -284,6 +287,47 @@ def told(options: Options) -> Iterator[KeyOutcome]:
     if options["actor.eps_clip"] == 0 and not options.is_on("actor.use_sapo_loss"):
         text = "a clip of 0 leaves no gradient but at a ratio of 1: the graph has 1e-9"
         yield KeyOutcome("actor.eps_clip", 0, "hand", text)
+
+
+def evaluated_every(options: Options) -> int | str:
+    """Return how often AReaL evaluates, 0 where it does not: of several counts the first."""
+    steps, seconds, epochs = (options[f"evaluator.freq_{unit}"] for unit in ("steps", "secs", "epochs"))
+    if steps:
+        return int(steps)
+    if seconds:
+        return str(duration_of(seconds))
+    return str(epochs_of(epochs)) if epochs else 0
+
+
+def duration(kind: str) -> Callable[[float, Options], Interval]:
+    """Return what reads how many seconds lie between two checkpoints, or two evaluations.
+
+    AReaL's are due by each count that is given, steps, seconds or epochs; the graph has the first of them.
+
+    Args:
+        kind: ``saver`` or ``evaluator``.
+    """
+
+    def read(value: float, options: Options) -> Interval:
+        _only_one(options, f"{kind}.freq_steps")
+        return duration_of(value)
+
+    return read
+
+
+def epochs(kind: str) -> Callable[[float, Options], Interval]:
+    """Return what reads how many epochs lie between them, as ``duration`` does seconds."""
+
+    def read(value: float, options: Options) -> Interval:
+        _only_one(options, f"{kind}.freq_steps", f"{kind}.freq_secs")
+        return epochs_of(value)
+
+    return read
+
+
+def _only_one(options: Options, *others: str) -> None:
+    if other := next((key for key in others if options[key]), None):
+        raise Hand(f"{other} counts too, and the graph has one interval: that of {other}")
 
 
 def min_lr(value: float, options: Options) -> float:
@@ -330,4 +374,8 @@ BY: By = {
     "same_model": same_model,
     "leave_one_out": leave_one_out,
     "group_size": group_size,
+    "saved_seconds": duration("saver"),
+    "saved_epochs": epochs("saver"),
+    "evaluated_seconds": duration("evaluator"),
+    "evaluated_epochs": epochs("evaluator"),
 }

@@ -53,16 +53,21 @@ class Draft:
             reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
             self.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
 
-    def evaluate(self, every: int, sampling: Mapping[str, Any], **more: Any) -> None:
+    def evaluate(self, every: int | str, sampling: Mapping[str, Any], **more: Any) -> None:
         """Have the reward measured on all rows of files that the user has to name.
 
         Args:
-            every: after how many iterations.
+            every: after how many iterations, or another interval, as ``1 epoch``.
             sampling: attributes of the rollout that are others there.
             more: of the section ``eval``.
         """
         nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": dict(sampling)}
         self.set("eval", {"every": every, "nodes": nodes, "report": {"reward": "rewards"}, **more})
+
+    def keep_best(self, mode: str, keep: int = 1) -> None:
+        """Keep the checkpoints with the best mean reward in evaluations; ``mode`` is ``max`` or ``min``."""
+        best = {"metric": "eval/reward", "mode": mode}
+        self.set("schedule.best", best if keep == 1 else {**best, "keep": keep})
 
     def correct_within(self, low: float, high: float, level: str = "token") -> None:
         """Weigh tokens by their ratio, and leave out sequences by the geometric mean of theirs.

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from rlgraph.errors import GraphError, Problem, nearest
 from rlgraph.importing.draft import UNKNOWN, Draft, is_same
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import BELOW, TITLES, Fate, KeyRow
+from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.yaml_text import flow
 
 
@@ -29,6 +31,28 @@ COMMON: By = {
     "files": lambda value, o: [o.path(path) for path in (value if isinstance(value, list) else [value])],
     "natural": lambda value, _: max(int(value), 0),
 }
+
+
+def epochs_of(count: float) -> Interval:
+    """Return a number of epochs as an interval.
+
+    Example:
+        >>> epochs_of(0.1 * 3), epochs_of(1)
+        ('0.3 epochs', '1 epoch')
+    """
+    return Interval(Fraction(f"{count:.9g}"), "epochs")
+
+
+def duration_of(seconds: float) -> Interval:
+    """Return seconds as an interval, in the longest unit that divides them.
+
+    Example:
+        >>> duration_of(1800), duration_of(90), duration_of(7200)
+        ('30 min', '90 s', '2 h')
+    """
+    units = {"days": 86_400, "h": 3600, "min": 60, "s": 1}
+    unit = next((name for name, length in units.items() if seconds % length == 0), "s")
+    return Interval(Fraction(f"{seconds:.9g}") / units[unit], unit)
 
 
 def warmup_share(value: float, _: Options) -> float:
@@ -206,7 +230,9 @@ class Judge:
         now = self.draft.value(row.to)
         if now is UNKNOWN:
             raise Idle(f"decides nothing: the graph has no `{row.to}`")
-        if isinstance(ours, str) and isinstance(now, int | float | list):
+        is_interval = isinstance(ours, Interval)
+        ours = str(ours) if is_interval else ours
+        if isinstance(ours, str) and isinstance(now, int | float | list) and not is_interval:
             raise Hand(f"it is no value of {row.to}: give that one, as KEY=VALUE")
         if is_same(now, ours):
             return "default", f"as in the graph, {row.to}: {flow(ours)}"

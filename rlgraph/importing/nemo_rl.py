@@ -88,6 +88,7 @@ def draft_of(options: Options) -> Draft:
         draft = _policy_gradient(options)
     _rows(draft, options)
     _length(draft, options)
+    _keep(draft, options)
     _optimizer(draft, options)
     _pools(draft, options)
     return draft
@@ -532,6 +533,42 @@ def decay_iters(value: int, options: Options) -> int:
     return int(value)
 
 
+def is_kept_by_reward(options: Options) -> bool:
+    """Return whether the checkpoints that stay are those of the highest mean reward, or the lowest."""
+    return _metric(options) == "val:accuracy" and options.is_on("checkpointing.enabled")
+
+
+def _metric(options: Options) -> str | None:
+    """Return the metric by which checkpoints stay; None where the last ones do."""
+    given = options.values
+    is_null = "checkpointing.metric_name" in given and given["checkpointing.metric_name"] is None
+    return None if is_null else str(options["checkpointing.metric_name"])
+
+
+def _keep(draft: Draft, options: Options) -> None:
+    """Keep the best checkpoints and the last one, as NeMo-RL does, or the last ones."""
+    most = options["checkpointing.keep_top_k"]
+    if is_kept_by_reward(options) and draft.has("eval"):
+        draft.set("schedule.keep", 1)
+        draft.keep_best("max" if options["checkpointing.higher_is_better"] else "min", most)
+    elif _metric(options) is None and most:
+        draft.set("schedule.keep", most)
+
+
+def metric_name(value: str, options: Options) -> str:
+    if not is_kept_by_reward(options) or not options.is_on("grpo.val_period"):
+        law = f"the graph's evaluations don't measure {value}, and the last schedule.keep checkpoints stay"
+        raise Hand(f"{law}: schedule.best takes eval/NAME of what eval.report names (docs/running.md)")
+    return value
+
+
+def must_save_by(value: str, _: Options) -> str:
+    """Say which option of the command line does it; ``value`` is days, hours, minutes and seconds."""
+    counts = zip(str(value).split(":"), "dhms", strict=True)
+    time = "".join(f"{int(count)}{unit}" for count, unit in counts if int(count))
+    raise Hand(f"rlgraph run --time-limit {time} saves and ends the run in time (docs/running.md)")
+
+
 def save_period(value: int, options: Options) -> int:
     return max(int(value), 0) if options.is_on("checkpointing.enabled") else 0
 
@@ -572,6 +609,8 @@ BY: By = {
     "warmup_iters": lambda value, _: int(value),
     "decay_iters": decay_iters,
     "save_period": save_period,
+    "metric_name": metric_name,
+    "must_save_by": must_save_by,
     "shuffle": shuffle,
     "own_tokenizer": own_tokenizer("policy.model_name"),
     "scheduler": scheduler,

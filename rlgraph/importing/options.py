@@ -52,7 +52,9 @@ class Options:
         row, value = self.table.rows.get(key), self.values.get(key)
         if isinstance(value, str) and "${shell:" in value:
             return True
-        return isinstance(value, str) and isinstance(row and row.default, int | float)
+        if row is None or value in (row.texts or ()):  # texts that stand beside numbers
+            return False
+        return isinstance(value, str) and isinstance(row.default, int | float)
 
     def is_on(self, key: str) -> bool:
         """Return whether a switch is on: true, or a number above 0."""

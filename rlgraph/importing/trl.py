@@ -15,16 +15,19 @@ from rlgraph.importing.importer import (
     Idle,
     Imported,
     KeyOutcome,
+    epochs_of,
     graph_name,
     outcomes_of,
 )
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.script import TRAINERS, RewardFunction, names_of, reward_function, settings_of
 from rlgraph.importing.table import KeyTable, table_of
+from rlgraph.syntax.interval import Interval
 
 PORTS = ("", "_2", "_3", "_4")  # of the rewards that reward.sum adds
 # nodes of the graphs that rewards are put into
 NODES = ("prompts", "rollout", "rewards", "advantages", "old_logprobs", "ref_logprobs", "update_policy")
+EVALUATED = ("grpo", "rloo")  # trainers whose graphs get an evaluation, of the mean reward
 PARENTS = {"reward": "reward_model", "distillation": "distill", "cpo": "dpo"}  # graphs of other names
 NO_BOUND = 1e9  # a ratio is at most exp(20)
 OWN = ("prompt", "question", "answer", "source")  # columns that data.prompts writes itself
@@ -140,6 +143,7 @@ def draft_of(options: Options, functions: Sequence[RewardFunction]) -> Draft:
     else:
         _data(draft, options, functions)
         _reference(draft, options)
+        _evaluation(draft, options)
     if kind == "grpo":
         _loss(draft, options)
         _scale(draft, options)
@@ -396,11 +400,75 @@ def iterations(value: int, options: Options) -> int:
     return math.ceil(value / optimizer_steps(options))
 
 
-def steps(value: float, options: Options) -> int:
-    """Return a number of optimizer steps as iterations."""
-    if value < 1:
-        raise Hand("it is a share of the run: set schedule.save_every, in iterations")
-    return max(round(value / optimizer_steps(options)), 1)
+def interval(steps: float, options: Options) -> int | Interval:
+    """Return optimizer steps as iterations; a share of the run's, below 1, as epochs where it has those."""
+    if steps < 1 and not options.is_on("max_steps"):
+        return epochs_of(steps * options["num_train_epochs"])
+    steps = math.ceil(steps * options["max_steps"]) if steps < 1 else steps
+    return max(round(steps / optimizer_steps(options)), 1)
+
+
+def save_steps(value: float, options: Options) -> int | Interval:
+    if options["save_strategy"] != "steps":
+        raise Idle(f"decides nothing: save_strategy is {options['save_strategy']}")
+    if value <= 0:
+        raise Hand("it is no number of steps: set schedule.save_every")
+    return interval(value, options)
+
+
+def save_strategy(value: str, options: Options) -> int | Interval:
+    """Return when checkpoints come by a strategy; the best come with their evaluations."""
+    if value == "steps":
+        raise Idle("as save_steps")
+    if value == "best" and options.table.kind not in EVALUATED:
+        raise Hand(str(options.table.rows["load_best_model_at_end"].hand))
+    if value == "best":
+        best(True, options)
+    if value not in ("no", "best", "epoch"):
+        raise Hand("it is steps, epoch, best or no: set schedule.save_every")
+    return epochs_of(1) if value == "epoch" else 0
+
+
+def _evaluation(draft: Draft, options: Options) -> None:
+    """Have the mean reward measured as often as TRL does, and the best checkpoint kept where TRL keeps it."""
+    strategy = options["eval_strategy"]
+    if strategy not in ("steps", "epoch"):
+        return
+    every = epochs_of(1) if strategy == "epoch" else interval(options["eval_steps"], options)
+    count = options["num_generations_eval"]
+    sampled = {} if count == options["num_generations"] else {"n": count}
+    written = str(every) if isinstance(every, Interval) else every
+    draft.evaluate(written, sampled, before=options.is_on("eval_on_start"))
+    wanted = options.is_on("load_best_model_at_end") or options["save_strategy"] == "best"
+    if wanted and _metric(options) == "reward":
+        draft.keep_best("max" if _is_greater(options) else "min")
+
+
+def _metric(options: Options) -> str:
+    """Return the metric that says which model is best, without the prefix that transformers adds itself."""
+    return str(options["metric_for_best_model"] or "loss").removeprefix("eval_")
+
+
+def _is_greater(options: Options) -> bool:
+    greater = options["greater_is_better"]
+    return not _metric(options).endswith("loss") if greater is None else bool(greater)
+
+
+def best(value: bool, options: Options) -> bool:
+    """Say where the best checkpoint is of an evaluation or a metric that the graph does not have."""
+    if options["eval_strategy"] not in ("steps", "epoch"):
+        raise Hand("eval_strategy is no, and the best is by evaluations: give eval.every and schedule.best")
+    if _metric(options) != "reward":
+        law = f"{_metric(options)} is not measured by the graph's evaluations, which report the mean reward"
+        raise Hand(f"{law}: schedule.best: {{metric: eval/reward, mode: max}}")
+    return value
+
+
+def best_metric(value: str, options: Options) -> str:
+    if not options.is_on("load_best_model_at_end") and options["save_strategy"] != "best":
+        raise Idle("decides nothing: load_best_model_at_end is off, and save_strategy is not best")
+    best(True, options)
+    return value
 
 
 def loss_type(value: str, options: Options) -> str:
@@ -452,6 +520,9 @@ BY: By = {
     "passes": passes,
     "epochs": epochs,
     "iterations": iterations,
-    "steps": steps,
+    "save_steps": save_steps,
+    "save_strategy": save_strategy,
+    "best": best,
+    "best_metric": best_metric,
     "warmup": lambda value, _: float(value) if 0 < value < 1 else int(value),
 }

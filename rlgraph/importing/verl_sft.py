@@ -11,11 +11,13 @@ from rlgraph.importing.importer import (
     Idle,
     Imported,
     KeyOutcome,
+    epochs_of,
     graph_name,
     outcomes_of,
 )
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import table_of
+from rlgraph.syntax.interval import Interval
 
 # any of these steps the optimizer in host memory
 OFFLOADS = (
@@ -105,6 +107,10 @@ def lora(value: int, options: Options) -> Mapping[str, Any] | None:
     return {"rank": value, "alpha": float(alpha), "targets": targets} if value else None
 
 
+def save_freq(value: int | str, _: Options) -> int | Interval:
+    return epochs_of(1) if value == "after_each_epoch" else max(int(value), 0)
+
+
 BY: By = {
     **COMMON,
     "messages": messages,
@@ -119,4 +125,5 @@ BY: By = {
     "devices": devices,
     "epochs": epochs,
     "lora": lora,
+    "save_freq": save_freq,
 }

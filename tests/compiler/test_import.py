@@ -308,6 +308,7 @@ def test_the_table_says_one_thing_of_each_key(name: str) -> None:
         "none",
         "note",
         "known",
+        "texts",
     }
     known = {
         "verl": verl_converters,
