@@ -30,7 +30,7 @@ from rlgraph.runtime.engines.model_files import ConfigError, ConfigFileError, Mo
 from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
-from rlgraph.warnings.intervals import counted_intervals, longer_than_the_run
+from rlgraph.warnings.intervals import intervals, longer_than_the_run
 
 # a source op -> what loads all of its data from the same attributes
 LOADERS: dict[str, Callable[..., Any]] = {
@@ -72,8 +72,8 @@ def preflight(plan: Plan, tree: Tree, strict: bool = False) -> LookedAt:
     for look in (checks.sandboxes, checks.models, checks.stops, checks.data) if not checks.problems else ():
         look()
     if not checks.problems:
-        checks.intervals()
         iterations = checks.iterations()
+        checks.intervals(iterations)
     if strict:
         checks.problems += [replace(warning, grade="error") for warning in checks.warnings]
     if checks.problems:
@@ -114,18 +114,25 @@ class Preflight:
             return None
         return ceil(round(times * self.rows[source] / self._taken(source), 6))
 
-    def intervals(self) -> None:
+    def intervals(self, iterations: int | None) -> None:
         """Check that the rows are known of sources whose epochs are counted on the way.
 
-        An interval that is longer than the run is a warning where only the rows tell how long both are.
+        An interval that is longer than the run is a warning where only the rows tell how long one of both is:
+        the run, which has so many ``iterations`` where it is given in epochs, or the interval.
         """
-        for path, every in counted_intervals(self.plan).items():
-            if every.source not in self.rows:
+        for path, every in intervals(self.plan).items():
+            if isinstance(every, int):
+                length, known = float(every), iterations
+            elif every.seconds:
+                continue
+            elif every.source not in self.rows:
                 self._uncounted(path, every.source, "give iterations, or a duration as 30 min")
                 continue
-            length = every.epochs * self.rows[every.source] / self._taken(every.source)
-            if self.plan.iterations and length > self.plan.iterations:
-                self.warnings += longer_than_the_run(self.plan, self.tree, path)
+            else:
+                length = float(every.epochs * self.rows[every.source] / self._taken(every.source))
+                known = self.plan.iterations
+            if known and length > known:
+                self.warnings += longer_than_the_run(self.plan, self.tree, path, f"{known:,} iterations")
 
     def _uncounted(self, path: tuple[str, str], source: str, remedy: str) -> None:
         law = f"`{'.'.join(path)}`: only `{source}` itself knows how many rows it gives"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlgraph.errors import Problem
@@ -27,35 +27,23 @@ def intervals(plan: Plan) -> dict[tuple[str, str], int | Interval]:
     return {path: interval for path, interval in every.items() if interval}
 
 
-def counted_intervals(plan: Plan) -> Mapping[tuple[str, str], Interval]:
-    """Return the intervals that are epochs."""
-    every = intervals(plan)
-    return {path: one for path, one in every.items() if isinstance(one, Interval) and one.epochs}
-
-
 def long_intervals(plan: Plan, tree: Tree) -> Iterator[Problem]:
     """Yield intervals that are longer than the run, in iterations both, or in epochs of one source."""
     epochs = plan.schedule.epochs if isinstance(plan.schedule.epochs, dict) else {}
     for path, every in intervals(plan).items():
-        if isinstance(every, int):
-            is_long = every > plan.iterations > 0
-        else:
-            is_long = every.epochs > epochs.get(every.source, float("inf"))
-        if is_long:
-            yield from longer_than_the_run(plan, tree, path)
+        if isinstance(every, int) and every > plan.iterations > 0:
+            yield from longer_than_the_run(plan, tree, path, f"{plan.iterations:,} iterations")
+        elif isinstance(every, Interval) and every.epochs > epochs.get(every.source, float("inf")):
+            length = f"{epochs[every.source]:g} epochs of {every.source}"
+            yield from longer_than_the_run(plan, tree, path, length)
 
 
-def longer_than_the_run(plan: Plan, tree: Tree, path: tuple[str, str]) -> Iterator[Problem]:
-    """Yield the warning of an interval that is longer than the run; none where a shipped graph has it, whose
-    run another has made shorter."""
+def longer_than_the_run(plan: Plan, tree: Tree, path: tuple[str, str], length: str) -> Iterator[Problem]:
+    """Yield the warning of an interval that is longer than the run, which has such a length; none where a
+    shipped graph has the interval, whose run another has made shorter."""
     place, name = find(tree, path), ".".join(path)
     if place is None or Path(place.mark.source.name).parent == graphs_folder():
         return
-    epochs = plan.schedule.epochs
-    length = f"{plan.iterations:,} iterations"
-    if isinstance(epochs, dict):
-        ((source, times),) = epochs.items()
-        length = f"{times:g} epochs of {source}"
     law = f"`{name}` is {intervals(plan)[path]}, and the run has {length}: {LEFT[path]}"
     remedy = f"give less, or set: {{{name}: 0}}"
     yield Problem("long-interval", law, place.mark, (), remedy, grade="warning")

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from ran import metrics, same_weights
 from safetensors.torch import load_file
 
+from rlgraph.cli.main import main
 from rlgraph.errors import GraphError, RunError
 from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime import due
@@ -260,3 +262,20 @@ def test_what_is_not_whole_is_not_the_best(tmp_path: Path) -> None:
     Path("begun/metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in bare))
     with pytest.raises(RunError, match="no evaluation has measured `eval/near`"):
         export(Path("begun"), Path("two"), checkpoint="best")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warned"),
+    [
+        ("{epochs: 2, save_every: 6}", "is 6, and the run has 5 iterations"),
+        ("{epochs: 2, save_every: 4}", ""),
+        ("{iterations: 2, save_every: 1 epoch}", "is 1 epoch of prompts, and the run has 2 iterations"),
+        ("{iterations: 3, save_every: 1 epoch}", ""),
+        ("{iterations: 3, save_every: 90 days}", ""),
+    ],
+)
+def test_the_rows_say_which_intervals_are_longer_than_the_run(schedule: str, warned: str) -> None:
+    checked = CliRunner().invoke(main, ["check", "--files", ONE, *TEN, f"schedule={schedule}"])
+    assert checked.exit_code == 0, checked.output
+    assert ("checkpoints come only at the end" in checked.output) == bool(warned)
+    assert f"`schedule.save_every` {warned}" in checked.output or not warned
