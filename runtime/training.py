@@ -261,6 +261,8 @@ class TrainingRun:
 
     def _best_with(self, iteration: int) -> list[Ranked]:
         """Return the best of the checkpoints that there are, with one that is being written and one more."""
+        if self.best.best is None:
+            return []
         writing = [self.saving.state.iteration] if self.saving else []
         return self.best.among({*self.folder.lasting(), *writing, iteration})
 
@@ -296,14 +298,11 @@ class TrainingRun:
         sampled = ends or self.due_times.may_come(due.SAVE, iteration + 1, self._clocks())
         if self.plan.schedule.stop or sampled:
             kept |= {*kept_columns.sample_columns(self.plan, "train")}
-        known = iteration == self.state.iteration  # what the iteration before has decided
-        if known or not self.plan.schedule.record_every:
-            recorded = self._is_recorded(iteration, self.state.due)
-        else:
+        if iteration > self.state.iteration:  # ahead of what decides
             recorded = self.due_times.may_come(due.RECORD, iteration, self._clocks())
-        if recorded:
-            kept |= kept_columns.recorded_columns(self.plan)
-        return kept
+        else:
+            recorded = self._is_recorded(iteration, self.state.due)
+        return kept | kept_columns.recorded_columns(self.plan) if recorded else kept
 
     def _is_recorded(self, iteration: int, due_before: Sequence[str]) -> bool:
         """Return whether an iteration, counted from 0, is recorded: the first, or one behind an interval."""
