@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -92,6 +92,7 @@ def distill(
     loss_mask: boolean[samples, tokens],
     *,
     prefix_coef: NonNegativeFloat = 0.0,
+    limit: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
     """On-policy distillation (arXiv 2306.13649, 2306.08543): a teacher's log-prob less the student's.
 
@@ -99,17 +100,21 @@ def distill(
     sampled: the policy gradient of -KL(student, teacher) at each token, where later tokens don't count. w_t =
     1 + prefix_coef (1 - sum_{k < t} |d_k| / sum_k |d_k|), sums over the loss mask of a sample: a teacher
     tells less of what follows a prefix that it would not have written (IW-OPD, arXiv 2606.22600, algorithm
-    1). 0 where ``loss_mask`` is false. Records ``kl``, the mean of -d: an estimate of the KL, nats per token.
+    1). 0 where ``loss_mask`` is false. Records ``kl``, the mean of -d before ``limit`` cuts it: an estimate
+    of the KL, nats per token.
 
     Attributes:
         prefix_coef: how much more than the last tokens the first ones count, at least 0; 0 for all alike,
             0.5 in IW-OPD.
+        limit: d is cut to -limit and limit, in nats, above 0; null for no bound.
 
     Example:
         advantages: {op: advantage.distill}
     """
     gap = torch.where(loss_mask.values, teacher_logprobs.values.double() - old_logprobs.values.double(), 0)
     ctx.record("kl", -float(gap.sum()), int(loss_mask.values.sum()), over="tokens")
+    if limit is not None:
+        gap = gap.clamp(-limit, limit)
     drift = loss_mask.like(gap.abs())
     rest = drift.discounted(1.0) / drift.spread(drift.sum().clamp(min=EPSILON)).values
     return loss_mask.like((gap * (1 + prefix_coef * rest)).float())
