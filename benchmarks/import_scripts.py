@@ -42,6 +42,7 @@ from rlgraph.errors import GraphError
 from rlgraph.importing.shell import commands_of as shell_commands
 from rlgraph.importing.shell import launches_of
 from rlgraph.importing.table import table_of
+from rlgraph.importing.verl import started_on
 
 CLASSES = (
     "plans",
@@ -120,7 +121,7 @@ def verl_words(root: Path, script: Path, words: Sequence[str]) -> Iterator[Comma
     for place, word in enumerate(words[:-1]):
         module = words[place + 1]
         if word == "-m" and module.split(".")[0] in VERL_ROOTS and VERL_MODULES.search(module):
-            rest = words[place + 2 :]
+            rest = [*words[place + 2 :], *started_on(words[:place])]
         elif word.endswith(".py") and "main" in Path(word).stem and any("=" in w for w in words[place + 1 :]):
             module, rest = word, words[place + 1 :]
         else:

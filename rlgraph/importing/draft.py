@@ -92,7 +92,8 @@ class Draft:
             self.set("informative.refill", refill)
             return
         self.edit("add", informative={"op": "filter.mixed", "refill": refill})
-        for node in ("old_logprobs", "ref_logprobs", "values", "normal", "shaped", "scored", "advantages"):
+        readers = ("old_logprobs", "ref_logprobs", "values", "normal", "shaped", "scored", "token_rewards")
+        for node in (*readers, "advantages"):
             if self.has(node):
                 self.set(f"{node}.rows", "informative")
 

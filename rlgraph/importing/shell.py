@@ -42,11 +42,19 @@ CONDITIONS = ("if_statement", "case_statement", "while_statement", "list")
 
 @dataclass(frozen=True)
 class LaunchedProgram:
-    """A program that a script starts, and the words behind its name; ``line`` counts from 1."""
+    """A program that a script starts, and the words behind its name.
+
+    Attributes:
+        program: its name, as it was asked for.
+        words: those behind the name.
+        line: where the command begins, from 1.
+        launcher: the words before the name, as ``torchrun --nnodes=2 -m``.
+    """
 
     program: str
     words: tuple[str, ...]
     line: int
+    launcher: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -373,7 +381,8 @@ def launches_of(commands: Sequence[Command], programs: Sequence[str]) -> list[La
             if any(_names(word, name) for name in programs):
                 program = next(name for name in programs if _names(word, name))
                 behind = tuple(words[place + 1 :])
-                launches.setdefault((program, behind), LaunchedProgram(program, behind, command.line))
+                launch = LaunchedProgram(program, behind, command.line, tuple(words[:place]))
+                launches.setdefault((program, behind), launch)
                 break
     return [*launches.values()]
 

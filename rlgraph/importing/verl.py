@@ -23,14 +23,18 @@ from rlgraph.importing.importer import (
     refuse_unknown,
 )
 from rlgraph.importing.options import Options, read_settings
+from rlgraph.importing.parallel import allowed, combined, replicates
+from rlgraph.importing.shell import flags_of
 from rlgraph.importing.table import KeyTable, table_of
 from rlgraph.importing.verl_sft import import_verl_sft
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 SCORED = "actor_rollout_ref.rollout"  # where log-probs of the policy are set
 PACKAGE, FILE = "pkg://", "file://"  # of load_module, verl/utils/import_utils.py (0.9.1)
+TENSOR, EXPERT = "tensor_model_parallel_size", "expert_parallel_size"
 REWARD, OVERLONG = "reward.custom_reward_function", "reward.reward_kwargs.overlong_buffer_cfg"
 FILTER, CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
+DISTILLATION = "distillation.distillation_loss"
 IN_REWARD, IN_LOSS = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
 TRUTH = "reward_model.ground_truth"
 BYPASS, HYBRID = f"{CORRECTION}.bypass_mode", "actor_rollout_ref.hybrid_engine"
@@ -44,6 +48,7 @@ HOST = 8  # devices of a host, at most, as of the GPUs that servers span
 TOKENS = 16384  # of a micro-batch on one device, verl's ppo_max_token_len_per_gpu
 CAP = 2.0  # of importance weights, where verl's rollout_is_threshold says none
 MOST_REWARDS = 4  # that advantage.gdpo reads
+ONE_TEACHER = "teacher_model"  # the entry of verl's file, which counts where there is no other
 # under override_config, and no fields of config.json
 NO_FIELDS = (
     "attn_implementation",
@@ -80,6 +85,7 @@ def import_verl(
     draft = draft_of(options)
     outcomes = [*_told(options, config), *outcomes_of(options, draft, BY)]
     outcomes += read_alike(draft, ("ref", "critic"))
+    outcomes += [*combined(draft), *allowed(draft)]
     _hosts(draft, options)
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
@@ -89,6 +95,7 @@ def script_settings(file: Path, launch: int = 1) -> tuple[list[str], dict[str, s
     """Return the overrides of a launch script, which is not run, and the flags beside them.
 
     Flags are ``config-name`` and ``config-path``; ``launch`` is which launch of the script is meant, from 1.
+    What torchrun is told of the devices is among the overrides.
 
     Raises:
         GraphError: the script can't be read, or has no such launch of one of verl's trainers.
@@ -104,7 +111,25 @@ def script_settings(file: Path, launch: int = 1) -> tuple[list[str], dict[str, s
             continue
         name, has_value, value = word[2:].partition("=")
         flags[name] = value if has_value else words.pop(0) if words else ""
-    return [word for word in overrides if "=" in word or word.startswith("~")], flags
+    given = [word for word in overrides if "=" in word or word.startswith("~")]
+    return [*given, *started_on(chosen.launcher)], flags
+
+
+def started_on(launcher: Sequence[str]) -> list[str]:
+    """Return as overrides on how many devices torchrun starts a trainer, where its flags say it.
+
+    Example:
+        >>> started_on(["torchrun", "--nnodes=2", "--nproc-per-node", "8", "-m"])
+        ['trainer.nnodes=2', 'trainer.n_gpus_per_node=8']
+    """
+    if not any(Path(word).name == "torchrun" for word in launcher):
+        return []
+    words = [word for word in launcher if word != "-m"]
+    flags = {name.replace("-", "_"): value for name, value in flags_of(words).items()}
+    nodes, each = flags.get("nnodes", 1), flags.get("nproc_per_node")
+    if not isinstance(nodes, int) or not isinstance(each, int):
+        return []
+    return [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={each}"]
 
 
 def _config_of(given: Mapping[str, Any]) -> str:
@@ -159,6 +184,8 @@ def _told(options: Options, config: str | None) -> Iterator[KeyOutcome]:
         yield KeyOutcome("the weights", UNKNOWN, "hand", told["stale"])
     if options.is_on(IN_REWARD) and options["algorithm.adv_estimator"] == "gdpo":
         yield KeyOutcome("the KL", UNKNOWN, "hand", told["gdpo"])
+    if _is_alone(options):
+        yield KeyOutcome("rollout.n", 1, "hand", told["alone"])
     if _sees(options):
         yield KeyOutcome("images", UNKNOWN, "hand", told["images"])
 
@@ -190,6 +217,8 @@ def draft_of(options: Options) -> Draft:
         draft = Draft("dapo" if dapo else estimators[name]["extends"])
         for path, value in estimators[name].get("set", {}).items():
             draft.set(path, value)
+        if _is_alone(options):
+            _take_rewards(draft, bool(estimators[name]["alone"]["whiten"]))
     if options["trainer.total_training_steps"] is None:
         draft.remove("schedule.iterations")
     _pools(draft, options)
@@ -211,27 +240,80 @@ def draft_of(options: Options) -> Draft:
     return draft
 
 
+def _is_alone(options: Options) -> bool:
+    """Return whether a prompt has one sample, though the estimator compares samples.
+
+    verl's estimators then take 0 for the mean and 1 for the deviation of what there is to compare: what is
+    left is the reward itself, or that whitened over the batch. Of some that is not so, and ``check`` refuses
+    one sample then.
+    """
+    name, n = str(options["algorithm.adv_estimator"]), options["actor_rollout_ref.rollout.n"]
+    return n == 1 and not _distils(options) and "alone" in options.table.facts["estimators"][name]
+
+
+def _take_rewards(draft: Draft, whiten: bool) -> None:
+    """Let the advantage of each token be its sample's reward, or that whitened over the batch's tokens."""
+    draft.edit("add", token_rewards={"op": "reward.kl_penalty", "beta": 0.0})
+    spread = {"op": "advantage.reinforce_pp", "gamma": 1.0, "whiten": whiten}
+    draft.edit("replace", advantages={**spread, "in": {"rewards": "token_rewards"}})
+
+
+def _teachers(options: Options) -> dict[str, tuple[Any, str]]:
+    """Return the key and the path of each teacher, by its name; of several those that verl counts."""
+    above, end = "distillation.teacher_models.", ".model_path"
+    names = [
+        key.removeprefix(above).removesuffix(end)
+        for key, value in options.values.items()
+        if key.startswith(above) and key.endswith(end) and value
+    ]
+    if len(names) > 1 and ONE_TEACHER in names:
+        names.remove(ONE_TEACHER)  # 0.9.1: the entry of one teacher goes where others are given
+    return {
+        name: (options.values.get(f"{above}{name}.key"), str(options.values[f"{above}{name}{end}"]))
+        for name in names
+    }
+
+
 def _teacher(draft: Draft, options: Options) -> None:
-    """Give the graph distill its teacher.
+    """Give the graph distill its teacher, or a teacher for each value of a column of the rows.
 
     Raises:
-        GraphError: there are several teachers, or the loss is no reverse KL of sampled tokens.
+        GraphError: the loss is no reverse KL of sampled tokens, or nothing says which rows are a teacher's.
     """
-    teachers = {
-        str(value)
-        for key, value in options.values.items()
-        if key.startswith("distillation.teacher_models.") and key.endswith(".model_path")
-    }
-    loss = "distillation.distillation_loss"
+    teachers, loss = _teachers(options), DISTILLATION
     is_policy_gradient = options[f"{loss}.loss_mode"] == "k1" and options.is_on(f"{loss}.use_policy_gradient")
-    if not is_policy_gradient or options.is_on(f"{loss}.use_task_rewards") or len(teachers) > 1:
+    if not is_policy_gradient or options.is_on(f"{loss}.use_task_rewards"):
         mode = options[f"{loss}.loss_mode"]
-        law = f"distillation: {loss}.loss_mode={mode}, {len(teachers)} teachers: there is a graph for one "
-        law += "teacher, loss_mode k1, use_policy_gradient true and use_task_rewards false"
-        remedy = "the graphs mopd (several teachers) and distill_reward (with a reward) are the nearest"
+        law = f"distillation: {loss}.loss_mode={mode}: there is a graph for loss_mode k1, "
+        law += "use_policy_gradient true and use_task_rewards false"
+        remedy = "the graphs distill (by sampled tokens) and distill_reward (with a reward) are the nearest"
         raise GraphError([Problem("no-graph", law, None, (), remedy)])
-    if teachers:
-        draft.set("models.teacher.path", options.path(teachers.pop()))
+    if len(teachers) == 1:
+        ((_, path),) = teachers.values()
+        draft.set("models.teacher.path", options.path(path))
+    elif teachers:
+        _teachers_by_row(draft, teachers, options)
+
+
+def _teachers_by_row(draft: Draft, teachers: Mapping[str, tuple[Any, str]], options: Options) -> None:
+    """Let each teacher score the rows with its key, as the graph mopd does by source.
+
+    Raises:
+        GraphError: a teacher has no key.
+    """
+    if keyless := [name for name, (key, _) in teachers.items() if key is None]:
+        law = f"distillation.teacher_models.{keyless[0]} has no key: which rows it scores is not said"
+        remedy = f"give distillation.teacher_models.{keyless[0]}.key, a value of distillation.teacher_key"
+        raise GraphError([Problem("no-graph", law, None, (), remedy)])
+    draft.remove("teacher_logprobs", "models.teacher")
+    column = str(options["distillation.teacher_key"])
+    draft.set("prompts.columns", {column: {"from": column, "type": "text", "default": ""}})
+    for name, (key, path) in teachers.items():
+        own = re.sub(r"\W+", "_", name)
+        draft.edit("add", **{f"models.{own}_teacher": {"path": options.path(path), "frozen": True}})
+        node = {"op": "logprobs", "model": f"{own}_teacher", "rows": {"by": column, "is": str(key)}}
+        logprobs = f"{own}_logprobs"
+        draft.edit("add", **{logprobs: {**node, "out": {logprobs: "teacher_logprobs"}}})
 
 
 def _pools(draft: Draft, options: Options) -> None:
@@ -297,7 +379,11 @@ def _loss(draft: Draft, options: Options) -> None:
     """Give the update verl's loss, whatever the parent's is: verl clips ratios with every estimator."""
     spec = _spec(options) or options.table.facts["losses"]["vanilla"]
     given = {name: _of_actor(options, key) for name, key in spec.get("with", {}).items()}
-    if options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce":
+    if _distils(options):  # 0.9.1: the loss of distillation has bounds of its own, and no others
+        bounds = {"clip": "clip_ratio_low", "clip_high": "clip_ratio_high"}
+        given = {name: options[f"{DISTILLATION}.{key}"] for name, key in bounds.items()}
+        given["dual_clip"] = options.table.rows[f"{ACTOR}.clip_ratio_c"].default
+    elif options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce":
         given = _weighed(options)
     spec = {**spec, "kind": _loss_of(options)}
     if not draft.has("old_logprobs") and spec["kind"] != "reinforce":
@@ -328,7 +414,7 @@ def _drop_unread(draft: Draft) -> None:
 
 def _loss_of(options: Options) -> str:
     """Return the kind of loss that the update has."""
-    if options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce":
+    if not _distils(options) and options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce":
         return "cispo" if _weighed(options) else "reinforce"
     return str((_spec(options) or options.table.facts["losses"]["vanilla"])["kind"])
 
@@ -345,10 +431,10 @@ def _weighed(options: Options) -> dict[str, Any]:
 def _spec(options: Options) -> Mapping[str, Any]:
     """Return what the table says of the loss; nothing where it has none of the name.
 
-    In bypass mode verl takes the clipped loss whatever loss_mode says.
+    In bypass mode, and where it distils, verl takes the clipped loss whatever loss_mode says.
     """
     losses = options.table.facts["losses"]
-    if options.is_on(BYPASS):
+    if options.is_on(BYPASS) or _distils(options):
         return dict(losses["vanilla"])
     return dict(losses.get(options[f"{ACTOR}.policy_loss.loss_mode"], {}))
 
@@ -375,6 +461,9 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
         draft.set("shaped.beta", 0.0)
     elif in_reward and not per_token:
         draft.add_kl_per_sample()
+        if draft.has("token_rewards"):
+            draft.set("token_rewards.in", {"rewards": "scored"})
+            draft.set("advantages.in", {"rewards": "token_rewards"})
 
 
 def _data(draft: Draft, options: Options) -> None:
@@ -642,10 +731,38 @@ def least_rate(where: str) -> Callable[[float, Options], float]:
     return share
 
 
+def _engine(options: Options) -> tuple[int, int]:
+    """Return the devices of an engine, and the groups of them that have a copy of attention each.
+
+    verl's engines are tensor parallel, beside as many others (data_parallel_size) as share their experts:
+    0.9.1 asks that expert_parallel_size is the product. SGLang counts all of these as one engine's.
+    """
+    divided, dealt = (int(options[f"{SCORED}.{name}"] or 1) for name in (TENSOR, EXPERT))
+    copies = max(dealt // divided, 1)
+    if dealt == divided * copies and replicates(str(options["actor_rollout_ref.model.path"])):
+        return dealt, copies
+    return divided, 1
+
+
+def engine_devices(_: Any, options: Options) -> int:
+    return _engine(options)[0]
+
+
+def attention_copies(value: int, options: Options) -> int:
+    """Return the copies of attention in an engine; engines that share nothing are not counted."""
+    copies = _engine(options)[1]
+    if copies == 1 < int(value):
+        raise Hand(
+            "engines beside each other follow from the pool; copies of attention in one engine, of Qwen3, "
+            "are models.policy.serve.attention_replicas"
+        )
+    return copies
+
+
 def expert_parallel(value: int, options: Options) -> int:
     """Return the devices that experts are dealt out to, where they divide an engine's."""
-    devices = options["actor_rollout_ref.rollout.tensor_model_parallel_size"]
-    if int(devices) % int(value):
+    devices = _engine(options)[0]
+    if devices % int(value):
         law = f"verl deals experts out to {value} devices, of tensor and data parallel engines"
         raise Hand(f"{law}; an engine here has {devices}: set models.policy.serve.expert_parallel, a divisor")
     return int(value)
@@ -687,17 +804,40 @@ def micro_tokens(where: str, switch: str, rows: bool) -> Callable[[int, Options]
     """
 
     def tokens(value: int, options: Options) -> int:
-        own, shared = f"{where}.{switch}", "ulysses_sequence_parallel_size"
+        own = f"{where}.{switch}"
         counted = options.is_on(own if options.values.get(own) is not None else f"{ACTOR}.use_dynamic_bsz")
         if counted == rows:
             raise Idle(f"decides nothing: {own} is {'on' if rows else 'off'}")
         longest = options["data.max_prompt_length"] + options["data.max_response_length"]
-        sharers = options[f"{where}.{shared}"] or options[f"{ACTOR}.{shared}"]
         if rows:
-            return int(min(int(value) * longest, max(longest, TOKENS))) * int(sharers)
-        return int(value) * int(sharers)
+            return int(min(int(value) * longest, max(longest, TOKENS))) * _sharers(options, where)
+        return int(value) * _sharers(options, where)
 
     return tokens
+
+
+def _sharers(options: Options, where: str) -> int:
+    """Return the devices that share a row of a model: Ulysses' or those of Megatron's context parallelism."""
+    for shared in ("ulysses_sequence_parallel_size", "megatron.context_parallel_size"):
+        sharers = options[f"{where}.{shared}"] or options[f"{ACTOR}.{shared}"]
+        if int(sharers or 1) > 1 and (shared.startswith("u") or _is_megatrons(options)):
+            return int(sharers)
+    return 1
+
+
+def _is_megatrons(options: Options) -> bool:
+    """Return whether Megatron trains, as far as it is said: its sizes are given where it does."""
+    engine = options["model_engine"] or options[f"{ACTOR}.strategy"]
+    return engine not in ("dp", "fsdp", "fsdp2", "veomni")
+
+
+def megatrons(value: int, options: Options) -> int:
+    """Return a parallel size of Megatron's; one is what the graph has, or what FSDP's own keys say."""
+    if not _is_megatrons(options):
+        raise Idle("decides nothing: FSDP trains")
+    if int(value) == 1:
+        raise Idle("nothing is divided")
+    return int(value)
 
 
 def passes(value: int, options: Options) -> int:
@@ -726,6 +866,9 @@ BY: By = {
     "least_rate": least_rate(ACTOR),
     "critic_least_rate": least_rate(CRITIC),
     "expert_parallel": expert_parallel,
+    "engine_devices": engine_devices,
+    "megatrons": megatrons,
+    "attention_copies": attention_copies,
     "trusted": trusted,
     "config": config_of("actor_rollout_ref"),
     "critic_config": config_of(CRITIC),

@@ -1,5 +1,6 @@
 """verl's SFT trainer: a graph that imitates rows of messages."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rlgraph.importing.importer import (
     outcomes_of,
 )
 from rlgraph.importing.options import Options
+from rlgraph.importing.parallel import allowed, combined
 from rlgraph.importing.table import table_of
 from rlgraph.syntax.interval import Interval
 
@@ -25,6 +27,7 @@ OFFLOADS = (
     "optim.override_optimizer_config.optimizer_offload_fraction",
     "optim.override_optimizer_config.optimizer_cpu_offload",
 )
+SHARERS = ("ulysses_sequence_parallel_size", "context_parallel_size")  # of FSDP, and of Megatron
 ONE = 1  # trainer.n_gpus_per_node of a configuration that torchrun starts, which does not read it
 EARLIER = ("model.partial_pretrain", "model.fsdp_config", "data.multiturn.enable")  # keys of fsdp_sft_trainer
 OTHERS = (
@@ -44,7 +47,7 @@ def import_verl_sft(given: Mapping[str, Any], file: Path | None, folder: Path = 
     if _has_messages(options):
         draft.set("examples.answer", None)
         draft.set("examples.assistant_turns", "all")
-    outcomes = list(outcomes_of(options, draft, BY))
+    outcomes = [*outcomes_of(options, draft, BY), *combined(draft), *allowed(draft)]
     if earlier := [key for key in given if key.startswith(EARLIER)]:
         outcomes.insert(0, KeyOutcome("the defaults", UNKNOWN, "hand", f"{earlier[0]}: {OTHERS}"))
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
@@ -74,7 +77,15 @@ def tools(value: str, options: Options) -> str:
 def tokens(value: int, options: Options) -> int:
     if not options.is_on("data.use_dynamic_bsz"):
         raise Idle("decides nothing: data.use_dynamic_bsz is off")
-    return int(value) * int(options["engine.ulysses_sequence_parallel_size"])
+    sharers = max(int(options[f"engine.{key}"]) for key in SHARERS)
+    return int(value) * sharers
+
+
+def shared(value: int, _: Options) -> int:
+    """Return the devices that share a row in Megatron; one is what FSDP's own key says."""
+    if int(value) == 1:
+        raise Idle("nothing is divided")
+    return int(value)
 
 
 def rows(value: int, options: Options) -> int:
@@ -94,6 +105,13 @@ def devices(_: Any, options: Options) -> int:
     if each in (None, ONE):
         raise Idle("decides nothing: as many as there are, of which torchrun says how many")
     return int(options["trainer.nnodes"]) * int(each)
+
+
+def shard(value: int, options: Options) -> int | None:
+    """Return the devices of one copy, of all where verl takes all: below 0, and from their number on."""
+    each = options["trainer.n_gpus_per_node"]
+    known = int(options["trainer.nnodes"]) * int(each) if each not in (None, ONE) else math.inf
+    return int(value) if 0 < int(value) < known else None  # 0.9.1: create_device_mesh
 
 
 def epochs(value: Any, options: Options) -> Any:
@@ -118,7 +136,8 @@ BY: By = {
     "tools": tools,
     "tokens": tokens,
     "rows": rows,
-    "whole": lambda value, _: value if value > 0 else None,
+    "shard": shard,
+    "shared": shared,
     "warmup_share": warmup_share,
     "least_rate": lambda value, o: float(value) / float(o["optim.lr"]),
     "offloaded": lambda _, o: any(o.is_on(key) for key in OFFLOADS),

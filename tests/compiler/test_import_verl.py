@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from imported_graph import graph_of
+from rlgraph.check import check_report
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
@@ -287,8 +288,109 @@ def test_one_teacher_is_a_graph() -> None:
     graph = verl(*given, f"{loss}.use_task_rewards=False")
     assert graph["models"]["teacher"]["path"] == "Qwen/Qwen3-32B"
     assert graph["nodes"]["advantages"]["op"] == "advantage.distill"
-    with pytest.raises(GraphError, match="there is a graph for one teacher"):
+    with pytest.raises(GraphError, match="there is a graph for loss_mode k1"):
         import_verl(None, given)
+
+
+def test_several_teachers_score_the_rows_with_their_keys() -> None:
+    loss, models = "distillation.distillation_loss", "+distillation.teacher_models"
+    given = (
+        *GRPO,
+        "distillation.enabled=True",
+        "distillation.teacher_key=task",
+        f"{loss}.loss_mode=k1",
+        f"{loss}.use_policy_gradient=True",
+        f"{loss}.use_task_rewards=False",
+        f"{loss}.loss_max_clamp=10.0",
+        f"{models}.teacher_model.model_path=Qwen/Qwen3-4B",  # verl counts it not, beside others
+        f"{models}.math-8b.model_path=Qwen/Qwen3-8B",
+        f"{models}.math-8b.key=math",
+        f"{models}.code.model_path=Qwen/Qwen3-32B",
+    )
+    with pytest.raises(GraphError, match=r"teacher_models\.code has no key"):
+        import_verl(None, given)
+    graph = verl(*given, f"{models}.code.key=code")
+    nodes = graph["nodes"]
+    assert graph["models"]["math_8b_teacher"] == {"path": "Qwen/Qwen3-8B", "frozen": True}
+    assert {*graph["models"]} == {"policy", "math_8b_teacher", "code_teacher"}
+    assert nodes["math_8b_logprobs"]["rows"] == {"by": "task", "is": "math"}
+    assert nodes["code_logprobs"]["out"] == {"code_logprobs": "teacher_logprobs"}
+    assert nodes["prompts"]["columns"]["task"]["type"] == "text"
+    assert nodes["advantages"]["limit"] == 10.0
+    assert nodes["update_policy"]["loss"]["clip_high"] == 0.2
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("kl", [(), ("algorithm.use_kl_in_reward=True",)])
+def test_one_sample_per_prompt_is_the_reward_itself(estimator: str, kl: tuple[str, ...]) -> None:
+    more = ("algorithm.filter_groups.enable=False", *OVERLONG)
+    nodes = verl(f"algorithm.adv_estimator={estimator}", *more, *kl)["nodes"]
+    assert nodes["rollout"]["n"] == 1
+    assert nodes["advantages"]["whiten"] is (estimator == "reinforce_plus_plus_baseline")
+    assert nodes["token_rewards"]["in"]["rewards"] == ("scored" if kl else "overlong")
+    if kl:
+        assert nodes["shaped"]["in"]["rewards"] == "overlong"
+
+
+def test_one_sample_per_prompt_is_refused_where_verl_has_nothing_to_train_on() -> None:
+    for estimator in ("rloo_vectorized", "grpo_passk"):
+        Path("out.yaml").write_text(import_verl(None, [f"algorithm.adv_estimator={estimator}"]).graph())
+        (problem,) = check_report("out.yaml")["problems"]
+        assert "compares the samples of a prompt" in str(problem)
+
+
+NEXT = "actor_rollout_ref.model.path=/models/Qwen3-Next-80B-A3B-Instruct"  # is not here
+
+
+def test_rows_are_not_shared_where_a_family_can_not() -> None:
+    sizes = ("data.max_prompt_length=1024", "data.max_response_length=3072", f"{ACTOR}.use_dynamic_bsz=True")
+    given = (*GRPO, *sizes, NEXT, f"{ACTOR}.ppo_max_token_len_per_gpu=8192")
+    imported = import_verl(None, [*given, f"{ACTOR}.ulysses_sequence_parallel_size=4"])
+    train = graph_of(imported)["models"]["policy"]["train"]
+    assert train.get("sequence_parallel", 1) == 1
+    assert train["micro_tokens"] == 8192
+    kind, text = outcome(imported, "models.policy.train.sequence_parallel")
+    assert kind == "hand"
+    assert "carry a state from token to token" in text
+    dense = "actor_rollout_ref.model.path=Qwen/Qwen3-8B"
+    shared = verl(*given, dense, f"{ACTOR}.ulysses_sequence_parallel_size=4")["models"]["policy"]["train"]
+    assert (shared["sequence_parallel"], shared["micro_tokens"]) == (4, 4 * 8192)
+
+
+MIXTURE = ("actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B", "trainer.nnodes=2")
+
+
+def test_engines_that_share_experts_are_one() -> None:
+    serve = verl(
+        *GRPO,
+        *MIXTURE,
+        f"{ROLLOUT}.tensor_model_parallel_size=4",
+        f"{ROLLOUT}.data_parallel_size=4",
+        f"{ROLLOUT}.expert_parallel_size=16",
+    )["models"]["policy"]["serve"]
+    assert serve["tensor_parallel"] == serve["expert_parallel"] == 16
+    assert (serve["attention_replicas"], serve["hosts"]) == (4, 2)
+    beside = import_verl(None, [*GRPO, *MIXTURE, f"{ROLLOUT}.data_parallel_size=4"])
+    assert outcome(beside, f"{ROLLOUT}.data_parallel_size")[0] == "hand"
+    assert graph_of(beside)["models"]["policy"]["serve"]["tensor_parallel"] == 2
+
+
+def test_megatrons_sizes_are_taken_where_megatron_trains() -> None:
+    sizes = [
+        f"{ACTOR}.megatron.{name}_parallel_size" for name in ("expert_model", "context", "pipeline_model")
+    ]
+    kl = f"{ACTOR}.use_kl_loss=True"
+    tokens = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=12288")
+    given = (*GRPO, *MIXTURE, kl, *tokens, *(f"{key}=2" for key in sizes))
+    models = verl(*given, "model_engine=megatron")["models"]
+    for train in (models["policy"]["train"], models["ref"]["train"]):
+        assert (train["expert_parallel"], train["sequence_parallel"]) == (2, 2)
+    assert models["policy"]["train"]["micro_tokens"] == 2 * 12288
+    idle = verl(*given, "model_engine=fsdp")["models"]["policy"]["train"]
+    assert (idle.get("expert_parallel", 1), idle["micro_tokens"]) == (1, 12288)
+    dense = import_verl(None, [*given, "model_engine=megatron", "actor_rollout_ref.model.path=Qwen/Qwen3-8B"])
+    assert outcome(dense, "models.policy.train.expert_parallel")[0] == "hand"
+    graph_of(dense)
 
 
 def test_images_need_a_hand() -> None:
@@ -364,3 +466,15 @@ def test_a_launch_script_is_read_and_not_run(tmp_path: Path) -> None:
     assert graph["models"]["policy"]["path"] == "Qwen/Qwen2.5-7B"
     assert (graph["nodes"]["prompts"]["batch"], graph["nodes"]["prompts"]["max_prompt_tokens"]) == (64, 256)
     assert "trainer.n_gpus_per_node" in result.output.split("needs a hand")[-1]
+
+
+def test_torchrun_says_on_how_many_devices_a_model_is_tuned(tmp_path: Path) -> None:
+    script = tmp_path / "sft.sh"
+    lines = ["torchrun --standalone --nnodes=2 --nproc_per_node 8 -m verl.trainer.sft_trainer \\"]
+    lines += ["    engine.fsdp_size=16 trainer.n_gpus_per_node=1 " + " ".join(SFT)]
+    script.write_text("\n".join(lines) + "\n")
+    result = called(str(script), "-o", "sft.yaml")
+    assert result.exit_code == 0, result.output
+    graph = compose("sft.yaml").plain()
+    assert graph["pools"]["main"]["devices"] == 16
+    assert "shard" not in graph["models"]["policy"]["train"], "a copy is of all devices"

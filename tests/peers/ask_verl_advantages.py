@@ -29,6 +29,15 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"config": {"gdpo_reward_keys": ["accuracy", "form"], "gdpo_reward_weights": WEIGHTS}},
     ),
 }
+# those that are something where a prompt has one sample
+ALONE = (
+    "grpo",
+    "grpo without scale",
+    "grpo_vectorized",
+    "rloo",
+    "reinforce_plus_plus_baseline",
+    "opo",
+)
 
 
 def numbers() -> dict[str, Any]:
@@ -50,5 +59,17 @@ def numbers() -> dict[str, Any]:
             "typed": [f"algorithm.adv_estimator={estimator}", *typed],
             "advantages": advantages.tolist(),
         }
+    alone = {}
+    for name in ALONE:
+        typed, more = CASES.get(name, ([], {}))
+        estimator = name.split()[0]
+        advantages, _ = core_algos.get_adv_estimator_fn(estimator)(
+            token_level_rewards=rewards.clone(),
+            response_mask=mask,
+            index=np.array([f"prompt {row}" for row in range(len(LENGTHS))]),
+            **more,
+        )
+        typed = [f"algorithm.adv_estimator={estimator}", *typed]
+        alone[name] = {"typed": typed, "advantages": advantages.tolist()}
     rows = {"lengths": LENGTHS, "groups": GROUPS, "rewards": REWARDS, "forms": FORMS}
-    return {"rows": rows, "cases": cases}
+    return {"rows": rows, "cases": cases, "alone": alone}

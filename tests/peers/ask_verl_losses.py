@@ -24,7 +24,11 @@ MODES: dict[str, dict[str, Any]] = {
     "dppo_tv": {"clip_ratio_low": 0.03, "clip_ratio_high": 0.05, "clip_ratio_c": 1.2},
     "dppo_kl": {"clip_ratio_low": 0.01, "clip_ratio_high": 0.02, "clip_ratio_c": 1.2},
     "dro": {"dro_beta": 0.3},
+    # all tokens between the bounds, so that nothing is drawn; and 4 of the 17
+    "clip_cov": {**CLIPS, "clip_cov_ratio": 1.0, "clip_cov_lb": 0.02, "clip_cov_ub": 0.4},
+    "kl_cov": {"kl_cov_ratio": 0.25, "ppo_kl_coef": 0.5},
 }
+OF_LOSS = ("dro_beta", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")
 MEANS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 FIXED = ("geo_mean", "sapo")  # whose mean no key sets
 KLS = (
@@ -45,6 +49,8 @@ KLS = (
 )
 LONGEST = 8  # data.max_response_length
 COEF = 0.2
+TEACHER = "distillation.teacher_models.teacher_model"
+LIMITS = (None, 0.3)  # of the KL of a token, in nats
 
 
 def rows() -> dict[str, torch.Tensor]:
@@ -68,8 +74,8 @@ def rows() -> dict[str, torch.Tensor]:
 
 
 def config_of(mode: str, settings: dict[str, Any]) -> ActorConfig:
-    of_loss = {name: value for name, value in settings.items() if name == "dro_beta"}
-    of_actor = {name: value for name, value in settings.items() if name != "dro_beta"}
+    of_loss = {name: value for name, value in settings.items() if name in OF_LOSS}
+    of_actor = {name: value for name, value in settings.items() if name not in OF_LOSS}
     config = ActorConfig(
         strategy="fsdp",
         rollout_n=1,
@@ -82,14 +88,18 @@ def config_of(mode: str, settings: dict[str, Any]) -> ActorConfig:
     return config
 
 
-def case(mode: str, mean: str, settings: dict[str, Any], kl: str | None = None) -> dict[str, Any]:
-    """Return what is typed, and verl's loss and gradient."""
+def case(
+    mode: str, mean: str, settings: dict[str, Any], kl: str | None = None, moved: bool = True
+) -> dict[str, Any]:
+    """Return what is typed, and verl's loss and gradient; ``moved`` is false of an iteration's first step."""
     given = rows()
+    if not moved:
+        given["old_logprobs"] = given["logprobs"]
     config = config_of(mode, settings)
     loss, logprobs = policy_loss(mode, given, "old_logprobs", mean, config)
     typed = [f"{ACTOR}.policy_loss.loss_mode={mode}", f"{ACTOR}.loss_agg_mode={mean}"]
     typed += [
-        f"{ACTOR}.{'policy_loss.' if name == 'dro_beta' else ''}{name}={value}"
+        f"{ACTOR}.{'policy_loss.' if name in OF_LOSS else ''}{name}={value}"
         for name, value in settings.items()
     ]
     if kl:
@@ -113,11 +123,38 @@ def bypassed(correction: dict[str, Any]) -> dict[str, Any]:
     return {"typed": typed, "loss": loss.item(), "gradient": logprobs.grad.tolist()}
 
 
+def distilled(limit: float | None) -> dict[str, Any]:
+    """Return the same of the reverse KL to a teacher as a reward, in an iteration's first step.
+
+    0.9.1 gives its clipped loss, with bounds of its own, the estimate k1 of the KL, cut and with its sign
+    changed, as advantages (verl/trainer/distillation/losses.py; that file imports more than this environment
+    has). The teacher's log-probs are the column ref_logprobs.
+    """
+    given = rows()
+    given["old_logprobs"] = given["logprobs"]
+    divergence = core_algos.kl_penalty(given["logprobs"], given["ref_logprobs"], "k1")
+    if limit is not None:
+        divergence = divergence.clamp(min=-limit, max=limit)
+    given["advantages"] = -divergence * given["mask"]
+    clips = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3}
+    loss, logprobs = policy_loss("vanilla", given, "old_logprobs", "token-mean", config_of("vanilla", clips))
+    loss.backward()
+    options = {"loss_mode": "k1", "use_policy_gradient": True, "use_task_rewards": False, **clips}
+    options["loss_max_clamp"] = "null" if limit is None else limit
+    typed = ["distillation.enabled=True", f"{TEACHER}.model_path=Qwen/Qwen3-32B"]
+    typed += [f"distillation.distillation_loss.{name}={value}" for name, value in options.items()]
+    return {"typed": typed, "loss": loss.item(), "gradient": logprobs.grad.tolist()}
+
+
 def numbers() -> dict[str, Any]:
     cases = {
         f"{mode} {mean}": case(mode, mean, settings)
         for mode, settings in MODES.items()
         for mean in (MEANS if mode not in FIXED else ("seq-mean-token-mean",))
+    }
+    cases |= {
+        f"{mode} first step": case(mode, "token-mean", MODES[mode], moved=False)
+        for mode in ("clip_cov", "kl_cov")
     }
     cases |= {f"kl {kl}": case("vanilla", "token-mean", MODES["vanilla"], kl) for kl in KLS}
     cases |= {
@@ -128,4 +165,5 @@ def numbers() -> dict[str, Any]:
             {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": 1.2}
         ),
     }
-    return {"rows": {name: column.tolist() for name, column in rows().items()}, "cases": cases}
+    columns = {name: column.tolist() for name, column in rows().items()}
+    return {"rows": columns, "cases": cases, "distilled": {str(limit): distilled(limit) for limit in LIMITS}}
