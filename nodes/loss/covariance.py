@@ -105,7 +105,7 @@ def clip_cov(
     ``restrained`` is the column of covariance.band.
 
     Attributes:
-        level: whose ratio rho is, token or sequence, as of ppo_clip.
+        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
 
@@ -135,7 +135,7 @@ def kl_cov(
     Nothing is clipped. ``restrained`` is the column of covariance.top.
 
     Attributes:
-        level: whose ratio rho is, token or sequence, as of ppo_clip.
+        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
         coef: what a nat costs on a restrained token, at least 0.
 
     Example:

@@ -42,10 +42,12 @@ def ppo_clip(
 
     With ``level: sequence`` rho is s = exp(lp - sg(lp) + sg(mean_t(lp - old))), the mean over the sequence's
     loss mask and clamped to +-20, sg the stop of gradients: the loss of GSPO (arXiv 2507.18071), whose clip
-    is far narrower.
+    is far narrower. With ``level: product`` rho is exp(sum_t(lp - old)), the ratio of whole responses (RLOO,
+    arXiv 2402.14740), with its own gradient; take ``aggregate: seq-mean-token-mean`` with it.
 
     Attributes:
-        level: whose ratio it is: token, each one's own; sequence, the geometric mean of a sequence's.
+        level: whose ratio it is: token, each one's own; sequence, the geometric mean of a sequence's;
+            product, their product.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
         dual_clip: the most that the ratio may count where A < 0, above 1; null for no cap.
@@ -87,7 +89,7 @@ def decoupled_ppo(
     (``rollout_logprobs``, the behaviour policy) only decides what a row counts. First in arXiv 2110.00641.
 
     Attributes:
-        level: whose ratio rho is, token or sequence, as of ppo_clip.
+        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
         dual_clip: as of ppo_clip; null for no cap, as in the paper.
@@ -133,7 +135,7 @@ def decoupled_ppo_approx(
     decoupled_ppo with p for ``old_logprobs``, and ``old_logprobs`` for ``rollout_logprobs``.
 
     Attributes:
-        level: whose ratio rho is, token or sequence, as of ppo_clip.
+        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
         staleness: by how many updates the weights that sampled are older than those that an update starts
             from, above 0: the graph's schedule.staleness.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
@@ -208,7 +210,7 @@ def cispo(
     low, cap) = min(max(rho, low), cap).
 
     Attributes:
-        level: whose ratio rho is, token or sequence, as of ppo_clip.
+        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
         clip: how far below 1 the weight may go, above 0; 1 for as far as it likes.
         clip_high: how far above 1 the weight may go, above 0; not read where ``cap`` is given.
         cap: the most that the weight may be, above 0; null for 1 + clip_high.
@@ -240,7 +242,7 @@ def sapo(
     goes away from 1, the faster the larger t.
 
     Attributes:
-        level: whose ratio rho is, token or sequence, as of ppo_clip.
+        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
         tau: how fast the gradient fades where A > 0, above 0.
         tau_negative: how fast it fades where A <= 0, above 0.
 

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from rlgraph.nodes.loss import policy as losses
 from rlgraph.nodes.loss.policy import Aggregation, KlKind, PolicyAggregation
-from rlgraph.nodes.loss.ratio import masked_mean, ratio, sequence_ratio
+from rlgraph.nodes.loss.ratio import RatioLevel, masked_mean, ratio, sequence_ratio
 from rlgraph.nodes.loss.sequence import gspo
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged, same
@@ -55,6 +55,7 @@ def policy(
     kl_unbiased: bool = False,
     off_policy_limit: PositiveFloat | None = None,
     entropy_coef: float = 0.0,
+    entropy_aggregate: PolicyAggregation | None = None,
     weight: NonNegativeFloat = 1.0,
     over: Literal["samples", "segments"] = "samples",
 ) -> None:
@@ -95,6 +96,7 @@ def policy(
             ``rollout_logprobs``, or else ``old_logprobs``. Null for no limit. Records ``off_policy``, the
             share of such tokens.
         entropy_coef: weight of the entropy bonus, in loss per nat; 0 for none.
+        entropy_aggregate: how tokens' entropies become one number, one of ``aggregate``; null: as that.
         weight: what the whole of L counts, at least 0, beside the losses of nodes that join this one or that
             it ``joins``; the metric ``loss`` is without it.
         over: the sequences that seq-mean-... averages over where rows are segments: samples, each of which
@@ -116,7 +118,7 @@ def policy(
     present = {name: column for name, column in extra.items() if column is not None}
     columns = {"tokens": tokens, "loss_mask": loss_mask, **present, **loss.columns}
     objective = policy_objective(
-        loss, aggregate, kl_coef, kl, entropy_coef, norm, kl_unbiased, off_policy_limit
+        loss, aggregate, kl_coef, kl, entropy_coef, norm, kl_unbiased, off_policy_limit, entropy_aggregate
     )
     divisor = 1.0 if temperature is None else temperature
     several = bool(ctx.total_samples) and over == "samples"
@@ -190,6 +192,7 @@ def policy_objective(
     norm: float | None = None,
     kl_unbiased: bool = False,
     off_policy_limit: float | None = None,
+    entropy_how: PolicyAggregation | None = None,
 ) -> Objective:
     """Return the objective of ``update.policy`` for a train engine: (batch, totals) -> (loss, metrics)."""
 
@@ -214,7 +217,8 @@ def policy_objective(
             measured["kl_ref"] = divergence.values
             total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how, norm)
         if entropy_coef:
-            total = total - entropy_coef * losses.aggregate(batch["entropy"], loss_mask, totals, how, norm)
+            mean = losses.aggregate(batch["entropy"], loss_mask, totals, entropy_how or how, norm)
+            total = total - entropy_coef * mean
         return total, _metrics(measured | _rollout_gap(batch), loss_mask)
 
     return objective
@@ -250,8 +254,8 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
             old = losses.proximal(now, old, loss.attributes["staleness"])
         measured["kl_old"] = losses.kl(old, now, "k3")
         measured["ratio"] = rho = ratio(now, old)
-        if _of_sequences(loss):
-            measured["ratio"] = rho = sequence_ratio(now, logprobs.like(old), batch["loss_mask"])
+        if (level := _level(loss)) != "token":
+            measured["ratio"] = rho = sequence_ratio(now, logprobs.like(old), batch["loss_mask"], level)
         if clip := loss.attributes.get("clip"):
             high = loss.attributes.get("clip_high") or clip
             most = 1 + high
@@ -263,9 +267,12 @@ def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
     return measured
 
 
-def _of_sequences(loss: Loss) -> bool:
-    """Return whether the ratio of a loss is that of a sequence, as a geometric mean."""
-    return loss.body is gspo or loss.attributes.get("level") == "sequence"
+def _level(loss: Loss) -> RatioLevel:
+    """Return what the ratio of a loss is of: a token, or a sequence, as a geometric mean or a product."""
+    if loss.body is gspo:
+        return "sequence"
+    level: RatioLevel = loss.attributes.get("level", "token")
+    return level
 
 
 def _kl_ratio(loss: Loss, batch: Batch) -> torch.Tensor:
@@ -275,8 +282,8 @@ def _kl_ratio(loss: Loss, batch: Batch) -> torch.Tensor:
     """
     logprobs = batch["logprobs"]
     old = batch.get("old_logprobs", logprobs.like(logprobs.values.detach()))
-    if _of_sequences(loss):
-        return sequence_ratio(logprobs.values, old, batch["loss_mask"])
+    if (level := _level(loss)) != "token":
+        return sequence_ratio(logprobs.values, old, batch["loss_mask"], level)
     return ratio(logprobs.values, old.values)
 
 

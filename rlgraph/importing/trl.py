@@ -24,11 +24,13 @@ from rlgraph.importing.script import TRAINERS, RewardFunction, names_of, reward_
 from rlgraph.importing.table import KeyTable, table_of
 from rlgraph.syntax.interval import Interval
 
+APART = "normalize_then_sum"  # multi_objective_aggregation: rewards are normalised one by one
 PORTS = ("", "_2", "_3", "_4")  # of the rewards that reward.sum adds
 # nodes of the graphs that rewards are put into
 NODES = ("prompts", "rollout", "rewards", "advantages", "old_logprobs", "ref_logprobs", "update_policy")
 EVALUATED = ("grpo", "rloo")  # trainers whose graphs get an evaluation, of the mean reward
 PARENTS = {"reward": "reward_model", "distillation": "distill", "cpo": "dpo"}  # graphs of other names
+FROM_SAMPLER = {"old_logprobs": "rollout_logprobs"}
 NO_BOUND = 1e9  # a ratio is at most exp(20)
 OWN = ("prompt", "question", "answer", "source")  # columns that data.prompts writes itself
 KWARGS = "list the columns that it reads from **kwargs in `columns` of its node, and in prompts.columns"
@@ -149,9 +151,12 @@ def draft_of(options: Options, functions: Sequence[RewardFunction]) -> Draft:
         _scale(draft, options)
         _entropy(draft, options)
         _correction(draft, options)
+    if kind == "rloo":
+        _rloo(draft, options)
     if kind in ("grpo", "rloo") and options.is_on("mask_truncated_completions"):
         draft.edit("add", whole_mask={"op": "mask.complete"})
-        draft.edit("set", **{"update_policy.in": {"loss_mask": "whole_mask"}})
+        reads = draft.value("update_policy.in") or {}
+        draft.set("update_policy.in", {**reads, "loss_mask": "whole_mask"})
     if options.is_on("sync_ref_model") and draft.has("models.ref"):
         every = max(round(options["ref_model_sync_steps"] / optimizer_steps(options)), 1)
         refresh = {"op": "update.copy", "model": "ref", "of": "policy@next", "every": every}
@@ -171,8 +176,12 @@ def _data(draft: Draft, options: Options, functions: Sequence[RewardFunction]) -
     draft.set("prompts.answer", "answer" if "answer" in wanted else None)
     columns = {name: {"type": "json"} for name in wanted if name not in OWN}
     draft.set("prompts.columns", {"trl_prompt": {"from": "prompt", "type": "json"}, **columns})
+    apart = {"op": "advantage.gdpo", "eps": 1e-4, "over": "samples"}
+    normalises_each = options["multi_objective_aggregation"] == APART
     if len(functions) == 1:
         draft.edit("replace", rewards=functions[0].node())
+        if normalises_each:
+            draft.edit("replace", advantages={**apart, "weight_2": 0.0})
         return
     weights = options["reward_weights"] or [1.0] * len(functions)
     ins, weighed = dict[str, str](), dict[str, float]()
@@ -182,6 +191,8 @@ def _data(draft: Draft, options: Options, functions: Sequence[RewardFunction]) -
         draft.edit("add", **{name: {**function.node(), "out": outs}})
         ins[f"rewards{port}"], weighed[f"weight{port}"] = name, float(weight)
     draft.edit("replace", rewards={"op": "reward.sum", "in": ins, **weighed})
+    if normalises_each:
+        draft.edit("replace", advantages={**apart, "in": ins, **weighed})
 
 
 def _reference(draft: Draft, options: Options) -> None:
@@ -194,6 +205,34 @@ def _reference(draft: Draft, options: Options) -> None:
     elif inside:
         draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
         draft.add_kl_per_sample(beta=beta)
+
+
+def _rloo(draft: Draft, options: Options) -> None:
+    """Clip rewards, scale advantages over the batch, and clip the ratio of responses, where RLOO does."""
+    if bounds := options["reward_clip_range"]:
+        low, high = map(float, bounds)
+        draft.edit("insert", clipped={"op": "reward.scale", "on": "rewards", "low": low, "high": high})
+    if options.is_on("normalize_advantages"):
+        reads = draft.value("advantages.in") or {"rewards": "clipped" if bounds else "rewards"}
+        apart = {"op": "reward.whiten", "mean": "group", "std": "none", "leave_one_out": True, "in": reads}
+        scaled = {"op": "reward.whiten", "mean": "batch", "std": "batch", "eps": 1e-4}
+        draft.edit("add", compared=apart)
+        draft.edit("add", normal={**scaled, "in": {"rewards": "compared"}})
+        draft.edit("add", token_rewards={"op": "reward.kl_penalty", "beta": 0.0, "in": {"rewards": "normal"}})
+        spread = {"op": "advantage.reinforce_pp", "gamma": 1.0, "whiten": False}
+        draft.edit("replace", advantages={**spread, "in": {"rewards": "token_rewards"}})
+    if _minibatches(options) * int(options["num_iterations"]) > 1:
+        low, high = options["epsilon"], options["epsilon_high"]
+        if not draft.has("old_logprobs"):
+            draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
+        loss = {
+            "kind": "ppo_clip",
+            "level": "product",
+            "clip": low,
+            "clip_high": low if high is None else high,
+        }
+        draft.edit("replace", **{"update_policy.loss": loss})
+        draft.set("update_policy.aggregate", "seq-mean-token-mean")
 
 
 def _loss(draft: Draft, options: Options) -> None:
@@ -218,6 +257,8 @@ def _loss(draft: Draft, options: Options) -> None:
 def _scale(draft: Draft, options: Options) -> None:
     """Scale rewards by their group, by the batch, or not; TRL adds 1e-4 to a deviation."""
     scale = options["scale_rewards"]
+    if draft.value("advantages.op") == "advantage.gdpo":
+        return  # rewards are normalised one by one, by their group, whatever this says
     if scale in ("group", True):
         draft.set("advantages.eps", 1e-4)
         return
@@ -228,7 +269,7 @@ def _scale(draft: Draft, options: Options) -> None:
 
 
 def _entropy(draft: Draft, options: Options) -> None:
-    """Count only the tokens of highest entropy; and add a bonus for entropy, where its mean is TRL's."""
+    """Count only the tokens of highest entropy; or add a bonus for entropy, a mean over tokens in TRL."""
     share = options["top_entropy_quantile"]
     if share < 1:
         entropies = {"op": "logprobs.entropy", "model": "policy", "out": {"logprobs": "old_logprobs"}}
@@ -236,8 +277,10 @@ def _entropy(draft: Draft, options: Options) -> None:
         draft.edit(word, old_logprobs=entropies)
         weights = {"op": "weight.entropy", "share": share, "minibatches": _minibatches(options)}
         draft.edit("add", token_weights=weights)
-    if options["entropy_coef"] and draft.value("update_policy.aggregate") == "token-mean" and share >= 1:
+    if options["entropy_coef"] and share >= 1:
         draft.set("update_policy.entropy_coef", options["entropy_coef"])
+        if draft.value("update_policy.aggregate") != "token-mean":
+            draft.set("update_policy.entropy_aggregate", "token-mean")
 
 
 def _minibatches(options: Options) -> int:
@@ -303,7 +346,8 @@ def _correction(draft: Draft, options: Options) -> None:
         return
     level, _, how = str(options["vllm_importance_sampling_mode"]).partition("_")
     low, high = (options[f"vllm_importance_sampling_clip_{end}"] for end in ("min", "max"))
-    if options["loss_type"] == "vespo":
+    if options["loss_type"] == "vespo":  # it weighs the whole way from what sampled
+        draft.set("update_policy.in", {**(draft.value("update_policy.in") or {}), **FROM_SAMPLER})
         return
     if how == "mask":
         bounds = {"low": low or 0.0, "high": NO_BOUND if high is None else high}
@@ -368,17 +412,7 @@ def minibatches(_: Any, options: Options) -> int:
     rows, step = generated(options), step_rows(options)
     if rows % step:
         raise Hand(f"{rows} responses are no whole number of steps of {step}: set update_policy.minibatches")
-    return passes(rows // step, options)
-
-
-def passes(steps: int, options: Options) -> int:
-    """Return passes or steps, of which RLOO's loss without a ratio makes one per iteration."""
-    if options.table.kind == "rloo" and steps > 1:
-        law = (
-            "RLOO makes several optimizer steps of what it generates, and clips the ratio of whole responses"
-        )
-        raise Hand(f"{law}; the graph makes one: divide prompts.batch, or see the graph gspo")
-    return int(steps)
+    return rows // step
 
 
 def optimizer_steps(options: Options) -> int:
@@ -479,13 +513,20 @@ def loss_type(value: str, options: Options) -> str:
 
 
 def entropy(value: float, options: Options) -> float:
-    """Say where TRL's mean of entropies is another one than the loss has."""
-    spec = options.table.facts["losses"].get(options["loss_type"], {})
-    if value and (spec.get("aggregate") != "token-mean" or options["top_entropy_quantile"] < 1):
+    """Say where TRL's mean of entropies is of other tokens than here."""
+    if value and options["top_entropy_quantile"] < 1:
         raise Hand(
-            "set update_policy.entropy_coef; TRL averages the entropy over the tokens that are learnt, "
-            "whatever loss_type is, ours by update_policy.aggregate over all"
+            "left out: with top_entropy_quantile TRL averages the entropy of those tokens alone, and "
+            "update_policy.entropy_coef here that of all"
         )
+    return value
+
+
+def aggregation(value: str, options: Options) -> str:
+    """Say where rewards are left out of what is normalised one by one."""
+    functions = options["reward_funcs"] or ()
+    if value == APART and len(functions) > len(PORTS):
+        raise Hand(f"advantage.gdpo normalises {len(PORTS)} rewards: the others are left out of it")
     return value
 
 
@@ -509,6 +550,7 @@ def power(value: float, options: Options) -> float:
 BY: By = {
     **COMMON,
     "loss_type": loss_type,
+    "aggregation": aggregation,
     "entropy": entropy,
     "pair_loss": pair_loss,
     "power": power,
@@ -517,7 +559,6 @@ BY: By = {
     "prompts": prompts,
     "rows": lambda _, o: step_rows(o),
     "minibatches": minibatches,
-    "passes": passes,
     "epochs": epochs,
     "iterations": iterations,
     "save_steps": save_steps,

@@ -326,8 +326,10 @@ def _pools(draft: Draft, options: Options) -> None:
     if not _streams(options):
         draft.set("schedule.staleness", 1)
         return
-    # verl begins (1 + staleness_threshold) times the prompts of an iteration before its weights change
-    draft.set("schedule.stream", {"staleness": 1, "too_old": "correct"})
+    # verl begins (1 + staleness_threshold) times the prompts of an iteration before its weights change, so
+    # that rows are behind by the threshold, rounded up, at most
+    ahead = math.ceil(float(options["async_training.staleness_threshold"]))
+    draft.set("schedule.stream", {"staleness": ahead, "too_old": "correct"})
     if total := options["rollout.total_rollout_steps"]:
         draft.set("schedule.iterations", max(1, round(int(total) / batch_of(options))))
 

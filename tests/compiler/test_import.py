@@ -250,11 +250,14 @@ def test_trl_counts_batches_in_responses() -> None:
     assert (graph["schedule"]["iterations"], graph["schedule"]["save_every"]) == (13, 2)  # of 8 steps each
 
 
-def test_a_rloo_of_several_steps_needs_a_hand() -> None:
+def test_a_rloo_of_several_steps_clips_the_ratio_of_responses() -> None:
     settings = ["steps_per_generation=4", "num_iterations=2"]
     imported = import_trl(Path("trl_rloo.yaml"), settings, trainer="rloo")
     checked(imported)
-    assert outcome(imported, "num_iterations")[0] == outcome(imported, "steps_per_generation")[0] == "hand"
+    update = imported.draft.value("update_policy")
+    assert (update["minibatches"], update["epochs"]) == (4, 2)
+    assert (update["loss"]["kind"], update["loss"]["level"]) == ("ppo_clip", "product")
+    assert imported.draft.has("old_logprobs")
 
 
 SCRIPT = """

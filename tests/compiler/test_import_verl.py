@@ -193,6 +193,13 @@ def test_a_fully_async_run_has_the_batch_of_what_happens_between_two_syncs() -> 
     assert graph["nodes"]["update_policy"]["in"] == {"old_logprobs": "rollout_logprobs"}
 
 
+@pytest.mark.parametrize(("threshold", "behind"), [(0, 0), (0.1, 1), (1, 1), (1.5, 2)])
+def test_rows_are_as_far_behind_as_verl_lets_them(threshold: float, behind: int) -> None:
+    pools = ("rollout.nnodes=1", "rollout.n_gpus_per_node=4", "actor_rollout_ref.hybrid_engine=False")
+    graph = verl(*GRPO, *pools, f"async_training.staleness_threshold={threshold}")
+    assert graph["schedule"]["stream"] == {"staleness": behind, "too_old": "correct"}
+
+
 def test_one_step_off_makes_up_for_nothing_where_verl_does_not() -> None:
     ahead = ("actor_rollout_ref.hybrid_engine=False", "rollout.nnodes=1", "rollout.n_gpus_per_node=2")
     imported = import_verl(None, [*GRPO, *ahead, f"{CORRECTION}.bypass_mode=False"])

@@ -5,6 +5,7 @@ What TRL gave for the same settings stands in tests/peers/recorded, with its ver
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from pathlib import Path
@@ -29,11 +30,9 @@ RECORDED = Path(__file__).parents[1] / "peers/recorded"
 LOSSES = json.loads((RECORDED / "trl_grpo.json").read_text())
 ROWS = json.loads((RECORDED / "trl_grpo_rows.json").read_text())
 PREFERENCES = json.loads((RECORDED / "trl_preferences.json").read_text())
-BY_HAND = {  # the importer says what to do: TRL's mean of entropies; the sampler's part in VESPO's weight
-    "grpo entropy": "entropy_coef",
-    "dr_grpo entropy": "entropy_coef",
+RLOO = json.loads((RECORDED / "trl_rloo.json").read_text())
+BY_HAND = {  # the importer says what to do: TRL's mean of the entropies of some tokens
     "entropy of the top": "entropy_coef",
-    "vllm vespo": "vllm_importance_sampling_correction",
 }
 
 
@@ -82,6 +81,11 @@ def test_a_loss_of_grpo_is_trls(name: str) -> None:
         given["rollout_logprobs"] = sampled
     if "rollout_weights" in nodes:
         given["rollout_weights"] = weights
+    if update.get("in") == {
+        "old_logprobs": "rollout_logprobs"
+    }:  # of vespo, whose weights TRL has cut by then
+        assert "vllm_importance_sampling_correction" in hands
+        given["rollout_logprobs"] = given["old_logprobs"] = sampled_by(weights, given["old_logprobs"], mask)
     loss = dict(update["loss"])
     objective = policy_objective(
         policy.policy_loss(loss.pop("kind"), **loss),
@@ -92,11 +96,107 @@ def test_a_loss_of_grpo_is_trls(name: str) -> None:
         attributes.get("norm"),
         attributes.get("kl_unbiased", False),
         attributes.get("off_policy_limit"),
+        attributes.get("entropy_aggregate"),
     )
     value, gradient, _ = policy.gradient_of(objective, given)
     assert value == pytest.approx(case["loss"], rel=1e-5, abs=1e-6)
     expected = policy.flat(case["gradient"], mask)
     assert [n for row in gradient for n in row] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def sampled_by(weights: Ragged, old: Ragged, mask: Ragged) -> Ragged:
+    """Log-probs of a sampler that weights are of; TRL adds those of padding, which are 1 in a run."""
+    rows = [[math.log(w) for w in row] for row in LOSSES["rows"]["weights"]]
+    behind = [sum(row[int(sum(m)) :]) for row, m in zip(rows, LOSSES["rows"]["mask"], strict=True)]
+    rows = [[row[0] + rest, *row[1:]] for row, rest in zip(rows, behind, strict=True)]
+    return mask.like(old.values - policy.ragged(rows, LOSSES["rows"]["mask"]).values)
+
+
+@pytest.mark.parametrize("name", RLOO["losses"])
+def test_several_steps_of_rloo_clip_the_ratio_of_responses_as_in_trl(name: str) -> None:
+    case = RLOO["losses"][name]
+    steps = {"gradient_accumulation_steps": 1, "steps_per_generation": 4}
+    nodes, hands = graph_of("rloo", {**case["settings"], **steps, "num_iterations": 2})
+    assert not {*steps, "num_iterations"} & {*hands}
+    update, given = nodes["update_policy"], policy.columns(RLOO["loss_rows"])
+    assert (update["minibatches"], update["epochs"]) == (4, 2)
+    loss = dict(update["loss"])
+    objective = policy_objective(
+        policy.policy_loss(loss.pop("kind"), **loss), update["aggregate"], 0.0, "k3", 0.0
+    )
+    value, gradient, _ = policy.gradient_of(objective, given)
+    assert value == pytest.approx(case["loss"], rel=1e-5, abs=1e-6)
+    expected = policy.flat(case["gradient"], given["loss_mask"])
+    assert [n for row in gradient for n in row] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_one_step_of_rloo_has_the_gradient_of_the_clipped_ratio() -> None:
+    nodes, _ = graph_of("rloo", {})
+    given = policy.columns(RLOO["loss_rows"])
+    given["old_logprobs"] = given["logprobs"]
+    gradients = []
+    for kind, more, aggregate in (
+        (nodes["update_policy"]["loss"]["kind"], {}, nodes["update_policy"]["aggregate"]),
+        ("ppo_clip", {"level": "product"}, "seq-mean-token-mean"),
+    ):
+        objective = policy_objective(policy.policy_loss(kind, **more), aggregate, 0.0, "k3", 0.0)
+        gradients.append(policy.gradient_of(objective, given)[1])
+    assert [n for row in gradients[0] for n in row] == pytest.approx([n for row in gradients[1] for n in row])
+
+
+@pytest.mark.parametrize("name", RLOO["advantages"])
+def test_advantages_of_rloo_are_trls(name: str) -> None:
+    case, rows = RLOO["advantages"][name], RLOO["rows"]
+    nodes, hands = graph_of("rloo", {**case["settings"], "num_generations": 4})
+    assert not {"normalize_advantages", "reward_clip_range"} & {*hands}
+    mask = Ragged.of([[True] * 5] * 8, torch.bool)
+    scores = [sum(w * s for w, s in zip(weights_of(case), pair, strict=True)) for pair in pairs_of(rows)]
+    known: dict[str, Any] = {
+        "rewards": torch.tensor(scores),
+        "group": torch.arange(8) // 4,
+        "loss_mask": mask,
+        "old_logprobs": Ragged.of(rows["logprobs"], torch.float32),
+        "ref_logprobs": Ragged.of(rows["ref_logprobs"], torch.float32),
+    }
+    for node in ("clipped", "shaped", "scored", "compared", "normal", "token_rewards", "advantages"):
+        if node in nodes:
+            body, own = body_of(nodes[node])
+            reads = nodes[node].get("in", {})
+            names = inspect.signature(body).parameters
+            columns = {port: known[reads.get(port, port)] for port in names if port in known}
+            ctx = {"ctx": Context(node, 0, 0)} if "ctx" in names else {}
+            known[node] = body(**ctx, **columns, **own)
+    expected = [a for a in case["advantages"] for _ in range(5)]
+    assert known["advantages"].values.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def pairs_of(rows: dict[str, Any]) -> list[tuple[float, float]]:
+    return [*zip(rows["rewards"], rows["second"], strict=True)]
+
+
+def weights_of(case: dict[str, Any]) -> tuple[float, float]:
+    first, second = case["settings"].get("reward_weights", [1.0, 0.0])
+    return first, second
+
+
+@pytest.mark.parametrize("functions", [("one",), ("one", "two"), ("one", "two", "three")])
+def test_rewards_are_normalised_one_by_one_where_trl_does(functions: tuple[str, ...]) -> None:
+    Path("my_rewards.py").write_text("".join(f"def {name}(completions, **more): ...\n" for name in functions))
+    weights = [1.0, 0.5, 0.25][: len(functions)]
+    settings = {
+        "reward_funcs": [f"my_rewards.{name}" for name in functions],
+        "reward_weights": weights,
+        "multi_objective_aggregation": "normalize_then_sum",
+        "scale_rewards": "none",
+    }
+    nodes, hands = graph_of("grpo", settings)
+    assert "multi_objective_aggregation" not in hands
+    advantages = nodes["advantages"]
+    assert (advantages["op"], advantages["eps"], advantages["over"]) == ("advantage.gdpo", 1e-4, "samples")
+    if len(functions) > 1:
+        assert [*advantages["in"].values()] == [*functions]
+        ports = ["weight", "weight_2", "weight_3"][: len(functions)]
+        assert [advantages[port] for port in ports] == weights
 
 
 @pytest.mark.parametrize("name", ["default", "batch", "none", "false"])
