@@ -254,8 +254,8 @@ def test_a_rloo_of_several_steps_clips_the_ratio_of_responses() -> None:
     settings = ["steps_per_generation=4", "num_iterations=2"]
     imported = import_trl(Path("trl_rloo.yaml"), settings, trainer="rloo")
     checked(imported)
-    update = imported.draft.value("update_policy")
-    assert (update["minibatches"], update["epochs"]) == (4, 2)
+    update = imported.draft.value("nodes.update_policy")
+    assert (update["minibatches"], update["epochs"]) == (2, 2)
     assert (update["loss"]["kind"], update["loss"]["level"]) == ("ppo_clip", "product")
     assert imported.draft.has("old_logprobs")
 

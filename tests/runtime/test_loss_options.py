@@ -39,6 +39,8 @@ edits:
       update_policy.kl_coef: 0.5
       update_policy.kl_unbiased: true
       update_policy.off_policy_limit: 1.0e-6
+      update_policy.entropy_coef: 0.01
+      update_policy.entropy_aggregate: token-mean
       update_policy.minibatches: 2
       rollout.max_total_tokens: 20
 """
@@ -54,8 +56,11 @@ def settings(*more: str) -> list[str]:
     return [*chosen, *own, "rollout.n=4", "rollout.max_new_tokens=20", rewarded, *more]
 
 
-def test_options_are_the_same_on_one_device_and_on_two(run_on_devices: Callable[..., str]) -> None:
-    Path("options.yaml").write_text(SAMPLED)
+@pytest.mark.parametrize("level", ["sequence", "product"])
+def test_options_are_the_same_on_one_device_and_on_two(
+    level: str, run_on_devices: Callable[..., str]
+) -> None:
+    Path("options.yaml").write_text(SAMPLED.replace("level: sequence", f"level: {level}"))
     once = ["options.yaml", *settings("schedule.save_every=1"), "--steps", "1"]
     run_on_devices(*once, "--devices", "1", "--inline", "--run-dir", "one")
     run_on_devices(*once, "models.policy.train.micro_tokens=24", "--devices", "2", "--run-dir", "two")
