@@ -296,18 +296,24 @@ class Late(BaseException):
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raise ``Late`` in the body after some seconds."""
+    """Raise ``Late`` in the body after some seconds of work, so that other programs' load is no hang.
+
+    What waits without working is late after ten times as many seconds.
+    """
 
     def late(*_: object) -> None:
         raise Late
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGALRM, late), signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(10 * seconds)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, before[0])
+        signal.signal(signal.SIGPROF, before[1])
 
 
 def result_of(command: Command, folder: Path) -> Outcome:
