@@ -31,6 +31,7 @@ from rlgraph.syntax.interval import Interval
 SOURCES = {"sft": "examples", "dpo": "pairs", "rw": "pairs"}
 REJECTS = "actor.rejection_sampling"
 SIZE = re.compile(r"([dptce])(\d+)")
+FAR = 30.0  # nats, where there is no bound
 ALL = 100_000_000  # AReaL's top_k that keeps all
 
 
@@ -177,8 +178,10 @@ def _reject(draft: Draft, given: Mapping[str, Any]) -> None:
     draft.edit("add", weights={"op": "correction.tis", "level": "token", "cap": None})
     over = "token" if is_token else given.get("agg", "mean")
     if metric == "ratio":  # of a geometric mean, from lower to upper
-        least = 30.0 if not lower else -math.log(lower)
+        least = FAR if not lower else -math.log(lower)
         bounds = {"kl": "k1", "threshold": least, "least": -math.log(upper)}
+    elif metric == "kl_k1":  # of the policy over what sampled, correction.reject's the other way round
+        bounds = {"kl": "k1", "threshold": FAR if lower is None else max(-lower, 1e-9), "least": -upper}
     else:
         bounds = {"kl": metric.removeprefix("kl_"), "threshold": upper}
         if lower is not None:
@@ -282,8 +285,15 @@ def told(options: Options) -> Iterator[KeyOutcome]:
     elif options["actor.kl_ctl"] and options.is_on("actor.use_decoupled_loss"):
         yield KeyOutcome("the KL", UNKNOWN, "hand", facts["kl_sampled"])
     given = options.below(f"{REJECTS}.*")
-    if given.get("level") == "sequence":
+    metric = given.get("metric", "ratio")
+    if given.get("level") == "sequence" and metric == "ratio":
         yield KeyOutcome(REJECTS, UNKNOWN, "hand", facts["sequence"])
+    if metric == "kl_k3":
+        yield KeyOutcome(REJECTS, UNKNOWN, "hand", facts["k3"])
+    elif given.get("level") == "sequence" and given.get("agg") == "max" and metric != "kl_k2":
+        yield KeyOutcome(REJECTS, UNKNOWN, "hand", facts["max"])
+    if given.get("action") == "clamp" and metric != "ratio":
+        yield KeyOutcome(REJECTS, UNKNOWN, "hand", facts["clamp"])
     if options["actor.eps_clip"] == 0 and not options.is_on("actor.use_sapo_loss"):
         text = "a clip of 0 leaves no gradient but at a ratio of 1: the graph has 1e-9"
         yield KeyOutcome("actor.eps_clip", 0, "hand", text)

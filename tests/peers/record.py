@@ -9,6 +9,9 @@ packages. It imports a peer (TRL, verl, ...), torch and nothing of rlgraph, make
 seeds, and returns them with what the peer's own function gave for them, as values of JSON. They land in
 ``recorded/NAME.json`` with the peer's version. The tests by day read that file and hold rlgraph to it; the
 one at night asks the peer again.
+
+A peer that is no package is asked in a checkout, which ``CHECKOUTS`` names with its commit (checkout.py).
+Where it is not here, its file is passed over, unless it is asked for by name.
 """
 
 from __future__ import annotations
@@ -22,19 +25,31 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from checkout import folder_of
+
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
 TOLERANCE = 1e-6
 
 
-def asked(name: str) -> dict[str, Any]:
-    """Return what ``ask_NAME.py`` gives, with the versions of the packages that it names in ``PEERS``."""
+def loaded(name: str) -> Any:
+    """Return the module ``ask_NAME.py``."""
     spec = importlib.util.spec_from_file_location(f"ask_{name}", FOLDER / f"ask_{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    versions = {peer: version(peer) for peer in module.PEERS}
+    return module
+
+
+def missing_checkouts(module: Any) -> list[str]:
+    """Return the repositories of whose checkouts a file asks, and that are not here."""
+    return [name for name in getattr(module, "CHECKOUTS", ()) if not folder_of(name).is_dir()]
+
+
+def asked(module: Any) -> dict[str, Any]:
+    """Return what a file ``ask_NAME.py`` gives, with the versions of its ``PEERS`` and ``CHECKOUTS``."""
+    versions = {peer: version(peer) for peer in module.PEERS} | getattr(module, "CHECKOUTS", {})
     return {"versions": versions, **json.loads(json.dumps(module.numbers()))}
 
 
@@ -64,8 +79,11 @@ def main() -> int:
     known = sorted(path.stem.removeprefix("ask_") for path in FOLDER.glob("ask_*.py"))
     problems: list[str] = []
     for name in options.names or known:
-        path = RECORDED / f"{name}.json"
-        now = asked(name)
+        path, module = RECORDED / f"{name}.json", loaded(name)
+        if not options.names and (missing := missing_checkouts(module)):
+            print(f"{name} passed over: no checkout of {', '.join(missing)}")
+            continue
+        now = asked(module)
         if options.check:
             problems += differences(name, json.loads(path.read_text("utf-8")), now)
         else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
+from checkout import folder_of
 
 FOLDER = Path(__file__).parent
 PYTHON = FOLDER.parents[1] / ".peers/bin/python"
@@ -21,6 +23,9 @@ def test_what_is_asked_is_recorded(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs .peers: make peers")
 def test_a_peer_gives_what_was_recorded(name: str) -> None:
+    recorded = json.loads((FOLDER / "recorded" / f"{name}.json").read_text())
+    if missing := [peer for peer in recorded["versions"] if "/" in peer and not folder_of(peer).is_dir()]:
+        pytest.skip(f"needs a checkout of {missing[0]} (tests/peers/checkout.py)")
     command = [str(PYTHON), str(FOLDER / "record.py"), "--check", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
