@@ -43,6 +43,24 @@ def test_parameters(name: str) -> None:
     assert size_of(name).parameters == PUBLISHED[name]
 
 
+# layers, hidden size, heads, those of keys, size of the MLP, tied: table 1 of its report (arXiv 2407.10671)
+QWEN2 = {
+    "0.5B": (24, 896, 14, 2, 4864, True),
+    "1.5B": (28, 1536, 12, 2, 8960, True),
+    "7B": (28, 3584, 28, 4, 18944, False),
+    "72B": (80, 8192, 64, 8, 29568, False),
+}
+
+
+@pytest.mark.parametrize("name", QWEN2)
+def test_qwen2_has_the_shapes_of_its_report(name: str) -> None:
+    config = size_of(f"Qwen/Qwen2-{name}-Instruct").config
+    layers, hidden, heads, key_heads, mlp, is_tied = QWEN2[name]
+    assert (config.num_hidden_layers, config.hidden_size) == (layers, hidden)
+    assert (config.num_attention_heads, config.key_heads) == (heads, key_heads)
+    assert (config.intermediate_size, config.tie_word_embeddings) == (mlp, is_tied)
+
+
 @pytest.mark.parametrize("name", SEEING)
 def test_the_text_of_gemma_is_what_its_tower_leaves(name: str) -> None:
     size = size_of(f"google/gemma-3-{name}-it")

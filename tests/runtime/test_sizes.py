@@ -287,3 +287,15 @@ def test_adapters_are_counted_as_peft_makes_them(kind: str, targets: Any, head: 
     found = sum(p.numel() for name, p in named if is_adapter(name) or name.startswith("score."))
     size = Size(Config.model_validate({"model_type": kind, **shape}), head)
     assert adapters_on_device(size, Lora(rank=3, targets=targets), 1) == found
+
+
+def test_the_text_of_glm_4_1v_has_the_shapes_of_its_card() -> None:
+    from transformers.models.glm4v.configuration_glm4v import Glm4vTextConfig
+    from transformers.models.glm4v.modeling_glm4v import Glm4vTextModel
+
+    config = Glm4vTextConfig()  # transformers: "similar to that of zai-org/GLM-4.1V-9B-Thinking"
+    with torch.device("meta"):
+        text = Glm4vTextModel(config)
+    head = config.vocab_size * config.hidden_size
+    parameters = sum(parameter.numel() for parameter in text.parameters()) + head
+    assert size_of("zai-org/GLM-4.1V-9B-Thinking").parameters == parameters
