@@ -7,6 +7,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from rlgraph.errors import RunError
 
 GUARDED = (2, 52)  # the first version of Ray that asks for a token
 MODE, TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # variables that Ray reads
-ANSWERS_WITHIN = 10.0  # seconds in which a cluster's port has to answer: Ray itself waits for minutes
+ANSWERS_WITHIN = 10.0  # seconds for each answer of a cluster's port: Ray itself waits for minutes
+# what a client of HTTP/2, and so of gRPC, says first, with empty SETTINGS, and the kind of the frame that a
+# server answers with (RFC 9113, sections 3.4 and 6.5)
+PREFACE, SETTINGS_FRAME = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), 4
 KEPT = (signal.SIGHUP, signal.SIGTERM)  # from Ray's processes; Ray keeps SIGINT from them itself
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -60,12 +64,7 @@ def join(**options: Any) -> Any:
     except Exception as error:  # Ray raises errors of many kinds here, `Exception` itself too
         if address == "local":
             raise RunError(f"Ray can't be started on this machine: {error}") from error
-        where = f"{TOKENS[0]} or ~/.ray/auth_token"
-        remedy = f"it may ask for another token than that of {where}"
-        if not _has_token():
-            remedy = f"it may ask for a token, and this shell has none: {where}"
-        law = f"something answers at {address}, and this process could not join it as a Ray cluster"
-        raise RunError(f"{law}: {error}\n  {remedy}; see docs/clusters.md") from error
+        raise _not_joined(address, error) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has set one of its own
@@ -73,23 +72,85 @@ def join(**options: Any) -> Any:
     return ray
 
 
+def _not_joined(address: str, error: Exception) -> RunError:
+    """Return what to say where Ray answers at an address, and gives an error."""
+    where = f"{TOKENS[0]} or ~/.ray/auth_token"
+    remedy = f"it may ask for another token than that of {where}"
+    if not _has_token():
+        remedy = f"it may ask for a token, and this shell has none: {where}"
+    law = f"something answers at {address}, and this process could not join it as a Ray cluster"
+    return RunError(f"{law}: {error}\n  {remedy}; see docs/clusters.md")
+
+
 def _knock(address: str) -> None:
-    """Check that something answers at a cluster's address.
+    """Check that a Ray cluster answers at its address: the port, a server of gRPC, and Ray's own service.
 
     Raises:
-        RunError: nothing does, within ``ANSWERS_WITHIN`` seconds.
+        RunError: one of them does not, within ``ANSWERS_WITHIN`` seconds.
     """
-    found = re.fullmatch(r"(?:ray://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:/]+)):(?P<port>\d+)", _told(address))
+    told = _told(address)
+    found = re.fullmatch(r"(?:ray://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:/]+)):(?P<port>\d+)", told)
     if found is None:
         return  # an address of a kind that Ray may know
     host, port = found["six"] or found["host"], int(found["port"])
+    remedy = f"  start one there: ray start --head --port {port}; see docs/clusters.md"
     try:
-        socket.create_connection((host, port), timeout=ANSWERS_WITHIN).close()
+        connection = socket.create_connection((host, port), timeout=ANSWERS_WITHIN)
     except OSError as error:
         law = f"no Ray cluster at {address}: nothing answers at {host}, port {port} ({error})"
-        raise RunError(
-            f"{law}\n  start one there: ray start --head --port {port}; see docs/clusters.md"
-        ) from error
+        raise RunError(f"{law}\n{remedy}") from error
+    with connection:
+        is_encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")  # as Ray reads it
+        problem = None if is_encrypted else _no_grpc(connection)
+    if problem:
+        law = f"no Ray cluster at {address}: what answers at {host}, port {port} is not Ray ({problem})"
+        raise RunError(f"{law}\n  give the port of `ray start --head`, 6379 by default; see docs/clusters.md")
+    if not told.startswith("ray://"):
+        _ask_gcs(address, told)
+
+
+def _no_grpc(connection: socket.socket) -> str | None:
+    """Return why what is connected is not a server of gRPC; None: it is one.
+
+    All of its answer has to come within ``ANSWERS_WITHIN`` seconds, however slowly its bytes come.
+    """
+    ends, header = time.monotonic() + ANSWERS_WITHIN, b""
+    try:
+        connection.sendall(PREFACE)
+        while len(header) < 9 and (left := ends - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not (more := connection.recv(9 - len(header))):
+                return "it closed the connection"
+            header += more
+    except TimeoutError:
+        pass
+    except OSError as error:
+        return str(error)
+    if len(header) < 9:
+        return f"{len(header)} of 9 bytes came within {ANSWERS_WITHIN:g} s"
+    return None if header[3] == SETTINGS_FRAME else f"it does not speak gRPC: {header!r}"
+
+
+def _ask_gcs(address: str, told: str) -> None:
+    """Check that the server of gRPC at an address is the control service of a Ray cluster (GCS).
+
+    Raises:
+        RunError: it is another one, wants another token, or is silent for ``ANSWERS_WITHIN`` seconds.
+    """
+    from ray._raylet import InnerGcsClient
+    from ray.exceptions import AuthenticationError, RpcError
+
+    try:
+        # Ray's own class for it waits for a minute, and `ray.init` tries that again and again
+        InnerGcsClient.standalone(told, cluster_id=None, timeout_ms=int(1000 * ANSWERS_WITHIN))
+    except AuthenticationError as error:
+        raise _not_joined(address, error) from error
+    except RpcError as error:
+        reason = str(error).removeprefix("RPC error:").strip() or "it knows no such call"
+        law = f"no Ray cluster at {address}: what answers there is not Ray's control service (GCS), or did "
+        law += f"not answer within {ANSWERS_WITHIN:g} s: {reason}"
+        remedy = "give the port of `ray start --head`, 6379 by default, not that of a client or a worker"
+        raise RunError(f"{law}\n  {remedy}; see docs/clusters.md") from error
 
 
 def _told(address: str) -> str:

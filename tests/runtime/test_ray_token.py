@@ -7,7 +7,10 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -98,6 +101,113 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
         with pytest.raises(RunError, match=rf"nothing answers at 127\.0\.0\.1, port {port}"):
             ray_start.join(address=f"127.0.0.1:{port}")
     assert time.monotonic() - since < ray_start.ANSWERS_WITHIN + 20  # Ray alone waits for minutes
+
+
+def silent(connection: socket.socket) -> None:
+    connection.recv(2**16)
+
+
+def dripping(connection: socket.socket) -> None:
+    while True:  # each read of a client gets something in time, and the whole never comes
+        connection.sendall(b"\0")
+        time.sleep(0.2)
+
+
+def closing(connection: socket.socket) -> None:
+    connection.recv(2**16)
+    connection.close()
+
+
+def http(connection: socket.socket) -> None:
+    connection.recv(2**16)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def another_grpc(connection: socket.socket) -> None:
+    """SETTINGS of HTTP/2 and no answer to any call, as a hung server."""
+    connection.sendall(bytes((0, 0, 0, ray_start.SETTINGS_FRAME, 0, 0, 0, 0, 0)))
+    while connection.recv(2**16):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (silent, "is not Ray (0 of 9 bytes came within 1 s)"),
+        (dripping, "of 9 bytes came within 1 s"),
+        (closing, "it closed the connection"),
+        (http, "it does not speak gRPC: b'HTTP/1.1 '"),
+        (another_grpc, "is not Ray's control service (GCS), or did not answer within 1 s"),
+    ],
+)
+def test_another_service_at_a_clusters_address_is_named(
+    answer: Callable[[socket.socket], None], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_start, "ANSWERS_WITHIN", 1.0)
+    with served(answer) as port:
+        since = time.monotonic()
+        with pytest.raises(RunError) as raised:
+            ray_start.join(address=f"127.0.0.1:{port}")
+    assert time.monotonic() - since < 30  # Ray alone waits for minutes
+    assert f"no Ray cluster at 127.0.0.1:{port}: what answers" in str(raised.value)
+    assert problem in str(raised.value) and "give the port of `ray start --head`" in str(raised.value)
+
+
+def test_a_host_that_drops_what_is_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_start, "ANSWERS_WITHIN", 1.0)
+    with socket.socket() as full, ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        for _ in range(4):  # the queue is full: Linux drops what further clients send
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        with pytest.raises(RunError, match=rf"nothing answers at 127\.0\.0\.1, port {port} \(timed out\)"):
+            ray_start.join(address=f"127.0.0.1:{port}")
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("home")
+def test_a_worker_of_ray_at_a_clusters_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A raylet speaks gRPC, as the head's control service does."""
+    monkeypatch.setenv(ray_start.MODE, "disabled")
+    ray._raylet.Config.initialize("")
+    with ray_nodes({"num_cpus": 1, "node_manager_port": (port := free_port())}) as address:
+        host = address.rpartition(":")[0]
+        ray_start._knock(address)
+        with pytest.raises(RunError, match="what answers there is not Ray's control service"):
+            ray_start.join(address=f"{host}:{port}")
+
+
+@contextmanager
+def served(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that does so with each connection; yields its port."""
+
+    def serve(connection: socket.socket) -> None:
+        with suppress(OSError):  # the client has gone
+            answer(connection)
+
+    def accept() -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                connection, _ = server.accept()
+                connections.append(connection)
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    connections: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            connection.close()
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 @pytest.mark.nightly
