@@ -6,19 +6,21 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlgraph.errors import RunError, nearest
 from rlgraph.files import read_json, write
+from rlgraph.nodes.support.user_call import DaemonThreads, UserExitError, guarded
 from rlgraph.ops.registry import load_function
 
 Values = Mapping[str, float]
 SampleRow = Mapping[str, Any]  # column -> a text, a number, a truth value, or None
 QUEUE = 2**14  # numbers that wait for TensorBoard's writer; more than come between two looks at it
+LIMIT, VARIABLE = 300.0, "RLGRAPH_TRACKER_SECONDS"  # seconds that one call of a tracker may take
 IDS = "tracked.json"  # a file of a run directory: the id by which each service knows the run
 
 
@@ -73,8 +75,8 @@ class Trackers:
     """All trackers of a run, opened with its first metrics and again after a restart.
 
     What a service keeps on this machine lies in the run directory ``folder``; a project or experiment has the
-    graph's name. The run goes on without one that fails, until it is started again: all that it measures is
-    in its directory anyway.
+    graph's name. The run goes on without one that fails, or takes longer than ``LIMIT`` for a call, until it
+    is started again: all that it measures is in its directory anyway.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class Trackers:
         ``note`` tells the user something.
         """
         self.folder, self.graph, self.makers, self.lasting = folder, graph, makers or {}, lasting
-        self.note = note
+        self.note, self.limit = note, _limit()
         self.opened: dict[str, Tracker] | None = None
+        # each tracker's own: what holds on to its thread, as SQLite, finds itself in the same one each time
+        self.threads: dict[str, DaemonThreads] = {}
 
     def open(self, step: int) -> dict[str, Tracker]:
         """Return all; charts of a run that goes on are cut at ``step``, that of the first metrics to come."""
@@ -99,38 +103,62 @@ class Trackers:
             self.opened = {}
             makers = {"tensorboard": lambda folder, _: TensorBoard(folder, step), **self.makers}
             for name, make in makers.items():
-                with self._going_on(name):
-                    self.opened[name] = make(self.folder, self.graph)
+                opened = self._going_on(name, "its opening", partial(make, self.folder, self.graph))
+                if opened is not None:
+                    self.opened[name] = opened
         return self.opened | {type(tracker).__name__: tracker for tracker in self.lasting}
 
     def log(self, values: Values, step: int) -> None:
         """Give numbers to all."""
-        self._each(self.open(step), lambda tracker: tracker.log(values, step))
+        for name, tracker in self.open(step).items():
+            self._going_on(name, "log", partial(tracker.log, values, step))
 
     def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
         """Give rows to all."""
-        self._each(self.open(step), lambda tracker: tracker.samples(name, rows, step))
+        for of, tracker in self.open(step).items():
+            self._going_on(of, "samples", partial(tracker.samples, name, rows, step))
 
     def close(self, failed: bool) -> None:
         """Close those that do not last."""
-        self._each({**(self.opened or {})}, lambda tracker: tracker.close(failed))
-        self.opened = None
+        for name, tracker in {**(self.opened or {})}.items():
+            self._going_on(name, "close", partial(tracker.close, failed))
+        for threads in self.threads.values():
+            threads.shutdown()
+        self.opened, self.threads = None, {}
 
-    def _each(self, trackers: Mapping[str, Tracker], give: Callable[[Tracker], None]) -> None:
-        for name, tracker in trackers.items():
-            with self._going_on(name):
-                give(tracker)
-
-    @contextmanager
-    def _going_on(self, name: str) -> Iterator[None]:
-        """Go on without a tracker that fails in the block, and say so."""
+    def _going_on(self, name: str, call: str, function: Callable[[], Any]) -> Any:
+        """Return what a call of a tracker gives; go on without one that fails or is late, and say so."""
+        threads = self.threads.setdefault(name, DaemonThreads(1))
         try:
-            yield
+            return threads.submit(guarded, function).result(self.limit)
+        except TimeoutError:
+            reason = f"{call} took over {self.limit:g} s ({VARIABLE}); is its service there?"
+        except UserExitError as error:
+            reason = str(error)
         except Exception as error:  # of a service, or of the user's own code
-            (self.opened or {}).pop(name, None)
-            law = f"the tracker {name} failed: {type(error).__name__}: {error}"
-            rest = "metrics.jsonl and samples/ have the rest"
-            self.note(f"{law}\n  the run goes on without it until it is started again; {rest}")
+            reason = f"{type(error).__name__}: {error}"
+        (self.opened or {}).pop(name, None)
+        self.threads.pop(name).shutdown()
+        law = f"the tracker {name} failed: {reason}"
+        rest = "metrics.jsonl and samples/ have the rest"
+        self.note(f"{law}\n  the run goes on without it until it is started again; {rest}")
+        return None
+
+
+def _limit() -> float:
+    """Return the seconds that one call of a tracker may take.
+
+    Raises:
+        RunError: the environment has something else for them.
+    """
+    text = os.environ.get(VARIABLE, str(LIMIT))
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < float("inf"):
+        raise RunError(f"{VARIABLE}={text} is not a number of seconds above 0\n  unset it for {LIMIT:g}")
+    return limit
 
 
 def columns_of(rows: Sequence[SampleRow]) -> dict[str, list[Any]]:

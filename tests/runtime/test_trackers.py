@@ -9,6 +9,7 @@ import re
 import socket
 import struct
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +21,7 @@ from rlgraph.cli.main import main
 from rlgraph.errors import RunError
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.endpoint import MetricsEndpoint, exposition
-from rlgraph.runtime.rundir.trackers import IDS, Trackers, Wandb, make_of, numbers_of
+from rlgraph.runtime.rundir.trackers import IDS, VARIABLE, Trackers, Wandb, make_of, numbers_of
 
 ONES = str(Path(__file__).parent / "ones.yaml")
 FIRST = {"reward/mean": 0.5}
@@ -175,6 +176,14 @@ class Opens(Closes):
 
     def close(self, failed):
         pass
+
+
+class Exits(Closes):
+    def log(self, values, step):
+        raise SystemExit("no more")
+
+    def close(self, failed):
+        raise KeyboardInterrupt
 """
 
 
@@ -183,12 +192,13 @@ def test_a_run_goes_on_without_a_tracker_that_fails(
 ) -> None:
     Path("own.py").write_text(FAILS)
     few = ("prompts.batch=2", "rollout.n=2", "schedule.iterations=2")
-    names = ["own.py:Tracker", "own.py:Closes", "own.py:Opens"]
+    names = ["own.py:Tracker", "own.py:Closes", "own.py:Opens", "own.py:Exits"]
     run_graph(ONES, few, 1, run_dir=Path("run"), inline=True, track=names)
     said = capsys.readouterr().out
     assert said.count("note: the tracker own.py:Tracker failed: OSError: no service in log\n") == 1
     assert said.count("note: the tracker own.py:Closes failed: OSError: no service in close\n") == 1
     assert said.count("note: the tracker own.py:Opens failed: OSError: no service in open\n") == 1
+    assert said.count("note: the tracker own.py:Exits failed: SystemExit: no more\n") == 1
     assert said.count("tracker log") == 2 and "tracked" not in said, "they are not asked again"
     assert said.count("the file is loaded") == 1
     assert "is done after 2 iterations" in said
@@ -199,6 +209,64 @@ def test_a_run_goes_on_without_a_tracker_that_fails(
     ]
     run_graph(ONES, few, 1, run_dir=Path("run"), inline=True, track=names, resume=True, steps=3)
     assert "tracked 3" in capsys.readouterr().out, "it is there again once the run is"
+
+
+POSTS = """
+import urllib.request
+
+class Tracker:
+    def __init__(self, folder, graph):
+        pass
+
+    def log(self, values, step):
+        with urllib.request.urlopen("http://127.0.0.1:%d", b"{}") as reply:
+            reply.read()
+
+    def close(self, failed):
+        print("closed")
+"""
+
+
+@pytest.mark.parametrize("drips", [False, True], ids=["silent", "dripping"])
+def test_a_tracker_whose_service_never_answers_is_left_behind(
+    folder: Path, drips: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" if drips else b"")
+        while drips and not ended.wait(0.2):
+            connection.sendall(b" ")
+        ended.wait()
+        connection.close()
+
+    ended = threading.Event()
+    monkeypatch.setenv(VARIABLE, "1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=serve, args=(server,))
+        answering.start()
+        (folder / "own.py").write_text(POSTS % server.getsockname()[1])
+        notes: list[str] = []
+        name = f"{folder}/own.py:Tracker"
+        trackers = Trackers(folder, "small", make_of([name]), note=notes.append)
+        since = time.monotonic()
+        for step in (1, 2):
+            trackers.log(FIRST, step)
+        trackers.close(failed=False)
+        took = time.monotonic() - since
+        ended.set()
+        answering.join()
+    assert took < 20 and "closed" not in capsys.readouterr().out
+    (note,) = notes
+    assert note.startswith(f"the tracker {name} failed: log took over 1 s (RLGRAPH_TRACKER_SECONDS); is its")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_a_limit_that_is_not_a_duration_is_refused(
+    folder: Path, seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, seconds)
+    with pytest.raises(RunError, match=f"RLGRAPH_TRACKER_SECONDS={seconds} is not a number of seconds"):
+        Trackers(folder, "small")
 
 
 def test_samples_stay_cells_of_their_table(folder: Path) -> None:
