@@ -8,17 +8,22 @@ import functools
 import glob
 import hashlib
 import json
+import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlgraph.files import cache_folder, copy_of
 from rlgraph.nodes.support.arrow_rows import arrow_rows, parquet_rows, saved_rows
 from rlgraph.nodes.support.row_field import DataError as DataError
 from rlgraph.nodes.support.row_field import Row, Written, given, parsed
 from rlgraph.nodes.support.text_rows import OPENERS, csv_rows, json_line_rows, json_rows, tsv_rows
+from rlgraph.nodes.support.user_call import DaemonThreads
 
 RowReader = Callable[[str, Path, Sequence[str], Sequence[str]], Iterator[tuple[str, Row]]]
 ARROW: Mapping[str, RowReader] = {".parquet": parquet_rows, ".arrow": arrow_rows}
@@ -32,6 +37,12 @@ TEXT: Mapping[str, RowReader] = {
 SUFFIXES = [*ARROW, *TEXT]
 KINDS = "a file of " + ", ".join(SUFFIXES) + ", or a folder that datasets' save_to_disk wrote"
 SHOWN = 8  # values of a column that an error names
+# a copy that grows by less than so many bytes in so many seconds is given up: no limit of time for the whole
+# would fit a file of a kilobyte and a model of a terabyte
+FETCH_SECONDS, FETCH_BYTES = 300.0, 2**20
+LOOK = 0.5  # seconds between two looks at what has come
+PARTIAL = ".part"  # the end of a folder's name: a copy is being made in it
+T = TypeVar("T")
 NO_LISTING = ("http", "https", "data")  # protocols whose addresses may have ? and [ and no list of names
 
 
@@ -102,7 +113,7 @@ def matching(file: str) -> list[str]:
 def _matching_urls(url: str) -> list[str]:
     system, path = _system(url)
     try:
-        return sorted(system.unstrip_protocol(name) for name in system.glob(path))
+        return _awaited(lambda: sorted(system.unstrip_protocol(name) for name in system.glob(path)))
     except Exception as error:  # file systems of many authors raise what they like
         law = f"{url}: can't be listed: {type(error).__name__}: {error}"
         raise DataError(f"{law}; correct the URL, or name each file") from error
@@ -151,14 +162,7 @@ def _fetched(url: str) -> str:
     if isinstance(system, LocalFileSystem):
         return str(path)
     try:
-        is_file = system.isfile(path)  # find() would return the links of a web page
-        files = [path] if is_file else sorted(system.find(path))
-        if not files:
-            raise DataError(f"{url}: there is no such file; give {KINDS}")
-        names = [url, *(f"{name} {system.ukey(name)}" for name in files)]
-        copy = cache_folder() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / Path(path).name
-        if not copy.exists():
-            _copy(system, path, not is_file, copy)
+        copy = _awaited(lambda: _copied(url, system, path), cache_folder())
         _link(copy_of(url), copy)
     except DataError:
         raise
@@ -178,7 +182,7 @@ def _system(url: str) -> tuple[Any, str]:
 
     protocol = url.partition("://")[0]
     try:
-        system, path = fsspec.url_to_fs(url)
+        system, path = fsspec.url_to_fs(url, **_options(protocol))
     except ImportError as error:
         raise DataError(f"{url}: reading {protocol}:// needs a package that is not here: {error}") from error
     except Exception as error:  # file systems of many authors raise what they like
@@ -187,15 +191,80 @@ def _system(url: str) -> tuple[Any, str]:
     return system, path
 
 
+def _options(protocol: str) -> dict[str, Any]:
+    """Return what fsspec's file system of a protocol is made with."""
+    if protocol not in ("http", "https"):
+        return {}
+    from aiohttp import ClientTimeout
+
+    # by default a whole download may take five minutes, however well it gets on
+    return {"client_kwargs": {"timeout": ClientTimeout(total=None, sock_read=FETCH_SECONDS)}}
+
+
+def _copied(url: str, system: Any, path: str) -> Path:
+    """Return the copy of what a URL names, which is made where there is none of its present state.
+
+    Raises:
+        DataError: nothing is there.
+    """
+    is_file = system.isfile(path)  # find() would return the links of a web page
+    files = [path] if is_file else sorted(system.find(path))
+    if not files:
+        raise DataError(f"{url}: there is no such file; give {KINDS}")
+    names = [url, *(f"{name} {system.ukey(name)}" for name in files)]
+    copy = cache_folder() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / Path(path).name
+    if not copy.exists():
+        _copy(system, path, not is_file, copy)
+    return copy
+
+
 def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
     """Fetch under another name and rename, so that a copy is whole; one process of a host does it for all."""
     copy.parent.parent.mkdir(parents=True, exist_ok=True)
     with copy.parent.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not copy.exists():
-            with tempfile.TemporaryDirectory(dir=copy.parent.parent, ignore_cleanup_errors=True) as aside:
-                system.get(path, f"{aside}/{copy.name}", recursive=is_folder)
+            parent, suffix = copy.parent.parent, PARTIAL
+            with tempfile.TemporaryDirectory(suffix, dir=parent, ignore_cleanup_errors=True) as aside:
+                target = f"{aside}/{copy.name}"
+                if is_folder:
+                    system.get(path, target, recursive=True)
+                else:  # get() of fsspec's HTTP reads a file once more, for links that a page might have
+                    system.get_file(path, target)
                 Path(aside).rename(copy.parent)
+
+
+def _awaited(job: Callable[[], T], folder: Path | None = None) -> T:
+    """Return what a job over a network gives, while it gets on.
+
+    It gets on as long as copies in ``folder``, its own or that of another process which it waits for, grow by
+    ``FETCH_BYTES`` in ``FETCH_SECONDS``. A file system may have limits of its own, per read or none.
+
+    Raises:
+        TimeoutError: it does not get on; its thread is left behind. Any other error is the job's.
+    """
+    threads = DaemonThreads(1)
+    running = threads.submit(job)
+    threads.shutdown()  # once the job is done
+    size, since = _partial_bytes(folder), time.monotonic()
+    while not wait([running], LOOK).done:
+        waited = time.monotonic() - since
+        if (now := _partial_bytes(folder)) - size >= FETCH_BYTES or now < size:
+            size, since = now, time.monotonic()
+        elif waited > FETCH_SECONDS:
+            raise TimeoutError(f"{now - size} bytes came in {waited:.0f} s")
+    return running.result()
+
+
+def _partial_bytes(folder: Path | None) -> int:
+    """Return the bytes of the copies that are being made in a folder."""
+    total = 0
+    for aside in folder.glob(f"*{PARTIAL}") if folder else ():
+        for path, _, files in os.walk(aside):
+            for name in files:
+                with suppress(FileNotFoundError):  # renamed, or gone with its folder
+                    total += os.stat(f"{path}/{name}").st_size
+    return total
 
 
 def _link(link: Path, copy: Path) -> None:

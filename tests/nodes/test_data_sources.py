@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import numpy
@@ -276,7 +281,7 @@ def test_a_url_is_copied_once(memory: Any, tmp_path: Path, tokenizer: Any) -> No
 
 def test_threads_that_ask_for_a_url_fetch_it_once(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.pipe("memory://shared/rows.jsonl", b"{}")
-    fetched, get, begun = list[str](), type(memory).get, Barrier(3)
+    fetched, get, begun = list[str](), type(memory).get_file, Barrier(3)
 
     def slow(system: Any, path: str, *args: Any, **options: Any) -> None:
         fetched.append(path)
@@ -286,10 +291,92 @@ def test_threads_that_ask_for_a_url_fetch_it_once(memory: Any, monkeypatch: pyte
         begun.wait()
         return data_file._fetched.__wrapped__("memory://shared/rows.jsonl")
 
-    monkeypatch.setattr(type(memory), "get", slow)
+    monkeypatch.setattr(type(memory), "get_file", slow)
     with ThreadPoolExecutor(3) as threads:
         (copy,) = {*threads.map(ask, range(3))}
     assert Path(copy).read_bytes() == b"{}" and len(fetched) == 1
+
+
+@contextmanager
+def served(*pieces: bytes, every: float, last: bool) -> Iterator[str]:
+    """A server that sends a file piece by piece, and its end or not; yields the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self.answer()
+
+        def do_GET(self) -> None:
+            self.answer()
+            for piece in pieces:
+                ended.wait(every)
+                with suppress(OSError):  # who asked has gone
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+            if not last:
+                ended.wait()
+
+        def answer(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(sum(map(len, pieces)) + (not last)))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    ended = Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/rows.jsonl"
+        finally:
+            ended.set()
+            server.shutdown()
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(data_file, "FETCH_SECONDS", 2.0)
+    monkeypatch.setattr(data_file, "FETCH_BYTES", 2000)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("pieces", [[], [b" "] * 60], ids=["silent", "dripping"])
+def test_a_server_that_gives_a_file_no_end_is_named(tokenizer: Any, pieces: list[bytes]) -> None:
+    since = time.monotonic()
+    with served(*pieces, every=0.2, last=False) as url, pytest.raises(DataError) as error:
+        asked(tokenizer, files=[url], batch=1)
+    assert time.monotonic() - since < 30
+    assert f"{url}: can't be fetched: " in str(error.value) and "copy the file here" in str(error.value)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_slow_and_gets_on_is_waited_for(tokenizer: Any) -> None:
+    row = json.dumps({"question": "1+1=", "answer": "2", "rest": "x" * 8000}).encode() + b"\n"
+    since = time.monotonic()
+    with served(*[row] * 7, every=0.6, last=True) as url:
+        assert asked(tokenizer, files=[url], batch=2, shuffle=False) == ["1+1=", "1+1="]
+    assert time.monotonic() - since > 4, "twice as long as nothing may come"
+
+
+def test_who_waits_for_a_copy_that_another_process_makes_is_told(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_file, "FETCH_SECONDS", 1.0)
+    memory.pipe("memory://held/rows.jsonl", b"{}")
+    copies = tmp_path / "cache" / "data"
+    with pytest.MonkeyPatch.context() as interrupted:
+        interrupted.setattr(type(memory), "get_file", None)  # so that its lock is there, and nothing else
+        with pytest.raises(DataError, match="can't be fetched: TypeError"):
+            data_file._fetched.__wrapped__("memory://held/rows.jsonl")
+    (lock,) = copies.glob("*.lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="can't be fetched: TimeoutError: 0 bytes came in 1 s"):
+            data_file._fetched.__wrapped__("memory://held/rows.jsonl")
 
 
 def test_a_saved_data_set_is_fetched_whole(memory: Any, tmp_path: Path, tokenizer: Any) -> None:
