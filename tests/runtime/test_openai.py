@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,8 +22,9 @@ from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, RunError
 from rlgraph.frontend.compose import compose
 from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.openai.completions import Completions
 from rlgraph.runtime.engines.openai.engine import OpenAIEngine
-from rlgraph.runtime.engines.servers import lost
+from rlgraph.runtime.engines.servers import endpoint, lost
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 from rlgraph.runtime.messages.errors import ServerLostError
 from rlgraph.runtime.preflight import preflight
@@ -52,6 +55,7 @@ class Completer:
     models: list[str] = field(default_factory=lambda: ["tiny"])
     refusals: list[int] = field(default_factory=list)
     holds: bool = False
+    drips: bool = False
     ends: bool = True
     asked: list[dict[str, Any]] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
@@ -113,7 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text)
+        with suppress(OSError):  # who asked has gone
+            for byte in text if self.served.drips else b"":
+                self.wfile.write(bytes([byte]))
+                self.served.ended.wait(0.5)
+            self.wfile.write(b"" if self.served.drips else text)
 
     def log_message(self, *args: Any) -> None:
         """Nothing is logged."""
@@ -250,6 +258,34 @@ def test_an_endpoint_that_will_not_do_is_refused_at_once(
 def test_one_that_does_not_answer_is_named(embedded: TransformersEngine) -> None:
     with pytest.raises(ServerLostError, match=r"http://127.0.0.1:9/v1/models\n.*serve.addresses"):
         OpenAIEngine(embedded.path, addresses=["http://127.0.0.1:9"])
+
+
+ONE_TOKEN = {
+    "prompt": [1],
+    "seed": 0,
+    "max_tokens": 1,
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "stop_token_ids": [],
+}
+
+
+def test_an_answer_that_drips_is_late(
+    serving: Callable[..., Completer], embedded: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read of it is in time."""
+    monkeypatch.setattr(endpoint, "GLANCE", 1.5)
+    server = serving()
+    engine = reaching(server, request_timeout=1.5, request_retries=0)
+    server.drips, since = True, time.monotonic()
+    with pytest.raises(RunError, match=r"no sample in 1\.5 s \(serve\.request_timeout\), 1 times"):
+        engine.generate(REQUESTS[:1], GREEDY)
+    engine.close()
+    with pytest.raises(ServerLostError, match=r"/v1/models\n.*serve\.addresses"):
+        reaching(server)
+    with pytest.raises(ServerLostError, match=r"did not answer v1/completions: no whole answer in 1 s"):
+        Completions(server.url).post("v1/completions", ONE_TOKEN, 1.0)
+    assert time.monotonic() - since < 15
 
 
 def test_a_key_is_read_from_the_environment(

@@ -230,9 +230,15 @@ class Calls:
         self, server: int, call: str, body: dict[str, Any], ask: Ask | None = None
     ) -> tuple[int, str]:
         client = self.clients[server]
-        async with self.session.post(f"{client.url}/{call}", json=body, headers=client.headers) as reply:
+        sent = {"json": body, "headers": client.headers}
+        # the session's limit is one per read, which is right for a stream alone
+        async with (
+            asyncio.timeout(self.timeout) as limit,
+            self.session.post(f"{client.url}/{call}", **sent) as reply,
+        ):
             if ask is None or reply.content_type != "text/event-stream":
                 return reply.status, await reply.text()
+            limit.reschedule(None)
             return await client.heard(ask, events(reply.content))
 
     async def _place(self, ask: Ask) -> int | None:

@@ -10,9 +10,11 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, ClassVar, Self
 
 from rlgraph.errors import RunError
+from rlgraph.nodes.support.user_call import DaemonThreads
 from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.messages.errors import ServerLostError
 
@@ -136,8 +138,28 @@ class Endpoint(ABC):
         return True
 
     def _text(self, call: str, timeout: float, body: dict[str, Any] | None = None) -> str:
+        """Return the text of an answer, all of which has to come in time.
+
+        The limit of ``urlopen`` is one per read: an answer whose bytes drip would be waited for without end.
+        """
         data = None if body is None else json.dumps(body).encode()
         headers = self.headers if data is None else self.headers | {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/{call}", data, headers)
+        threads = DaemonThreads(1)
+        answer = threads.submit(_exchanged, request, timeout)
+        threads.shutdown()  # once the answer is here
+        try:
+            return answer.result(timeout)
+        except TimeoutError:  # its own, too
+            raise TimeoutError(f"no whole answer in {timeout:g} s") from None
+
+
+def _exchanged(request: urllib.request.Request, timeout: float) -> str:
+    """Return the text of an answer; that of a refusal is read with it."""
+    try:
         with urllib.request.urlopen(request, timeout=timeout) as reply:
             return str(reply.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read()
+        raise urllib.error.HTTPError(error.url, error.code, error.msg, error.hdrs, BytesIO(text)) from None
