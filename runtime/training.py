@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -154,28 +154,33 @@ class TrainingRun:
     def _saved_first(self) -> Iterator[None]:
         """Save what is trained before an error of what comes behind an iteration ends the run.
 
-        That is an evaluation, a line of metrics, a tracker, or a file of samples: none changes weights. It
-        stands where no step of a later iteration has begun, so that engines are as ``state`` says.
+        That is an evaluation, a line of metrics, the timeline, a file of samples, or what is printed: none
+        changes weights. It stands where no step of a later iteration has begun, so that engines are as
+        ``state`` says.
         """
         try:
             yield
         except LostError:  # without a worker there is nothing to save
             raise
-        except Exception:
+        # rich exits where who reads its output has gone; a user's function may exit, too
+        except (Exception, SystemExit):
             if self.state.iteration > self.folder.saved():
                 self._rescue()
             raise
 
     def _rescue(self) -> None:
         """Save the last iteration, and the models where it was the last of all, while another error waits."""
-        try:
-            self._save_now()
-            if self.state.iteration >= self.total:
-                self._export()
-        except Exception as error:
-            self.progress.note(f"iteration {self.state.iteration} could not be saved: {error}")
-        else:
-            self.progress.note(f"iteration {self.state.iteration} was saved before this error ended the run")
+        with suppress(SystemExit):  # nobody reads what is said
+            try:
+                self._save_now()
+                if self.state.iteration >= self.total:
+                    self._export()
+            except Exception as error:
+                self.progress.note(f"iteration {self.state.iteration} could not be saved: {error}")
+            else:
+                self.progress.note(
+                    f"iteration {self.state.iteration} was saved before this error ended the run"
+                )
 
     def _stretch(self) -> None:
         """Run the iterations up to the next evaluation or checkpoint; then that, with nothing in flight."""
@@ -190,15 +195,15 @@ class TrainingRun:
             self.state.seconds = due.seconds_now() - self.began
             now = self._clocks()
             self.state.due, before = sorted(self.due_times.after(before, now)), now
-            values, since = self._measured(execution, since), time.time()
-            values |= {"time/save": self.standing} if self.standing else {}
-            self.standing = 0.0
-            if self.state.iteration == 1 and (law := self.early.missing(values)):
-                self.progress.note(law)
-            self._end_line()
-            self._watch(values, end)
-            at_boundary = self.state.iteration >= min(end, self.total)
-            with self._saved_first() if at_boundary else nullcontext():
+            with self._saved_first() if self._is_boundary(end) else nullcontext():
+                values, since = self._measured(execution, since), time.time()
+                values |= {"time/save": self.standing} if self.standing else {}
+                self.standing = 0.0
+                if self.state.iteration == 1 and (law := self.early.missing(values)):
+                    self.progress.note(law)
+                self._end_line()
+                self._watch(values, end)
+            with self._saved_first() if self._is_boundary(end) else nullcontext():
                 self._behind(execution, values, end)
             self._finish_save()  # it was written while the iteration ran
             if self.every_iteration or self._is_due(due.SAVE):
@@ -274,6 +279,10 @@ class TrainingRun:
         """Return whether the last iteration is among the best, or its evaluation under way may say so."""
         goes_on = self.line is not None and self.line.evaluation is not None
         return (goes_on and self.best.best is not None) or self._is_best(self.state.iteration)
+
+    def _is_boundary(self, end: int) -> bool:
+        """Return whether no later iteration begins before what comes behind this one is done."""
+        return self.state.iteration >= min(end, self.total)
 
     def _boundary(self) -> int:
         """Return the next iteration after which something else comes."""

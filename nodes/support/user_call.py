@@ -118,7 +118,7 @@ class DaemonThreads(Executor):
             self._idle.release()
 
 
-def guarded(function: Callable[..., Any], **arguments: Any) -> Any:
+def guarded(function: Callable[..., Any], /, **arguments: Any) -> Any:
     """Return what a function that is not async returns.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from math import prod
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from rlgraph.ir.domains import GraphDomain, ancestors
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan
+from rlgraph.nodes.support.user_call import guarded
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
 from rlgraph.runtime.columns.part import Part, empty, unpack
@@ -65,7 +67,8 @@ class OpCall:
             arguments[port.name] = None if part is None else self._read(part, op.engine)
         if columns:
             context.given = {name: self._read(columns[function.ins[name]], None) for name in function.holds}
-        result = self._round(op.body, arguments, context) if self.scope.yields else op.body(**arguments)
+        body = partial(guarded, op.body)  # a user's op may exit: the worker, or this very run, would end
+        result = self._round(body, arguments, context) if self.scope.yields else body(**arguments)
         if op.declared.updates and function.model and not function.joins:
             assert self.engines
             self.engines.versions[function.model] += 1
