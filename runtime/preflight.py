@@ -268,7 +268,7 @@ class Preflight:
             law += "its configurations' eos_token_id): every response is as long as it may be"
             remedy = f"name one in the model's generation_config.json, or set {node}.stop_token_ids"
             mark = self._mark(phase, node, "stop_token_ids")
-            self.warnings.append(Problem("endless", law, mark, remedy=remedy, grade="warning"))
+            self._warn("endless", law, mark, remedy)
 
     def data(self) -> None:
         """Check that every source's files can be read, and that their rows fit the models that read them."""
@@ -322,6 +322,8 @@ class Preflight:
             hint = "".join(map(_how_to_make, listed))[:200]
             self.problem("data", f"node `{node}`: {error}", mark, hint.strip(" ;"))
             return
+        self._left_out(phase, node, function, data)
+        self._without_answers(phase, node, function, data)
         place, tokens = data.longest()
         for reader, room, total, model in self._readers(phase, function):
             context = self.context.get(model)
@@ -347,6 +349,46 @@ class Preflight:
                 default = f"drop the longer ones by {node}.{limit}, and lower {more}"
                 self.problem("context", law, mark, ", or ".join(remedies) or default)
 
+    def _left_out(self, phase: str, node: str, function: Function, data: Any) -> None:
+        """Warn where a limit, often an inherited one, leaves out or cuts rows of an evaluation's set."""
+        if phase != "eval" or not data.overlong:
+            return
+        limit, truncate = (
+            function.roles.get("prompt_limit", "max_tokens"),
+            function.attributes.get("truncate"),
+        )
+        total = len(data) + data.overlong * (not truncate)
+        law = f"node `{node}` of the evaluation: {data.overlong} of {total} rows"
+        if len(data.by_source) > 1:
+            law += f" ({', '.join(f'{count} of {name}' for name, count in data.overlong_of.items())})"
+        law += f" have over {function.attributes[limit]} tokens ({node}.{limit}): they are "
+        law += "cut, and not the set that others report" if truncate else "left out, and not measured"
+        remedy = f"raise eval.nodes.{node}.{limit}; eval/overlong has the share"
+        self._warn("overlong", law, self._mark(phase, node, limit), remedy)
+
+    def _without_answers(self, phase: str, node: str, function: Function, data: Any) -> None:
+        """Warn where a reward reads the answers of rows most of which have none: nothing would be right."""
+        column = function.outs.get("answer")
+        if column is None:
+            return
+        columns = self.plan.columns[phase]
+        readers = [
+            f"`{name}` ({_op_name(reader)})"
+            for name, reader in self.plan.functions[phase].items()
+            # where it reads lists of right answers, these decide
+            if "answers" not in reader.ins and any(columns[c].origin == column for c in reader.ins.values())
+        ]
+        for source, count in data.empty("answer").items() if readers else ():
+            rows = len(data.by_source[source])
+            if 2 * count > rows:
+                law = f"node `{node}`: {count} of {rows} rows of {source} have no answer, and "
+                law += f"{' and '.join(readers)} read{'s' * (len(readers) == 1)} it"
+                remedy = f"name the column that has it, as {node}.answer=answer, or take a reward without one"
+                self._warn("no-answer", law, self._mark(phase, node, "answer"), remedy)
+
+    def _warn(self, kind: str, law: str, mark: Mark, remedy: str) -> None:
+        self.warnings.append(Problem(kind, law, mark, remedy=remedy, grade="warning"))
+
     def _readers(self, phase: str, source: Function) -> list[tuple[str, int, int | None, str]]:
         """Return nodes whose model sees this source's tokens: name, tokens that it adds and has, model."""
         written, columns = set(source.outs.values()), self.plan.columns[phase]
@@ -363,6 +405,11 @@ class Preflight:
         changed = self.tree.at(("eval", "nodes", node))
         place = changed if phase == "eval" and changed.get(key) else self.tree.at(("nodes", node))
         return (place.get(key) or place).mark
+
+
+def _op_name(function: Function) -> str:
+    """Return an op's name as a graph has it."""
+    return next((name for name, target in OPS.items() if target == function.target), function.target)
 
 
 def _tools(function: Function) -> dict[str, Tool]:

@@ -190,12 +190,13 @@ class TrainingRun:
         since, end = time.time(), self._boundary()
         before = self._clocks()
         for execution in stretch(self.plan, self.driver, self.state, end, self._stops, self._kept):
-            if self._is_recorded(self.state.iteration - 1, self.state.due):
-                self._record(execution)
+            is_recorded = self._is_recorded(self.state.iteration - 1, self.state.due)
             self.state.seconds = due.seconds_now() - self.began
             now = self._clocks()
             self.state.due, before = sorted(self.due_times.after(before, now)), now
             with self._saved_first() if self._is_boundary(end) else nullcontext():
+                if is_recorded:
+                    self._record(execution)
                 values, since = self._measured(execution, since), time.time()
                 values |= {"time/save": self.standing} if self.standing else {}
                 self.standing = 0.0

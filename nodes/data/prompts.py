@@ -92,7 +92,8 @@ def prompts(
     ``source`` is the name of a row's source in ``files``, or of the first file of a list. Records
     ``data/epoch``, how often all rows were taken by then (with ``weights`` that of each source,
     ``data/epoch/NAME``), and, where they are given, ``data/overlong``, the fraction of rows over
-    ``max_prompt_tokens``, and ``data/filtered``, that which ``where`` leaves out.
+    ``max_prompt_tokens`` (with several sources each one's as well, ``data/overlong/NAME``), and
+    ``data/filtered``, that which ``where`` leaves out.
 
     Attributes:
         files: .parquet, .arrow, .jsonl, .json, .csv or .tsv files, folders of datasets' save_to_disk,
@@ -147,6 +148,8 @@ def prompts(
     rows = rows_of(data, ctx, batch, weights, shuffle)
     if batch == "all":
         ctx.record("data/rows", [len(rows)], kind="sum", over="rows")
+        for name, own in data.by_source.items() if len(data.by_source) > 1 else ():
+            ctx.record(f"data/rows/{name}", [len(own)], kind="sum", over="rows")
     taken = data.column("ids", rows)
     if max_prompt_tokens and truncate:  # where it refuses, none is longer
         taken = [cut(ids, max_prompt_tokens, truncate, []) for ids in taken]
@@ -276,13 +279,18 @@ def rows_of(
 def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, kept: bool = False) -> None:
     """Record the fraction of all rows that ``where`` drops, and of the rest the fraction that is too long.
 
-    ``kept`` says that the latter are among the rows, shortened.
+    The latter is recorded by source, too, where there are several. ``kept`` says that rows that are too long
+    are there all the same, shortened.
     """
     left = len(data) + data.overlong * (not kept)
     if filtered:
         ctx.record("data/filtered", data.filtered, data.filtered + left, kind="share", over="rows")
     if limited:
         ctx.record("data/overlong", data.overlong, left, kind="share", over="rows")
+    for name, own in data.by_source.items() if limited and len(data.by_source) > 1 else ():
+        overlong = data.overlong_of.get(name, 0)
+        total = len(own) + overlong * (not kept)
+        ctx.record(f"data/overlong/{name}", overlong, total, kind="share", over="rows")
 
 
 def sequences(rows: Sequence[Example]) -> tuple[Ragged, Ragged]:

@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +39,7 @@ class DataSet:
         lengths: int32 ``[rows]``, tokens that a model must have room for.
         filtered: rows that ``where`` leaves out.
         overlong: rows dropped or cut for their length.
+        overlong_of: the same by source, of sources that have any.
         equal: pairs left out, as both of their rows are the same.
     """
 
@@ -48,6 +49,7 @@ class DataSet:
     lengths: Any
     filtered: int = 0
     overlong: int = 0
+    overlong_of: Mapping[str, int] = field(default_factory=dict)
     equal: int = 0
 
     def __len__(self) -> int:
@@ -81,6 +83,14 @@ class DataSet:
         chosen = {name: numpy.isin(numbers, own) for name, own in numbers_of.items()}
         return {name: numpy.flatnonzero(of).astype(numpy.int32) for name, of in chosen.items()}
 
+    def empty(self, name: str) -> dict[str, int]:
+        """Return source -> its rows whose text in a column is empty, of sources that have any."""
+        from pyarrow import compute
+
+        is_empty = compute.equal(self.tables[0][name], "").to_numpy()[self.rows]
+        counts = {source: int(is_empty[own].sum()) for source, own in self.by_source.items()}
+        return {source: count for source, count in counts.items() if count}
+
     def longest(self) -> tuple[str, int]:
         """Return the place of the longest row, and its tokens."""
         row = int(self.lengths.argmax())
@@ -102,14 +112,18 @@ class DataSet:
             raise DataError(f"{law}; raise it, shorten the row, or cut it by truncate: left, right or middle")
         fitting = self.lengths <= limit
         overlong = int((~fitting).sum())
+        counts = {source: int((~fitting[own]).sum()) for source, own in self.by_source.items()}
+        overlong_of = {source: count for source, count in counts.items() if count}
         if truncate:
-            return replace(self, lengths=self.lengths.clip(max=limit), overlong=overlong)
+            cut = self.lengths.clip(max=limit)
+            return replace(self, lengths=cut, overlong=overlong, overlong_of=overlong_of)
         for mine in self.by_source.values():
             if not fitting[mine].any():
                 files = ", ".join(dict.fromkeys(self.files[n][1] for n in self.column("file", mine)))
                 law = f"{files}: all {len(mine)} rows have over {limit} tokens"
                 raise DataError(f"{law}, the shortest {self.lengths[mine].min()}; raise {attribute}")
-        return replace(self, rows=self.rows[fitting], lengths=self.lengths[fitting], overlong=overlong)
+        rows, lengths = self.rows[fitting], self.lengths[fitting]
+        return replace(self, rows=rows, lengths=lengths, overlong=overlong, overlong_of=overlong_of)
 
 
 def load_prompts(

@@ -58,6 +58,7 @@ def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:
     problems += [*_idle_kl(train, tree), *long_intervals(plan, tree), *best_of_one(plan, tree)]
     for graph in (train, evaluation) if evaluation else (train,):
         problems += [*_greedy(graph, tree), *_endless(graph, tree), *_too_long(graph, plan, tree)]
+        problems += [*_no_room(graph, tree)]
     lost = {("nodes", node.name) for node in train.dropped}
     lost |= {("models", name) for name in _models_of(train.dropped) if name not in plan.models}
     problems += [*unread_attributes(tree, train, evaluation), *unread_settings(tree, plan)]
@@ -313,6 +314,26 @@ def _too_long(graph: Graph, plan: Plan, tree: Tree) -> Iterator[Problem]:
         places = [_place(tree, graph, rollout, response), _place(tree, graph, source, prompt)]
         mark = _users(places, places[0])
         yield Problem("context", law, mark, (), f"set: {{{edit}}}")
+
+
+def _no_room(graph: Graph, tree: Tree) -> Iterator[Problem]:
+    """Yield sources whose longest prompts fill all that prompt and response of a rollout have together."""
+    for rollout in (node for node in graph.nodes if node.call):
+        bound = rollout.called.value("total_limit")
+        if not isinstance(bound, int):
+            continue
+        source = graph.node(graph.ancestors(rollout.domain)[-1].maker)
+        longest = source.called.value("prompt_limit")
+        if not isinstance(longest, int) or longest < bound:
+            continue
+        total, prompt = rollout.called.name_of("total_limit"), source.called.name_of("prompt_limit")
+        law = f"`{source.name}.{prompt}` ({longest:,}) keeps prompts that leave no room for a response in "
+        law += f"`{rollout.name}.{total}` ({bound:,})"
+        most = rollout.called.value("response_limit")
+        fit = max(bound - most, bound // 2) if isinstance(most, int) else bound // 2
+        places = [_place(tree, graph, source, prompt), _place(tree, graph, rollout, total)]
+        edit = f"{'eval.nodes.' if graph.report else ''}{source.name}.{prompt}: {fit}"
+        yield Problem("no-room", law, _users(places, places[0]), (), f"set: {{{edit}}}")
 
 
 def _context(model: ModelPlan) -> int | None:

@@ -68,14 +68,17 @@ OF_SOURCES = ("rows", "overlong", "filtered", "equal")
 def beside(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:
     """Return what the writers of an evaluation's reported columns recorded under their own names.
 
-    Beside these stand ``eval/rows`` and the shares of its sets that were left out. ``pass@8`` of a node that
-    records ``solved/gsm8k`` comes with ``eval/pass@8/gsm8k``.
+    Beside these stand ``eval/rows`` and the shares of its sets that were left out, and of several sources
+    each one's, as ``eval/rows/gsm8k``. ``pass@8`` of a node that records ``solved/gsm8k`` comes with
+    ``eval/pass@8/gsm8k``.
     """
     owns = {metric: f"{plan.columns['eval'][column].writer}/" for metric, column in plan.report.items()}
     recorded = metrics(ran)
     # what the sources left out of their sets, and how many rows are measured
     of_sources = {
-        f"eval/{name}": recorded[f"data/{name}"] for name in OF_SOURCES if f"data/{name}" in recorded
+        f"eval/{name.removeprefix('data/')}": value
+        for name, value in recorded.items()
+        if name.startswith("data/") and name.split("/")[1] in OF_SOURCES
     }
     return of_sources | {
         f"eval/{metric}/{name.removeprefix(own)}": recorded[name]

@@ -47,6 +47,7 @@ MENDED = {
     "greedy_group": ["set: {rollout.temperature: 1.0}"],
     "long_interval": ["set: {schedule.save_every: 0}", "set: {schedule.save_every: 1 epoch}"],
     "long_interval_of_evaluations": ["set: {eval.every: 0}", "set: {eval.every: 30 min}"],
+    "no_room": ["set: {prompts.max_prompt_tokens: 768}", "set: {rollout.max_total_tokens: 1280}"],
     "rising": ["set: {models.policy.optimizer.warmup_steps: 0.1}", "set: {schedule.iterations: 1251}"],
     "stale_clip": [
         "set: {update_policy.in.old_logprobs: old_logprobs, "

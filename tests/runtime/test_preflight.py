@@ -181,6 +181,55 @@ def test_overlong_questions_may_be_dropped_instead() -> None:
     assert '"data/overlong": 0.5' in Path("runs/small/metrics.jsonl").read_text()
 
 
+def checked(*settings: str) -> str:
+    """What ``rlgraph check --files`` says of the small graph."""
+    Path("small.yaml").write_text(GRAPH.replace("MODEL", "demo_files/model").replace("FILE", "train.jsonl"))
+    done = CliRunner().invoke(main, ["check", "small.yaml", "--files", *settings])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_rows_without_answers_are_named_where_a_reward_reads_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row, answered = ({"question": "1+1=", "answer": answer} for answer in ("", "2"))
+    for name, rows in (("open", [row] * 3 + [answered]), ("half", [row] * 2 + [answered] * 2)):
+        Path(f"{name}.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    said = checked("prompts.files=[open.jsonl]")
+    law = "node `prompts`: 3 of 4 rows of open have no answer, and `rewards` (reward.math) reads it"
+    assert law in said and "name the column that has it, as prompts.answer=answer" in said
+    # what is no conversation that ends with the assistant's turn has none where no column is named
+    assert "2 of 2 rows of train have no answer" in checked("prompts.answer=null")
+    assert "3 of 4 rows of a have no answer" in checked("prompts.files={a: [open.jsonl], b: [train.jsonl]}")
+    assert "no answer" not in checked("prompts.files=[half.jsonl]")
+    form = "nodes.rewards={op: reward.format, pattern: x}"
+    assert "no answer" not in checked("prompts.files=[open.jsonl]", form)
+    # a run says so, too, and a strict one does not begin
+    run_graph("small.yaml", ["prompts.files=[open.jsonl]"], 1, inline=True, steps=0)
+    assert law in capsys.readouterr().out
+    with pytest.raises(GraphError, match="3 of 4 rows of open have no answer"):
+        run_graph("small.yaml", ["prompts.files=[open.jsonl]"], 1, inline=True, strict=True)
+
+
+def test_rows_that_an_evaluation_would_leave_out_are_counted() -> None:
+    files = "{a: [train.jsonl], b: [long.jsonl]}"
+    evaluation = f"eval={{nodes: {{prompts: {{batch: all, files: {files}}}}}, report: {{ok: rewards}}}}"
+    said = checked(evaluation, "prompts.max_prompt_tokens=60")
+    assert "node `prompts` of the evaluation: 1 of 4 rows (1 of b) have over 60 tokens" in said
+    assert "left out, and not measured" in said and "raise eval.nodes.prompts.max_prompt_tokens" in said
+    cut = checked(evaluation, "prompts.max_prompt_tokens=60", "prompts.truncate=left")
+    assert "1 of 4 rows (1 of b) have over 60 tokens (prompts.max_prompt_tokens): they are cut" in cut
+    shorter = evaluation.replace("long.jsonl", "train.jsonl")
+    assert "of the evaluation" not in checked(shorter, "prompts.max_prompt_tokens=60")
+    # and the run's metrics have them by source
+    run_graph(
+        "small.yaml", [evaluation, "prompts.max_prompt_tokens=60"], 1, inline=True, steps=0, run_dir=Path("a")
+    )
+    (line,) = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
+    assert (line["eval/rows"], line["eval/rows/a"], line["eval/rows/b"]) == (3, 2, 1)
+    assert (line["eval/overlong"], line["eval/overlong/a"], line["eval/overlong/b"]) == (0.25, 0, 0.5)
+
+
 def test_warnings_are_errors_where_that_is_asked_for() -> None:
     greedy = GRAPH + "  - set: {rollout.temperature: 0}\n"
     assert "most likely token" not in refused(greedy, FILE="no_answer.jsonl")  # it is the data that stops it
