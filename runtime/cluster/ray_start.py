@@ -64,22 +64,14 @@ def join(**options: Any) -> Any:
     except Exception as error:  # Ray raises errors of many kinds here, `Exception` itself too
         if address == "local":
             raise RunError(f"Ray can't be started on this machine: {error}") from error
-        raise _not_joined(address, error) from error
+        law = f"this process could not join the Ray cluster at {address}: {error}"
+        remedy = "see that Ray runs on this machine, too: ray start --address HOST:PORT"
+        raise RunError(f"{law}\n  {remedy}; see docs/clusters.md") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has set one of its own
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return ray
-
-
-def _not_joined(address: str, error: Exception) -> RunError:
-    """Return what to say where Ray answers at an address, and gives an error."""
-    where = f"{TOKENS[0]} or ~/.ray/auth_token"
-    remedy = f"it may ask for another token than that of {where}"
-    if not _has_token():
-        remedy = f"it may ask for a token, and this shell has none: {where}"
-    law = f"something answers at {address}, and this process could not join it as a Ray cluster"
-    return RunError(f"{law}: {error}\n  {remedy}; see docs/clusters.md")
 
 
 def _knock(address: str) -> None:
@@ -144,7 +136,12 @@ def _ask_gcs(address: str, told: str) -> None:
         # Ray's own class for it waits for a minute, and `ray.init` tries that again and again
         InnerGcsClient.standalone(told, cluster_id=None, timeout_ms=int(1000 * ANSWERS_WITHIN))
     except AuthenticationError as error:
-        raise _not_joined(address, error) from error
+        where = f"{TOKENS[0]} or ~/.ray/auth_token"
+        remedy = f"it asks for another token than that of {where}"
+        if not _has_token():
+            remedy = f"it asks for a token, and this shell has none: {where}"
+        law = f"the Ray cluster at {address} refuses this process: {error}"
+        raise RunError(f"{law}\n  {remedy}; see docs/clusters.md") from error
     except RpcError as error:
         reason = str(error).removeprefix("RPC error:").strip() or "it knows no such call"
         law = f"no Ray cluster at {address}: what answers there is not Ray's control service (GCS), or did "

@@ -226,3 +226,22 @@ def test_a_cluster_that_asks_for_the_users_token_is_joined(home: Path, tmp_path:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert "True" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("home")
+def test_a_cluster_that_asks_for_another_token_is_named_at_once() -> None:
+    code = (
+        "import subprocess, sys, os, time; from rlgraph.runtime.cluster.ray_start import join\n"
+        "address = join(num_cpus=1).get_runtime_context().gcs_address\n"
+        "other = 'import sys; from rlgraph.runtime.cluster.ray_start import join; '\n"
+        "other += 'join(address=sys.argv[1])'\n"
+        "env = {**os.environ, 'RAY_AUTH_TOKEN': 64 * 'x'}\n"
+        "since, command = time.monotonic(), [sys.executable, '-c', other, address]\n"
+        "print(subprocess.run(command, env=env, capture_output=True, text=True, timeout=200).stderr)\n"
+        "print('after', time.monotonic() - since)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert "refuses this process" in done.stdout, done.stdout + done.stderr
+    assert "it asks for another token than that of RAY_AUTH_TOKEN or ~/.ray/auth_token" in done.stdout
+    assert float(done.stdout.rpartition("after ")[2]) < 60
