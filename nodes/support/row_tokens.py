@@ -19,15 +19,18 @@ from rlgraph.nodes.support.row_field import DataError
 from rlgraph.nodes.support.row_form import TRAIN
 from rlgraph.nodes.support.template_reads import for_template, refuse_unread
 from rlgraph.nodes.support.turn_text import (
+    THOUGHTS,
     TextSpan,
+    added_ids,
     closing_id,
     is_marked,
     marked_spans,
+    refuse_unsaid,
     turn_span,
     with_stop,
 )
 
-SAYING = ("tool_calls", "reasoning_content", "reasoning", "thinking")  # what a turn without content may say
+SAYING = ("tool_calls", *THOUGHTS)  # what a turn without content may say
 Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
 
 
@@ -71,22 +74,85 @@ def examples_of(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) 
     for row in rows:
         _refuse_nothing(reading, row)
     pieces = _pieces(tokenizer, reading, rows)
-    first = iter(encode(tokenizer, reading, [parts[0][0] for parts, _ in pieces]))
-    texts = [text for parts, _ in pieces for text, _ in parts[1:]]
-    rest = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
-    for row, (parts, closing) in zip(rows, pieces, strict=True):
-        ids: list[int] = []
-        mask: list[bool] = []
-        for number, (_, learnt) in enumerate(parts):
-            part = next(rest if number else first)
-            ids = [*ids, *part]
-            mask = [*mask, *[learnt] * len(part)]
+    examples = _tokenised(tokenizer, reading, [parts for parts, _ in pieces])
+    for row, (ids, mask), (_, closing) in zip(rows, examples, pieces, strict=True):
         if closing is not None:
             ids = [*ids, closing]
             mask = [*mask, True]
         if mask[:1] != [False]:
             raise _no_tokens(row)
         yield ids, mask
+
+
+def _tokenised(tokenizer: Any, reading: ReadingOptions, rows: Sequence[list[TextPiece]]) -> list[Example]:
+    """Return the ids of rows in pieces: of the whole text, where its tokens end where the pieces do.
+
+    A tokenizer may write the begin of a text, or what stands behind a control token, otherwise than the same
+    characters within a text (Metaspace's prefix of Llama 2 and Mistral; white space that Phi 3's control
+    tokens take in). Where a token goes across the border of a turn, no rollout could have sampled it: each
+    piece is then tokenised for itself.
+    """
+    if reading.template == "plain" or not tokenizer.is_fast:
+        return _tokenised_apart(tokenizer, reading, rows)
+    texts = ["".join(text for text, _ in parts) for parts in rows]
+    encodings = tokenizer(texts, add_special_tokens=False).encodings if texts else []
+    examples: list[Example | None] = []
+    for parts, encoding in zip(rows, encodings, strict=True):
+        examples.append(_cut_tokens(tokenizer, parts, encoding))
+    across = [number for number, example in enumerate(examples) if example is None]
+    apart = iter(_tokenised_apart(tokenizer, reading, [rows[number] for number in across]))
+    return [next(apart) if example is None else example for example in examples]
+
+
+def _cut_tokens(tokenizer: Any, parts: Sequence[TextPiece], encoding: Any) -> Example | None:
+    """Return the ids of a whole text with its pieces' marks, or nothing if a token is of two pieces."""
+    ids = encoding.ids
+    mask: list[bool] = []
+    text = "".join(text for text, _ in parts)
+    end = 0
+    for piece, learnt in parts:
+        end += len(piece)
+        border = _border(tokenizer, text, end, encoding)
+        if border is None or border < len(mask):
+            return None
+        mask += [learnt] * (border - len(mask))
+    return ids, mask
+
+
+def _border(tokenizer: Any, text: str, place: int, encoding: Any) -> int | None:
+    """Return the number of the token that begins at a place of a text; nothing if none does."""
+    if place == len(text):
+        return len(encoding.ids)
+    if place == 0:
+        return 0
+    before = encoding.char_to_token(place - 1)
+    if before is not None and encoding.ids[before] in added_ids(tokenizer):
+        return int(before) + 1  # white space behind it that it takes in is no token
+    behind = encoding.char_to_token(place)
+    if behind is None or encoding.token_to_chars(behind)[0] != place:
+        return None
+    if text[place - 1] == " " and text[place] != " ":
+        return None  # some tokenizers give a word's place without the space that its token begins with
+    return int(behind)
+
+
+def _tokenised_apart(
+    tokenizer: Any, reading: ReadingOptions, rows: Sequence[list[TextPiece]]
+) -> list[Example]:
+    """Return the ids of rows with each piece tokenised for itself."""
+    first = iter(encode(tokenizer, reading, [parts[0][0] for parts in rows]))
+    texts = [text for parts in rows for text, _ in parts[1:]]
+    rest = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
+    examples = []
+    for parts in rows:
+        ids: list[int] = []
+        mask: list[bool] = []
+        for number, (_, learnt) in enumerate(parts):
+            part = next(rest if number else first)
+            ids = [*ids, *part]
+            mask = [*mask, *[learnt] * len(part)]
+        examples.append((ids, mask))
+    return examples
 
 
 def _refuse_nothing(reading: ReadingOptions, row: Asked) -> None:
@@ -161,6 +227,9 @@ def _pieces(
                 calls_tools = "tool_calls" in talk.messages[talk.learnt[-1]]
                 closing = closing_id(tokenizer, talk.options, whole[start:stop], calls_tools)
             refuse_unread(tokenizer, talk.messages, talk.options, talk.learnt)
+            said = [whole[start:stop] for start, stop in spans]
+            said = ["".join(said)] if talk.marked else said
+            refuse_unsaid(tokenizer, talk.messages, talk.options, talk.learnt, said)
         pieces.append((_cut(whole, spans, talk.place), closing))
     return pieces
 

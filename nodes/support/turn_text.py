@@ -17,6 +17,7 @@ from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered
 from rlgraph.nodes.support.template_reads import for_template, options_of_template, source_of_template
 
 TextSpan = tuple[int, int]  # from a character of a text, and up to another
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys under which messages have them
 GENERATION = re.compile(r"\{%-?\s*generation\b")  # a template that tells itself what the assistant wrote
 
 
@@ -46,12 +47,75 @@ def turn_span(
     else:
         turn = _earlier_turn(tokenizer, place, whole[len(begin) :], ended[len(begin) :])
     turn = _up_to_end(tokenizer, turn)
-    content = "".join(str(talk[place]["content"]).split())
-    if content not in "".join(turn.split()):
-        law = f"the chat template of {tokenizer.name_or_path} does not write the content of turn {place + 1} "
-        law += "as it is given"
-        raise TemplateError(f"{law}; {REMEDY}, or give thoughts as reasoning_content")
     return len(begin), len(begin) + len(turn)
+
+
+def refuse_unsaid(
+    tokenizer: Any,
+    talk: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None,
+    learnt: Sequence[int],
+    said: Sequence[str],
+) -> None:
+    """Refuse a conversation of whose learnt turns the template leaves out a part.
+
+    ``said`` is the text that is learnt of each; of a template that marks it, one text for all of them.
+
+    Raises:
+        TemplateError: content, thoughts or a call of a turn are not in what is learnt of it.
+    """
+    texts = said if len(said) == len(learnt) else ["".join(said)] * len(learnt)
+    for place, text in zip(learnt, texts, strict=True):
+        squeezed = "".join(text.split())
+        for key in ("content", *THOUGHTS):
+            words = talk[place].get(key)
+            if isinstance(words, str) and "".join(words.split()) not in squeezed:
+                named = "the content" if key == "content" else repr(key)
+                law = f"the chat template of {tokenizer.name_or_path} does not write {named} of turn "
+                law += f"{place + 1} as it is given"
+                raise TemplateError(f"{law}; {REMEDY}, or give thoughts as reasoning_content")
+        _refuse_unsaid_calls(tokenizer, talk, options, place, text)
+
+
+def _refuse_unsaid_calls(
+    tokenizer: Any,
+    talk: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None,
+    place: int,
+    text: str,
+) -> None:
+    """Refuse calls that a template writes without the function's name, or of which it writes the first alone.
+
+    Kimi K2 writes the id of a call in place of the name, gpt-oss one call per turn.
+    """
+    calls = talk[place].get("tool_calls", [])
+    law = f"the chat template of {tokenizer.name_or_path} does not write"
+    for call in calls:
+        name = call["function"]["name"]
+        if name not in text:
+            law = f"{law} the name {name!r} of the function that turn {place + 1} calls"
+            remedy = f"where it writes the id of a call, give ids as functions.{name}:0"
+            raise TemplateError(f"{law}; {REMEDY}, or, {remedy}")
+    if len(calls) < 2:
+        return
+    before = [*talk[:place]]
+    written = rendered(tokenizer, [*before, talk[place]], options, begun=False)
+    for number in range(len(calls)):
+        others = [call for other, call in enumerate(calls) if other != number]
+        changed = [*before, {**talk[place], "tool_calls": others}]
+        if _renders(tokenizer, changed, options) == written:
+            law = f"{law} call {number + 1} of the {len(calls)} in turn {place + 1}"
+            raise TemplateError(f"{law}; {REMEDY}, or give each call a turn of its own")
+
+
+def _renders(
+    tokenizer: Any, talk: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
+) -> str | None:
+    """Return what a template writes, or nothing where it refuses the conversation."""
+    try:
+        return rendered(tokenizer, talk, options, begun=False)
+    except TemplateError:
+        return None
 
 
 def _last_turn(tokenizer: Any, rest: str, continued: str) -> str:
@@ -135,6 +199,12 @@ def _controls(tokenizer: Any) -> frozenset[str]:
     """Return the tokens that a template ends turns with: those that were added to a vocabulary."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values()}
     return frozenset(added | {str(token) for token in tokenizer.all_special_tokens}) - {""}
+
+
+@functools.lru_cache(maxsize=8)
+def added_ids(tokenizer: Any) -> frozenset[int]:
+    """Return the ids of the tokens that were added to a vocabulary, which control tokens are."""
+    return frozenset(tokenizer.added_tokens_decoder)
 
 
 @functools.lru_cache(maxsize=8)

@@ -317,7 +317,8 @@ def test_marks_of_a_template_are_used_for_the_last_turn_too(tmp_path: Path) -> N
 
 TOOL_CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 TAGGED_CALLS = (
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}({{ c.function.arguments | tojson }})"
+    "</tool_call>{% endfor %}"
 )
 GLM_CALLS = (  # without thoughts; what a tool says stands behind <|observation|>
     "[gMASK]<sop>{% for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>"
@@ -380,7 +381,7 @@ def test_a_token_that_ends_calls_of_tools_alone_ends_no_turn(tmp_path: Path) -> 
     form = (["<|im_start|>", "<tool_call>", "</tool_call>"], "<|endoftext|>", template)
     tokenizer = tokenizer_of(form, unflagged=("<tool_call>", "</tool_call>"))
     learnt = read(tmp_path, form, [user("a"), assistant("", tool_calls=[TOOL_CALL])], tokenizer)[1]
-    assert learnt == ['<tool_call>{"a": 1}</tool_call><|endoftext|>']
+    assert learnt == ['<tool_call>f({"a": 1})</tool_call><|endoftext|>']
 
 
 def test_nothing_is_learnt_behind_marks(tmp_path: Path) -> None:
