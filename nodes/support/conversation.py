@@ -151,6 +151,7 @@ def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple
             raise DataError(f"{law}; name its column with question:")
         common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(turns, others, strict=False))])
         common = min(common, len(turns) - 1)  # sides that are equal have their last turn for an answer
+        _refuse_parted(place, turns[common:], others[common:], reading)
         return turns[:common], turns[common:]
     question = _checked(place, reading.question, given(place, row, reading.question), reading)
     if reading.answer is None:
@@ -159,6 +160,21 @@ def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple
     if has_messages(answer):
         return question, _checked(place, reading.answer, answer, reading)
     return question, _answer(place, answer, reading)
+
+
+def _refuse_parted(place: str, own: Messages, other: Messages, reading: ReadingOptions) -> None:
+    """Refuse the sides of a pair that part elsewhere than at a turn of the assistant's that is compared.
+
+    Raises:
+        DataError: they answer different questions, or part before the last turn, which alone is compared.
+    """
+    sides = f"{reading.answer!r} and {reading.other!r}"
+    if any(side and side[0]["role"] != "assistant" for side in (own, other)):
+        law = f"{place}: {sides} differ before the assistant's turn, so they answer different questions"
+        raise DataError(f"{law}; correct the row, or remove it")
+    if reading.assistant_turns == "last" and own != other and max(len(own), len(other)) > 1:
+        law = f"{place}: {sides} differ before their last turn, which alone is compared"
+        raise DataError(f"{law}; set assistant_turns: all, or correct the row")
 
 
 def _once(
@@ -194,6 +210,9 @@ def _checked(place: str, path: str, value: Any, reading: ReadingOptions) -> Ques
     if isinstance(value, str):
         if reading.template == "chat":
             refuse_encoded(place, path, value)
+            if not value.strip() and path == reading.question:
+                law = f"{place}: {path!r} is blank, so nothing is asked"
+                raise DataError(f"{law}; fill it in, or remove the row")
         return value
     if reading.template == "plain" and has_messages(value):
         raise DataError(f"{place}: {path!r} holds chat messages; set template: chat")
@@ -207,7 +226,10 @@ def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
     if marker not in words:
         law = f"{place}: no {marker!r} in {reading.answer!r}: {words[-60:]!r}"
         raise DataError(f"{law}; correct answer_after:")
-    return words.rpartition(marker)[2].strip()
+    if not (words := words.rpartition(marker)[2].strip()):
+        law = f"{place}: nothing stands behind {marker!r} in {reading.answer!r}"
+        raise DataError(f"{law}; fill it in, or remove the row")
+    return words
 
 
 def _options(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Mapping[str, Any] | None:

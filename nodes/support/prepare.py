@@ -28,7 +28,7 @@ SetKind = Literal["prompts", "examples"]
 CHUNK = 4096  # rows that are tokenised at a time, by a process, or as many threads as the tokenizer has
 BY_PROCESSES = 2**22  # bytes of files from which several processes prepare them, which take seconds to start
 MOST_PROCESSES = 32
-FORMAT = 4  # of a cached set; another one is made anew
+FORMAT = 5  # of a cached set; another one is made anew
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@
 arguments: '{"a": 1}'           OpenAI              -> arguments: {a: 1}
 function_call: {...}            OpenAI, before 2024 -> tool_calls: [...]
 content: [{type: text, text}]   OpenAI              -> content: the texts one after the other
+parameters: {"a": 1}            Llama 3             -> arguments: {a: 1}
+{name, parameters}, flat        bare schemas        -> {type: function, function: {name, parameters}}
 weight: 0, train: false         OpenAI, axolotl     -> train: false, on turns that are not learnt
 
 What is none of these is refused with its place.
@@ -29,12 +31,17 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
     "function_call": "assistant",
 }
+TEXT_PARTS = ("text", "input_text", "output_text")  # of OpenAI's chat completions and responses
+ARGUMENTS = ("arguments", "parameters")  # OpenAI's key, and that which Llama 3 is taught to write
+SCHEMA_KEYS = ("parameters", "input_schema", "inputSchema")  # OpenAI's, Anthropic's, and that of MCP
 PROGRAM_TESTS = {"inputs", "outputs"}  # keys of the mapping that reward.code reads as JSON
 FOREIGN_ROLES = SHAREGPT_ROLES.keys() - SHAREGPT_ROLES.values()  # those that no chat template knows
 
 
 def has_messages(value: Any) -> bool:
-    """Return whether a value is a list of messages in one of the forms."""
+    """Return whether a value is a list of messages in one of the forms, or one message."""
+    if isinstance(value, dict):
+        return ("role" in value and "content" in value) or ("from" in value and "value" in value)
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return False
     return "role" in value[0] or "from" in value[0] or "content" in value[0]
@@ -46,6 +53,8 @@ def messages_of(place: str, path: str, value: Any) -> list[dict[str, Any]]:
     Raises:
         DataError: it is no list of messages, or one is in no form that is known.
     """
+    if isinstance(value, dict) and has_messages(value):
+        value = [value]
     if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
         law = f"{place}: {path!r} is neither text nor a list of messages {{role, content}}, "
         law += f"but {str(value)[:60]!r}"
@@ -76,7 +85,9 @@ def _message(place: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
         role = "tool"
     calls = [_call(place, path, call) for call in message.pop("tool_calls", None) or ()]
     content = _content(place, path, message.get("content"), bool(calls))
-    rest = {k: v for k, v in message.items() if k not in ("role", "content", "weight", TRAIN) and v != ""}
+    rest = {
+        k: v for k, v in message.items() if k not in ("role", "content", "weight", TRAIN) and v not in ("", [])
+    }
     learnt = _is_learnt(place, path, role, message)
     flag = {} if learnt else {TRAIN: False}
     return {"role": role, "content": content, **rest, **({"tool_calls": calls} if calls else {}), **flag}
@@ -104,13 +115,18 @@ def _call(place: str, path: str, call: Any) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         law = f"{place}: {path!r} has a tool call without a function {{name, arguments}}: {str(call)[:60]!r}"
         raise DataError(f"{law}; correct the row")
-    arguments = function.get("arguments", {})
+    strange = [key for key in function if key not in ("name", *ARGUMENTS)]
+    named = [key for key in ARGUMENTS if key in function]
+    if strange or len(named) > 1:
+        law = f"{place}: {path!r} calls {function['name']} with the keys {', '.join(function)}"
+        raise DataError(f"{law}; a call is {{name, arguments}}: correct the row")
+    arguments = function[named[0]] if named else {}
     if isinstance(arguments, str):
         arguments = _parsed(place, f"{path}.tool_calls: arguments", arguments) if arguments.strip() else {}
     if not isinstance(arguments, dict):
         law = f"{place}: {path!r} calls {function['name']} with {str(arguments)[:60]!r}"
         raise DataError(f"{law}; arguments are a mapping, or such a mapping as JSON")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _parsed(place: str, path: str, text: Any) -> Any:
@@ -132,7 +148,9 @@ def _content(place: str, path: str, content: Any, calls: bool) -> str:
     for part in content:
         if isinstance(part, str):
             texts.append(part)
-        elif isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        elif (
+            isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str)
+        ):
             texts.append(part["text"])
         else:
             kind = part.get("type", part) if isinstance(part, dict) else part
@@ -184,9 +202,40 @@ def tools_of(place: str, path: str, value: Any) -> list[Any]:
         tools = [*tools]  # as verl names them, with what each is made with
     if not isinstance(tools, list):
         raise DataError(f"{place}: {path!r} is no list of tools, but {str(value)[:60]!r}; correct the row")
-    return [
+    parsed = [
         _parsed(place, path, t) if isinstance(t, str) and t.lstrip().startswith("{") else t for t in tools
     ]
+    return [t if isinstance(t, str) else _schema(place, path, t) for t in parsed]
+
+
+def _schema(place: str, path: str, tool: Any) -> dict[str, Any]:
+    """Return the schema of a tool as chat templates take it: {type: function, function: {name, ...}}.
+
+    Raises:
+        DataError: it has no name.
+    """
+    inner = tool.get("function", tool) if isinstance(tool, dict) else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+        law = f"{place}: {path!r} has a tool that is neither a name nor a schema: {str(tool)[:60]!r}"
+        raise DataError(f"{law}; write {{type: function, function: {{name, description, parameters}}}}")
+    if inner is not tool:
+        return tool
+    rest = {key: value for key, value in tool.items() if key not in ("type", *SCHEMA_KEYS)}
+    parameters = [tool[key] for key in SCHEMA_KEYS if key in tool]
+    return {"type": "function", "function": rest | ({"parameters": parameters[0]} if parameters else {})}
+
+
+def _refuse_unpaired(place: str, path: str, inputs: Any, outputs: Any) -> None:
+    """Refuse tests of a program of which some have no input or output, and those that are none.
+
+    Raises:
+        DataError: they are such.
+    """
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        law = f"{place}: {path!r} has tests of a program whose inputs and outputs are not lists of one length"
+        raise DataError(f"{law}; correct the row, or remove it")
+    if not inputs:
+        raise DataError(f"{place}: {path!r} has no test of a program; add some, or remove the row")
 
 
 def answer_text(place: str, path: str, answer: Any) -> str:
@@ -204,6 +253,7 @@ def answer_text(place: str, path: str, answer: Any) -> str:
             raise DataError(f"{place}: {path!r} is the number {answer}; {remedy}")
         return str(answer)
     if isinstance(answer, dict) and answer.keys() >= PROGRAM_TESTS:
+        _refuse_unpaired(place, path, answer["inputs"], answer["outputs"])
         return json.dumps(answer, ensure_ascii=False)
     shown = str(answer)[:60]
     if isinstance(answer, dict):

@@ -95,7 +95,8 @@ def _tokenised(tokenizer: Any, reading: ReadingOptions, rows: Sequence[list[Text
     if reading.template == "plain" or not tokenizer.is_fast:
         return _tokenised_apart(tokenizer, reading, rows)
     texts = ["".join(text for text, _ in parts) for parts in rows]
-    encodings = tokenizer(texts, add_special_tokens=False).encodings if texts else []
+    options = {"add_special_tokens": False, "return_attention_mask": False}
+    encodings = tokenizer(texts, **options).encodings if texts else []
     examples: list[Example | None] = []
     for parts, encoding in zip(rows, encodings, strict=True):
         examples.append(_cut_tokens(tokenizer, parts, encoding))
@@ -161,6 +162,9 @@ def _refuse_nothing(reading: ReadingOptions, row: Asked) -> None:
     Raises:
         DataError: the row is such.
     """
+    if (row.options or {}).get("continue_final_message"):
+        law = f"{row.place}: continue_final_message is of prompts; what is learnt ends its turns"
+        raise DataError(f"{law}: take it out of template_options")
     if reading.answer is None and not row.turns:
         law = f"{row.place}: {reading.question!r} does not end with a turn of the assistant, so there is "
         law += "nothing to learn"
@@ -171,9 +175,17 @@ def _refuse_nothing(reading: ReadingOptions, row: Asked) -> None:
     if not says:
         law = f"{row.place}: the answer is empty, so that only the end would be learnt"
         raise DataError(f"{law}; fill it in, or remove the row")
-    if row.turns and not learnt_places(reading, row.turns, row.first):
+    if not row.turns:
+        return
+    places = learnt_places(reading, row.turns, row.first)
+    if not places:
         law = f"{row.place}: weight or train of its messages says that no turn is learnt"
         raise DataError(f"{law}; remove the row, or set assistant_turns: all where another turn is")
+    for place in places:
+        turn = row.turns[place]
+        if not turn["content"].strip() and not any(key in turn for key in SAYING):
+            law = f"{row.place}: turn {place + 1} is empty, so that only its end would be learnt"
+            raise DataError(f"{law}; fill it in, or leave it out by weight: 0 of the message")
 
 
 def learnt_places(reading: ReadingOptions, talk: Sequence[Mapping[str, Any]], first: int) -> list[int]:
@@ -260,9 +272,6 @@ def _talk(tokenizer: Any, reading: ReadingOptions, row: Asked) -> Talk:
     options = row.options or {}
     if tokenizer.chat_template is None and "chat_template" not in options:
         raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
-    if options.get("continue_final_message"):
-        law = f"{row.place}: continue_final_message is of prompts; what is learnt ends its turns"
-        raise DataError(f"{law}: take it out of template_options")
     *before, last = row.turns
     given = [*conversation(reading, before), last]
     first = row.first + len(given) - len(row.turns)
