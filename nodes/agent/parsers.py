@@ -16,15 +16,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlgraph.nodes.support.thinking import outside_thinking
+from rlgraph.nodes.support.thinking import without_thinking
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
 DECODER = json.JSONDecoder()
-BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 FENCE = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\Z", re.DOTALL)
-FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+FUNCTION = re.compile(r"<function=([^>\n]+)>")
+FUNCTION_END = "</function>"
+PARAMETER_BEGIN = "<parameter="
+# a value goes on to its closing tag, or to the line that begins the next one where the tag was forgotten
+PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>|(?=\n<parameter=))", re.DOTALL)
+CALL_KEYS = {"name", "arguments", "parameters", "type", "id"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def hermes(text: str) -> list[ToolCall]:
         >>> hermes('Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
         [ToolCall(name='add', arguments={'a': 1}, error='')]
     """
-    text = outside_thinking(text)
+    text = without_thinking(text)
     calls: list[ToolCall] = []
     start = text.find(OPENING)
     while start >= 0:
@@ -67,30 +70,74 @@ def plain_json(text: str) -> list[ToolCall]:
         >>> plain_json('[{"name": "add", "parameters": {"a": 1}}]')[0].arguments, plain_json("[1, 2]")
         ({'a': 1}, [])
     """
-    text = outside_thinking(text)
+    text = without_thinking(text)
     fenced = FENCE.match(text.strip())
     parsed = _loaded(fenced[1] if fenced else text)
     calls = parsed if isinstance(parsed, list) else [parsed]
-    named = all(isinstance(call, dict) and "name" in call for call in calls)
-    return [_read(call) for call in calls] if named else []
+    return [_read(call) for call in calls] if all(map(_is_call, calls)) else []
+
+
+def _is_call(value: Any) -> bool:
+    """Return whether JSON is a call: an answer may be an object with a name, too."""
+    if not isinstance(value, dict) or "name" not in value or not value.keys() <= CALL_KEYS:
+        return False
+    return "arguments" in value or "parameters" in value
 
 
 def qwen(text: str) -> list[ToolCall]:
     r"""Return calls written as <function=NAME> with one <parameter=NAME> each, within <tool_call>.
 
-    Values are text: the toolbox reads those as JSON whose parameter takes no text. Source: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
+    Values are text: the toolbox reads those as JSON whose parameter takes no text. Where a turn has no tag
+    <tool_call>, which the models forget at times, functions are calls without it. Source: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
     Example:
         >>> qwen("<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>")
         [ToolCall(name='add', arguments={'a': '1'}, error='')]
     """
-    calls = []
-    for block in BLOCK.findall(outside_thinking(text)):
-        functions = FUNCTION.findall(block)
-        calls += [ToolCall(name.strip(), dict(PARAMETER.findall(inside))) for name, inside in functions]
-        if not functions:
-            calls.append(ToolCall("", error="a call must hold <function=NAME>...</function>"))
+    text = without_thinking(text)
+    start = text.find(OPENING)
+    if start < 0:
+        return _functions(text, 0)[0]
+    calls: list[ToolCall] = []
+    while start >= 0:
+        functions, stop = _functions(text, start + len(OPENING))
+        calls += functions or [ToolCall("", error="a call must hold <function=NAME>...</function>")]
+        start = text.find(OPENING, stop)
     return calls
+
+
+def _functions(text: str, start: int) -> tuple[list[ToolCall], int]:
+    """Return the functions that are called from a place on, up to the tag that ends them, and its place."""
+    calls: list[ToolCall] = []
+    while True:
+        ends = [place for tag in (CLOSING, OPENING) if (place := text.find(tag, start)) >= 0]
+        end = min(ends, default=len(text))
+        function = FUNCTION.search(text, start, end)
+        if function is None:
+            return calls, end
+        call, start = _function(text, function[1].strip(), function.end())
+        calls.append(call)
+
+
+def _function(text: str, name: str, start: int) -> tuple[ToolCall, int]:
+    """Return a call of a function whose parameters begin at a place, and where they end.
+
+    A value may hold any of the other tags.
+    """
+    arguments: dict[str, str] = {}
+    while True:
+        end = text.find(FUNCTION_END, start)
+        end = len(text) if end < 0 else end
+        begin = text.find(PARAMETER_BEGIN, start, end)
+        if begin < 0:
+            strange = not arguments and text[start:end].strip()
+            error = "a call must hold <parameter=NAME>...</parameter>" if strange else ""
+            return ToolCall(name, arguments, error), end
+        parameter = PARAMETER.match(text, begin)
+        if parameter is None:
+            return ToolCall(name, arguments, error="a parameter is not closed by </parameter>"), end
+        arguments[parameter[1]] = parameter[2]
+        start = parameter.end()
 
 
 def _json_end(text: str, start: int) -> int:

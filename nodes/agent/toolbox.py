@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from rlgraph.errors import RunError, nearest
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.support.data_file import changed
-from rlgraph.nodes.support.user_call import UserExitError, guarded
+from rlgraph.nodes.support.user_call import UserExitError, error_text, guarded
 from rlgraph.nodes.support.user_call import call as call_user
 from rlgraph.ops.column_types import PathMarker, holds
 from rlgraph.ops.declare import Hook
 from rlgraph.ops.signature import signature
-from rlgraph.ops.tools import Tool, arguments
+from rlgraph.ops.tools import Tool, arguments, check_before_run
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
 
     Raises:
         TemplateError: the chat template can't.
-        DataError: a file that a tool reads is not there.
+        DataError: a file that a tool reads is not there, or has a row that the tool can't read.
     """
     if tools:
         TemplatePieces(tokenizer, options).between([("tool", "any")], [[]], -1)
@@ -70,6 +71,7 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
             if holds(PathMarker, field.annotation, *field.metadata) and (path := tool.attributes[attribute]):
                 for file in [path] if isinstance(path, str) else path:
                     changed(file)
+        check_before_run(tool)
 
 
 class Toolbox:
@@ -98,7 +100,7 @@ class Toolbox:
         except RunError:
             raise  # the run is not set up as the graph says, which is not the policy's fault
         except Exception as error:  # the policy reads any other error of a tool
-            reason = f"{type(error).__name__}: {error}"
+            reason = error_text(error)
             self.broken.append(f"{call.name}({json.dumps(call.arguments, default=str)}): {reason}")
         self.errors += 1
         return f"error: {reason}"
@@ -188,4 +190,23 @@ def _decoded(text: str) -> Any:
 
 
 def _text(answer: Any) -> str:
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    """Return an answer as text: itself, or as JSON what JSON can say.
+
+    Raises:
+        TypeError: it is of a type whose text says nothing, as a generator's.
+    """
+    if isinstance(answer, str):
+        return answer
+    plain = to_jsonable_python(answer, fallback=_plain, inf_nan_mode="constants")
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or an array of NumPy or torch as numbers of Python.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a tool gave {type(value).__name__}; return a text, or what JSON can say")

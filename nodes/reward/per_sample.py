@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from rlgraph.errors import RunError, shortened, visible
 from rlgraph.nodes.support.lazy import asyncio, torch
 from rlgraph.nodes.support.row_field import LARGEST
-from rlgraph.nodes.support.user_call import DaemonThreads, UserExitError, call
+from rlgraph.nodes.support.user_call import DaemonThreads, UserExitError, call, error_text
 from rlgraph.ops import SPREAD, Context, boolean, float32, samples
 from rlgraph.ops.registry import absent_module
 
@@ -279,7 +279,7 @@ class _FailedError(Exception):
 def _told(error: Exception) -> str:
     """Return an error of a user's function in words, with what to do where a module is absent."""
     remedy = absent_module(error)
-    return f"{type(error).__name__}: {error}" + (f"; {remedy}" if remedy else "")
+    return error_text(error) + (f"; {remedy}" if remedy else "")
 
 
 async def _batch(scorer: _Scorer, columns: Mapping[str, Any], count: int) -> list[float | str]:

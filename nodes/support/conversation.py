@@ -10,7 +10,7 @@ all                 learnt             learnt
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -70,10 +70,18 @@ class Asked:
     options: Mapping[str, Any] | None  # of the chat template
     turns: Sequence[dict[str, Any]] = ()
     first: int = 0  # the first of the turns that may be learnt
+    tools: str = ""  # the row's own, as JSON
 
     @property
     def words(self) -> str:
-        """Return the question as text: all messages of a conversation, so that no two are taken for one."""
+        """Return the question as text: all messages of a conversation, so that no two are taken for one.
+
+        A row's own tools are part of what is asked.
+        """
+        return f"{self._messages}\n\ntools: {self.tools}" if self.tools else self._messages
+
+    @property
+    def _messages(self) -> str:
         if isinstance(self.question, str):
             return self.question
         if len(self.question) == 1:
@@ -93,8 +101,16 @@ def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
     Raises:
         DataError: it lacks one, or one is neither text nor messages.
     """
-    question, after = _sides(place, row, reading)
     options = _options(place, row, reading)
+    tools = (options or {}).get("tools") if reading.row_tools else None
+    own = json.dumps(tools, ensure_ascii=False) if tools else ""
+    return replace(_asked(place, row, options, reading), tools=own)
+
+
+def _asked(
+    place: str, row: Mapping[str, Any], options: Mapping[str, Any] | None, reading: ReadingOptions
+) -> Asked:
+    question, after = _sides(place, row, reading)
     if isinstance(after, str):
         return _asked_in_text(place, question, after, options, reading)
     if not isinstance(question, list):

@@ -17,6 +17,7 @@ from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from rlgraph.files import cache_folder, copy_of
 from rlgraph.nodes.support.arrow_rows import arrow_rows, parquet_rows, saved_rows
@@ -113,10 +114,12 @@ def matching(file: str) -> list[str]:
 def _matching_urls(url: str) -> list[str]:
     system, path = _system(url)
     try:
-        return _awaited(lambda: sorted(system.unstrip_protocol(name) for name in system.glob(path)))
+        found = _awaited(lambda: sorted(system.unstrip_protocol(name) for name in system.glob(path)))
     except Exception as error:  # file systems of many authors raise what they like
         law = f"{url}: can't be listed: {type(error).__name__}: {error}"
         raise DataError(f"{law}; correct the URL, or name each file") from error
+    _, chained, inner = url.partition("::")  # as zip://*.jsonl::https://HOST/all.zip
+    return [f"{name}{chained}{inner}" for name in found]
 
 
 def changed(file: str) -> int:
@@ -166,10 +169,19 @@ def _fetched(url: str) -> str:
         _link(copy_of(url), copy)
     except DataError:
         raise
+    except FileNotFoundError as error:  # of the web also where there is no connection
+        why = f" ({error.__cause__})" if error.__cause__ else ""
+        raise DataError(f"{url}: there is no such file{why}; give {KINDS}") from error
     except Exception as error:
         law = f"{url}: can't be fetched: {type(error).__name__}: {error}"
         raise DataError(f"{law}; correct the URL, or copy the file here and give its path") from error
     return str(copy)
+
+
+def _name(url: str, path: str) -> str:
+    """Return the name of the file at a URL, which says its kind; of a web address without its query."""
+    is_address = url.partition("://")[0] in NO_LISTING
+    return Path(unquote(urlsplit(path).path) if is_address else path).name
 
 
 def _system(url: str) -> tuple[Any, str]:
@@ -205,14 +217,18 @@ def _copied(url: str, system: Any, path: str) -> Path:
     """Return the copy of what a URL names, which is made where there is none of its present state.
 
     Raises:
-        DataError: nothing is there.
+        DataError: nothing is there, or the URL names no file.
     """
     is_file = system.isfile(path)  # find() would return the links of a web page
     files = [path] if is_file else sorted(system.find(path))
+    if not files and url.partition("://")[0] in NO_LISTING:
+        system.info(path)  # says what is wrong: it may be the connection
     if not files:
         raise DataError(f"{url}: there is no such file; give {KINDS}")
     names = [url, *(f"{name} {system.ukey(name)}" for name in files)]
-    copy = cache_folder() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / Path(path).name
+    if not _name(url, path):
+        raise DataError(f"{url}: names no file; give {KINDS}")
+    copy = cache_folder() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / _name(url, path)
     if not copy.exists():
         _copy(system, path, not is_file, copy)
     return copy
@@ -229,7 +245,7 @@ def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
                 target = f"{aside}/{copy.name}"
                 if is_folder:
                     system.get(path, target, recursive=True)
-                else:  # get() of fsspec's HTTP reads a file once more, for links that a page might have
+                else:  # get() takes a ? in an address for a pattern, and reads a page twice, for its links
                     system.get_file(path, target)
                 Path(aside).rename(copy.parent)
 

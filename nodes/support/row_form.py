@@ -34,6 +34,7 @@ SHAREGPT_ROLES = {
 TEXT_PARTS = ("text", "input_text", "output_text")  # of OpenAI's chat completions and responses
 ARGUMENTS = ("arguments", "parameters")  # OpenAI's key, and that which Llama 3 is taught to write
 SCHEMA_KEYS = ("parameters", "input_schema", "inputSchema")  # OpenAI's, Anthropic's, and that of MCP
+WRITTEN_CALLS = "function_calls"  # OLMo 3's calls of tools, as the text that the template writes
 PROGRAM_TESTS = {"inputs", "outputs"}  # keys of the mapping that reward.code reads as JSON
 FOREIGN_ROLES = SHAREGPT_ROLES.keys() - SHAREGPT_ROLES.values()  # those that no chat template knows
 
@@ -84,10 +85,10 @@ def _message(place: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
     if role == "function":
         role = "tool"
     calls = [_call(place, path, call) for call in message.pop("tool_calls", None) or ()]
-    content = _content(place, path, message.get("content"), bool(calls))
-    rest = {
-        k: v for k, v in message.items() if k not in ("role", "content", "weight", TRAIN) and v not in ("", [])
-    }
+    says_more = bool(calls) or bool(message.get(WRITTEN_CALLS))
+    content = _content(place, path, message.get("content"), says_more)
+    more = [key for key in message if key not in ("role", "content", "weight", TRAIN)]
+    rest = {key: message[key] for key in more if message[key] not in ("", [])}
     learnt = _is_learnt(place, path, role, message)
     flag = {} if learnt else {TRAIN: False}
     return {"role": role, "content": content, **rest, **({"tool_calls": calls} if calls else {}), **flag}
@@ -136,10 +137,10 @@ def _parsed(place: str, path: str, text: Any) -> Any:
         raise DataError(f"{place}: {path!r} is no JSON: {str(text)[:60]!r}; correct the row") from None
 
 
-def _content(place: str, path: str, content: Any, calls: bool) -> str:
+def _content(place: str, path: str, content: Any, says_more: bool) -> str:
     if isinstance(content, str):
         return content
-    if content is None and calls:
+    if content is None and says_more:
         return ""
     if not isinstance(content, list):
         law = f"{place}: {path!r} has no content that is a text, but {str(content)[:60]!r}"
@@ -148,9 +149,7 @@ def _content(place: str, path: str, content: Any, calls: bool) -> str:
     for part in content:
         if isinstance(part, str):
             texts.append(part)
-        elif (
-            isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str)
-        ):
+        elif isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
             kind = part.get("type", part) if isinstance(part, dict) else part

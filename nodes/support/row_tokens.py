@@ -16,7 +16,7 @@ from rlgraph.nodes.support.conversation import (
     written_at_once,
 )
 from rlgraph.nodes.support.row_field import DataError
-from rlgraph.nodes.support.row_form import TRAIN
+from rlgraph.nodes.support.row_form import TRAIN, WRITTEN_CALLS
 from rlgraph.nodes.support.template_reads import for_template, refuse_unread
 from rlgraph.nodes.support.turn_text import (
     THOUGHTS,
@@ -30,7 +30,7 @@ from rlgraph.nodes.support.turn_text import (
     with_stop,
 )
 
-SAYING = ("tool_calls", *THOUGHTS)  # what a turn without content may say
+SAYING = ("tool_calls", WRITTEN_CALLS, *THOUGHTS)  # what a turn without content may say
 Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
 
 

@@ -44,3 +44,21 @@ def outside_thinking(response: str) -> str:
         if begun >= 0:
             response = response[:begun]
     return response
+
+
+def without_thinking(response: str) -> str:
+    """Return a response without its thinking, of which it may have several parts between what it says.
+
+    Example:
+        >>> without_thinking("maybe</think>Look: <think>so</think>5"), without_thinking("5<think>or")
+        ('Look: 5', '5')
+    """
+    if HARMONY.match(response) or HARMONY_OPEN.match(response):
+        return outside_thinking(response)
+    for opening, closing in MARKS:
+        begun, closed = response.find(opening), response.find(closing)
+        if closed >= 0 and not 0 <= begun < closed:
+            response = response[closed + len(closing) :]  # the chat template had opened it
+        parts = response.split(opening)
+        response = parts[0] + "".join(part.partition(closing)[2] for part in parts[1:])
+    return response

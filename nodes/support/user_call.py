@@ -133,11 +133,11 @@ def guarded(function: Callable[..., Any], /, **arguments: Any) -> Any:
             raise
         raise UserExitError("KeyboardInterrupt") from None
     except (StopIteration, StopAsyncIteration, TimeoutError) as error:
-        raise UserExitError(_named(error)) from error
+        raise UserExitError(error_text(error)) from error
     except Exception:
         raise
     except BaseException as error:
-        raise UserExitError(_named(error)) from error
+        raise UserExitError(error_text(error)) from error
 
 
 async def awaited(awaitable: Any) -> Any:
@@ -148,9 +148,9 @@ async def awaited(awaitable: Any) -> Any:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise  # it is late, or the run ends
-        raise UserExitError(_named(error)) from error
+        raise UserExitError(error_text(error)) from error
     except (SystemExit, GeneratorExit, StopAsyncIteration, TimeoutError) as error:
-        raise UserExitError(_named(error)) from error
+        raise UserExitError(error_text(error)) from error
 
 
 async def call(
@@ -224,5 +224,18 @@ def _imported(path: Path) -> set[str]:
     return modules - {""}
 
 
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def error_text(error: BaseException) -> str:
+    """Return an error in words: its name and what it says, of a group of errors what those in it say.
+
+    Example:
+        >>> error_text(KeyError("x")), error_text(ExceptionGroup("2 failed", [ValueError(), OSError("full")]))
+        ("KeyError: 'x'", '2 failed: ValueError; OSError: full')
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return f"{error.message}: {'; '.join(map(error_text, error.exceptions))}"
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # an error of the user's own, whose text fails in its turn
+        return name
+    return f"{name}: {text}" if text else name

@@ -5,16 +5,25 @@ Robertson and Zaragoza 2009, doi 10.1561/1500000019; by bm25s (arXiv 2407.03618)
 
 import functools
 import re
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from rlgraph.errors import shortened
 from rlgraph.nodes.support.data_file import DataError, changed, read_rows
 from rlgraph.nodes.support.row_field import given
 from rlgraph.ops import File
+from rlgraph.ops.tools import before_run
 
 WORD = re.compile(r"\w+")
 
 
+def _read_all(*, corpus: str, column: str, top: int) -> None:
+    """Read a corpus before a run, so that a bad row is not found by the first call."""
+    deque(_texts(corpus, column), maxlen=0)
+
+
+@before_run(_read_all)
 def search(query: str, *, corpus: File, column: str = "text", top: int = 3) -> str:
     """Search a corpus for the passages nearest to some words.
 
@@ -58,16 +67,25 @@ class Index:
 @functools.lru_cache(maxsize=4)
 def _index(corpus: str, column: str, written: int) -> Index:
     """Return the index of a file as it was ``written``, in ns."""
-    texts = []
+    return Index([*_texts(corpus, column)])
+
+
+def _texts(corpus: str, column: str) -> Iterator[str]:
+    """Yield the texts of a corpus.
+
+    Raises:
+        DataError: a row has none, or there are no rows.
+    """
+    empty = True
     for place, row in read_rows(corpus, [column]):
         text = given(place, row, column)
         if not isinstance(text, str):
             law = f"{place}: {column!r} is no text, but {shortened(repr(text), 60)}"
             raise DataError(f"{law}; correct the row, or remove it")
-        texts.append(text)
-    if not texts:
+        empty = False
+        yield text
+    if empty:
         raise DataError(f"{corpus}: no rows; give a corpus that has some")
-    return Index(texts)
 
 
 def _words(text: Any) -> list[str]:

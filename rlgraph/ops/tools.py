@@ -14,7 +14,7 @@ policy gives. One instance serves one sample:
 
 import inspect
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.errors import PydanticUserError
@@ -25,6 +25,7 @@ from rlgraph.ops.docstring import read_docstring
 from rlgraph.ops.signature import type_hints
 
 FIRST = ("type", "items", "enum", "properties", "description")  # order of a schema's first keys
+CHECK = "checked_before_run"  # the attribute of a tool's function with what ``before_run`` names
 POSITIONAL = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -38,6 +39,33 @@ class Tool(Hook):
         """Return the policy's arguments; of a class none, as they stand in the signature of ``execute``."""
         fields = arguments(name, body).model_fields
         return () if isinstance(body, type) else fields
+
+
+ToolBody = TypeVar("ToolBody", bound=Callable[..., Any])
+
+
+def before_run(check: Callable[..., None]) -> Callable[[ToolBody], ToolBody]:
+    """Have a tool's attributes checked before a run starts, by a function that takes them by name.
+
+    It raises an error where a run could not go on: a tool that reads files reads them whole.
+    """
+
+    def checked(body: ToolBody) -> ToolBody:
+        setattr(body, CHECK, check)
+        return body
+
+    return checked
+
+
+def check_before_run(tool: Tool) -> None:
+    """Check a tool as its author asked for by ``before_run``.
+
+    Raises:
+        Exception: any that the author's function raises.
+    """
+    check = getattr(tool.body, CHECK, None)
+    if check is not None:
+        check(**tool.attributes)
 
 
 class ShownTool(Tool):

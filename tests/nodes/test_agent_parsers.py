@@ -94,7 +94,7 @@ def test_a_call_inside_thinking_is_no_call(parser: object, thinking: str) -> Non
     call = {
         hermes: '<tool_call>{"name": "f"}</tool_call>',
         qwen: "<tool_call><function=f></function></tool_call>",
-        plain_json: '{"name": "f"}',
+        plain_json: '{"name": "f", "parameters": {}}',
     }[parser]  # type: ignore[index]
     assert parser(thinking.format(call)) == []  # type: ignore[operator]
     assert len(parser(f"<think>no</think>{call}")) == 1  # type: ignore[operator]

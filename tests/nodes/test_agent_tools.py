@@ -227,7 +227,15 @@ def test_what_a_run_lacks_is_found_before_it(tmp_path: Path) -> None:
     tools = {"search": tool(search, corpus=str(corpus), column="text", top=1), "look": tool(look)}
     with pytest.raises(DataError, match="no such file"):
         check_tools(tools, tokenizer, None)
-    corpus.write_text("")
+    for text, said in (
+        ("", "corpus.jsonl: no rows"),
+        ('{"text": "a"}\n{"text": 5}\n', "corpus.jsonl:2: 'text' is no text"),
+        ('{"text": "a"}\n{"words": "b"}\n', "corpus.jsonl:2: has no column 'text'"),
+    ):
+        corpus.write_text(text)
+        with pytest.raises(DataError, match=said):
+            check_tools(tools, tokenizer, None)
+    corpus.write_text('{"text": "a"}\n')
     check_tools(tools, tokenizer, None)
     tokenizer.chat_template = None
     check_tools({}, tokenizer, None)
