@@ -45,7 +45,9 @@ def _compared(text: str, answer: str, unevaluated: bool) -> Verdict:
     word = _word(reference)
     if word:
         return "right" if word == _word(text) else "wrong"
-    based = BASE.fullmatch(text), BASE.fullmatch(reference)
+    if _plain(text) == _plain(reference):
+        return "right"  # F_{10} is no numeral, and words with a number are no product
+    based = _numeral(text), _numeral(reference)
     if any(based):
         return _in_bases(text, reference)
     if re.search(r"(?<![_\d])\d+\s+\d", text):
@@ -61,14 +63,18 @@ def _compared(text: str, answer: str, unevaluated: bool) -> Verdict:
     return "wrong"
 
 
+def _plain(text: str) -> str:
+    """Return a text without the commands that set it upright."""
+    return TEXT.sub(r"\1", text).strip()
+
+
 def _word(text: str) -> str:
     """Return a text that is letters alone and no product of unknowns, in lower case; nothing for another.
 
     Math-Verify takes ``ACBD`` for a product, equal to ``DBCA``. Lower-case letters in alphabetical order
     (``ab``, ``xyz``) are a product, as algebra writes it.
     """
-    plain = TEXT.sub(r"\1", text).strip().rstrip(".")
-    match = LETTERS.fullmatch(plain)
+    match = LETTERS.fullmatch(_plain(text).rstrip("."))
     if not match or (match[1].islower() and "".join(sorted(match[1])) == match[1]):
         return ""
     return match[1].lower()
@@ -80,18 +86,27 @@ def _readings(answer: str, reference: str) -> list[str]:
     return [reference, answer.replace(",", ", ")] if grouped else [reference]
 
 
+def _numeral(text: str) -> re.Match[str] | None:
+    """Return a numeral with its base in a match, or nothing: of ``x_1`` and ``F_{10}`` letters are no digits."""
+    match = BASE.fullmatch(text)
+    if match is None or not 2 <= int(match[2]) <= 36:
+        return None
+    try:
+        int(match[1], int(match[2]))
+    except ValueError:
+        return None
+    return match
+
+
 def _in_bases(text: str, reference: str) -> Verdict:
     """Compare numerals of which one at least names its base; digits alone are in the base of the other."""
     ours, theirs = (
-        BASE.fullmatch(side) or re.fullmatch(r"([0-9A-Za-z]+)", side) for side in (text, reference)
+        _numeral(side) or re.fullmatch(r"([0-9A-Za-z]+)", side) for side in (text, reference)
     )
     if not ours or not theirs:
         return "wrong"
     if ours.re is theirs.re:
-        try:
-            same = int(ours[1], int(ours[2])) == int(theirs[1], int(theirs[2]))
-        except ValueError:
-            return "wrong"
+        same = int(ours[1], int(ours[2])) == int(theirs[1], int(theirs[2]))
         return "right" if same and ours[2] == theirs[2] else "wrong"
     return "right" if ours[1].lower().lstrip("0") == theirs[1].lower().lstrip("0") else "wrong"
 
