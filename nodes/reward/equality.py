@@ -87,7 +87,7 @@ def _readings(answer: str, reference: str) -> list[str]:
 
 
 def _numeral(text: str) -> re.Match[str] | None:
-    """Return a numeral with its base in a match, or nothing: of ``x_1`` and ``F_{10}`` letters are no digits."""
+    """Return a numeral with its base as a match, or nothing: the letter of ``x_1`` is no digit."""
     match = BASE.fullmatch(text)
     if match is None or not 2 <= int(match[2]) <= 36:
         return None

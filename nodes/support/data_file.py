@@ -179,7 +179,7 @@ def _fetched(url: str) -> str:
 
 
 def _name(url: str, path: str) -> str:
-    """Return the name of the file at a URL, which says its kind; of a web address without its query."""
+    """Return the name of the file at a URL, without the query of a web address; its suffix says its kind."""
     is_address = url.partition("://")[0] in NO_LISTING
     return Path(unquote(urlsplit(path).path) if is_address else path).name
 
