@@ -100,9 +100,7 @@ def _numeral(text: str) -> re.Match[str] | None:
 
 def _in_bases(text: str, reference: str) -> Verdict:
     """Compare numerals of which one at least names its base; digits alone are in the base of the other."""
-    ours, theirs = (
-        _numeral(side) or re.fullmatch(r"([0-9A-Za-z]+)", side) for side in (text, reference)
-    )
+    ours, theirs = (_numeral(side) or re.fullmatch(r"([0-9A-Za-z]+)", side) for side in (text, reference))
     if not ours or not theirs:
         return "wrong"
     if ours.re is theirs.re:

@@ -102,7 +102,7 @@ def matching(file: str) -> list[str]:
         if not glob.has_magic(file) or Path(file).exists():
             return [file]
         found = sorted(glob.glob(file, recursive=True))
-    elif file.partition("://")[0] in NO_LISTING or not any(mark in file for mark in "*["):
+    elif file.partition("://")[0] in NO_LISTING or not glob.has_magic(file.partition("::")[0]):
         return [file]
     else:
         found = _matching_urls(file)

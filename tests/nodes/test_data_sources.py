@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
+import tarfile
 import time
+import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Barrier, Event, Thread
 from typing import Any
@@ -434,3 +438,129 @@ def test_the_epoch_is_where_the_data_stand(tmp_path: Path, tokenizer: Any) -> No
     }
     own = {"data/epoch/a": 0.75 * 8 / 2, "data/epoch/b": 0.25 * 8 / 5}
     assert epoch(prompts, 4, batch=4, weights={"a": 3, "b": 1}) == own
+
+
+class Pages(SimpleHTTPRequestHandler):
+    """Files of a folder over HTTP; /moved leads to another one, and /private is for nobody."""
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer(super().do_HEAD)
+
+    def do_GET(self) -> None:
+        self._answer(super().do_GET)
+
+    def _answer(self, of_a_file: Callable[[], None]) -> None:
+        if self.path.startswith("/moved"):
+            self.send_response(302)
+            self.send_header("Location", "/rows.jsonl")
+            self.end_headers()
+        elif self.path.startswith("/private"):
+            self.send_error(401)
+        else:
+            of_a_file()
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server with rows.jsonl, a name with a space, a compressed file and a page."""
+    monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "served"
+    folder.mkdir()
+    rows = Path(jsonl(folder, ROWS)).read_bytes()
+    (folder / "more rows.jsonl").write_bytes(rows)
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(rows))
+    (folder / "page.jsonl").write_text("<html>Sign in</html>")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(folder)))
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rows.jsonl",
+        "more%20rows.jsonl",
+        "rows.jsonl.gz",
+        "rows.jsonl?download=true",
+        "rows.jsonl?a[0]=*",
+        "moved.jsonl",
+    ],
+)
+def test_files_on_the_web_are_read(name: str, web: str, tokenizer: Any) -> None:
+    assert asked(tokenizer, files=[f"{web}/{name}"], batch="all") == [row["question"] for row in ROWS]
+    data = load_prompts(tokenizer, files=[f"{web}/{name}"], template="plain")
+    assert data.place(0) == f"{web}/{name}:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none.jsonl", "there is no such file (404"),
+        ("*.jsonl", "there is no such file (404"),
+        ("private.jsonl", "can't be fetched: ClientResponseError: 401"),
+        ("page.jsonl", "page.jsonl:1: not JSON"),
+        ("", "names no file"),
+    ],
+)
+def test_what_is_not_on_the_web_is_named(name: str, said: str, web: str, tokenizer: Any) -> None:
+    with pytest.raises(DataError) as error:
+        asked(tokenizer, files=[f"{web}/{name}"], batch=1)
+    assert f"{web}/{name}" in str(error.value) and said in str(error.value)
+
+
+def test_a_server_that_does_not_answer_is_named(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:1/a\.jsonl: .*Cannot connect"):
+        asked(tokenizer, files=["http://127.0.0.1:1/a.jsonl"], batch=1)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_patterns_mean_files_in_an_archive(
+    kind: str, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLGRAPH_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    for number, name in enumerate(("a.jsonl", "b.jsonl", "deep/c.jsonl")):
+        Path(jsonl(folder, ROWS[number : number + 1])).rename(folder / name)
+    names = ["a.jsonl", "b.jsonl", "deep/c.jsonl"]
+    archive = tmp_path / f"all.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            for name in names:
+                packed.write(folder / name, name)
+    else:
+        with tarfile.open(archive, "w") as tape:
+            for name in names:
+                tape.add(folder / name, name)
+
+    def questions(pattern: str) -> list[str]:
+        return asked(tokenizer, files=[f"{kind}://{pattern}::file://{archive}"], batch="all")
+
+    right = [row["question"] for row in ROWS]
+    assert questions("*.jsonl") == right[:2] and questions("**/*.jsonl") == right[:3]
+    assert questions("b.jsonl") == right[1:2] and questions("deep/?.jsonl") == right[2:3]
+    data = load_prompts(tokenizer, files=[f"{kind}://*.jsonl::file://{archive}"], template="plain")
+    assert data.place(1) == f"{kind}://b.jsonl::file://{archive}:1"
+    with pytest.raises(DataError, match="no file has such a name"):
+        questions("*.parquet")
+
+
+def test_patterns_of_file_urls_mean_files_here(tmp_path: Path, tokenizer: Any) -> None:
+    folder = tmp_path / "a folder"
+    (folder / "deep").mkdir(parents=True)
+    for number, name in enumerate(("a.jsonl", "b[1].jsonl", "deep/c.jsonl")):
+        Path(jsonl(folder, ROWS[number : number + 1])).rename(folder / name)
+    right = [row["question"] for row in ROWS]
+    assert asked(tokenizer, files=[f"file://{folder}/*.jsonl"], batch="all") == right[:2]
+    assert asked(tokenizer, files=[f"file://{folder}/**/*.jsonl"], batch="all") == right[:3]
+    assert asked(tokenizer, files=[f"{folder}/b[1].jsonl"], batch="all") == right[1:2]
