@@ -36,6 +36,10 @@ def check(job, _reader, writer):  # type: ignore[no-untyped-def]
         os._exit(0)
 
     try:
+        compile(job["test"], "test.py", "exec")
+    except (SyntaxError, ValueError) as error:  # no program passes it
+        end(False, fault=f"the test is neither Python nor JSON of inputs and outputs: {error}")
+    try:
         ask, used = asking(job["peer"], end)
         names = stand_ins(job["test"], ask)
         used.clear()
