@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from math import ceil
 from pathlib import Path
@@ -11,10 +12,11 @@ from pkgutil import resolve_name
 from typing import Any
 
 from rlgraph.engines.registry import TRAINING, serving
-from rlgraph.errors import GraphError, Mark, Problem, RlgraphError
+from rlgraph.errors import GraphError, Mark, Problem, RlgraphError, shortened
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan
-from rlgraph.nodes import OPS
+from rlgraph.nodes import OPS, PARSERS
+from rlgraph.nodes.agent.template import unread_call
 from rlgraph.nodes.agent.toolbox import check_tools
 from rlgraph.nodes.data.pairs import load_pairs
 from rlgraph.nodes.data.prompts import shown
@@ -24,6 +26,7 @@ from rlgraph.nodes.support.data_file import local_path, matching
 from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.mixture import mixture_of
 from rlgraph.nodes.support.sandbox import check_sandbox
+from rlgraph.ops import Parser
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
 from rlgraph.runtime.engines.model_files import ConfigError, ConfigFileError, ModelFiles, context_of
@@ -284,10 +287,31 @@ class Preflight:
     def _agent(self, phase: str, node: str, function: Function) -> None:
         """Check that the files of tools are there, and that the chat template goes on behind them."""
         tokenizer, options = self.tokenizers[str(function.model)], function.attributes["template_options"]
+        tools = _tools(with_values(function))
         try:
-            check_tools(_tools(with_values(function)), tokenizer, options)
+            check_tools(tools, tokenizer, options)
         except RlgraphError as error:
             self.problem("tools", f"node `{node}`: {error}", self._mark(phase, node))
+        if tools:
+            self._parser(phase, node, function, next(iter(tools)))
+
+    def _parser(self, phase: str, node: str, function: Function, tool: str) -> None:
+        """Warn where a parser does not read a call of a tool as the chat template writes it."""
+        tokenizer, options = self.tokenizers[str(function.model)], function.attributes["template_options"]
+        hook = function.hooks.get("parser")
+        body = load(hook.target if hook else PARSERS["hermes"], kind=Parser).body
+        parser = partial(body, **hook.attributes) if hook else body
+        if written := unread_call(tokenizer, options, tool, parser):
+            law = f"node `{node}`: the chat template of {tokenizer.name_or_path} writes a call as "
+            law += f"{shortened(repr(written), 120)}, which the parser does not read: no tool would be called"
+            shipped = {kind: load(target, kind=Parser).body for kind, target in PARSERS.items()}
+            readers = [
+                kind for kind, each in shipped.items() if not unread_call(tokenizer, options, tool, each)
+            ]
+            reader = readers[0] if readers else "FILE.py:PARSER"
+            remedy = f"set {node}.parser to {{kind: {reader}}}, unless the policy was taught another format"
+            mark = self._mark(phase, node, "parser")
+            self.warnings.append(Problem("parser", law, mark, remedy=remedy, grade="warning"))
 
     def _recorded(self, phase: str, node: str, function: Function) -> None:
         """Check that a recorded run has the columns that the graph takes from it, of its types."""

@@ -9,10 +9,12 @@ turn that stands for any other, with messages that stand for any other; its text
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.support.chat_template import TemplateError, content_ids, joined, pieces_between, rendered
+from rlgraph.nodes.support.template_reads import for_template
 
 TURN, MESSAGE = "a-turn-of-the-policy", "message-number-{}-of-others"
 
@@ -63,3 +65,32 @@ def _message(role: str, name: str, content: str) -> dict[str, str]:
     """Return a message as templates take it; some want a tool's answer to name the call."""
     named = {"name": name, "tool_call_id": "000000000"} if name else {}
     return {"role": role, "content": content, **named}
+
+
+def unread_call(
+    tokenizer: Any,
+    options: Mapping[str, Any] | None,
+    tool: str,
+    parser: Callable[[str], list[ToolCall]],
+) -> str:
+    """Return how a chat template writes a call of a tool, where a parser does not read it as such.
+
+    It is empty where the parser does, and of a template that writes no calls, which does not tell what the
+    policy was taught.
+    """
+    call = {"id": f"functions.{tool}:0", "type": "function", "function": {"name": tool, "arguments": {}}}
+    asks = {"role": "user", "content": "a question"}
+    calls = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        talk = for_template(tokenizer, [asks, calls], options)
+        begin = rendered(tokenizer, talk[:1], options)
+        text = rendered(tokenizer, talk, options, begun=False)
+    except TemplateError:
+        return ""
+    turn = text.removeprefix(begin)
+    if turn == text or tool not in turn:
+        return ""
+    ids = tokenizer(turn, add_special_tokens=False)["input_ids"]
+    words = tokenizer.decode(ids, skip_special_tokens=True)
+    is_read = any(found.name == tool and not found.error for found in parser(words))
+    return "" if is_read else turn.strip()

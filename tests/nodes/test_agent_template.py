@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.nodes.agent.template import TemplatePieces
+from byte_tokenizer import CHATML as CONTROLS
+from byte_tokenizer import tokenizer_of
+from rlgraph.nodes.agent.parsers import hermes, plain_json, qwen
+from rlgraph.nodes.agent.template import TemplatePieces, unread_call
 from rlgraph.nodes.support.chat_template import TemplateError, cut
 from rlgraph.runtime.demo_tools import make_tokenizer
 
@@ -115,3 +118,32 @@ def test_a_cut_answer_keeps_its_ends(row: list[int], limit: int, side: Any, mark
     assert kept.count(0) == (len(mark) if marked else 0)
     head = {"left": 0, "right": len(body), "middle": (len(body) + 1) // 2}[side]
     assert body == row[:head] + row[len(row) - (len(body) - head) :]
+
+
+# how families write a call: Hermes 2 Pro and Qwen2.5, Llama 3, Qwen3-Coder, GLM 4.5, DeepSeek, Kimi K2
+WRITES = {
+    "hermes": '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "</tool_call>",
+    "json": '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}',
+    "qwen": "<tool_call><function={{ c.function.name }}></function></tool_call>",
+    "glm": "<tool_call>{{ c.function.name }}</tool_call>",
+    "deepseek": "call:{{ c.function.name }}:{{ c.function.arguments | tojson }}",
+    "kimi": "call:{{ c.id }}:{{ c.function.arguments | tojson }}",
+}
+PARSERS = {"hermes": hermes, "json": plain_json, "qwen": qwen}
+
+
+@pytest.mark.parametrize("written", WRITES)
+def test_a_parser_that_does_not_read_what_the_template_writes_is_found(written: str) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}WRITTEN{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = tokenizer_of((CONTROLS[0], CONTROLS[1], template.replace("WRITTEN", WRITES[written])))
+    unread = [kind for kind, parser in PARSERS.items() if unread_call(tokenizer, None, "look_up", parser)]
+    assert unread == [kind for kind in PARSERS if kind != written]
+    silent = {"chat_template": template.replace("WRITTEN", "")}  # the policy may know calls by heart
+    assert unread_call(tokenizer, silent, "look_up", hermes) == ""
+    refusing = {"chat_template": "{{ raise_exception('no calls') }}"}
+    assert unread_call(tokenizer, refusing, "look_up", hermes) == ""

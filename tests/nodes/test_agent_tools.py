@@ -227,12 +227,12 @@ def test_what_a_run_lacks_is_found_before_it(tmp_path: Path) -> None:
     tools = {"search": tool(search, corpus=str(corpus), column="text", top=1), "look": tool(look)}
     with pytest.raises(DataError, match="no such file"):
         check_tools(tools, tokenizer, None)
-    for text, said in (
+    for words, said in (
         ("", "corpus.jsonl: no rows"),
         ('{"text": "a"}\n{"text": 5}\n', "corpus.jsonl:2: 'text' is no text"),
         ('{"text": "a"}\n{"words": "b"}\n', "corpus.jsonl:2: has no column 'text'"),
     ):
-        corpus.write_text(text)
+        corpus.write_text(words)
         with pytest.raises(DataError, match=said):
             check_tools(tools, tokenizer, None)
     corpus.write_text('{"text": "a"}\n')

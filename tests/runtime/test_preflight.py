@@ -266,6 +266,25 @@ def test_programs_of_a_policy_need_a_sandbox(node: str, there: str, monkeypatch:
     assert "set allow_unsandboxed: true" in text
 
 
+CALLS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "CALL {{ c.function.name }}{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_a_parser_that_reads_no_call_of_the_template_is_a_warning() -> None:
+    agent = AGENT.replace("{kind: python}", "{kind: calculator}")
+    agent = agent.replace("}}}", f"}}}}, template_options: {{chat_template: {CALLS!r}}}}}")
+    graph = (
+        GRAPH.replace("  - set: {rollout.max_new_tokens: 4}\n", "") + f"  - replace: {{rollout: {agent}}}\n"
+    )
+    text = graph.replace("MODEL", GOOD["MODEL"]).replace("FILE", GOOD["FILE"])
+    Path("small.yaml").write_text(text)
+    found = CliRunner().invoke(main, ["check", "small.yaml", "--files"])
+    assert found.exit_code == 0, found.output
+    assert "writes a call as 'CALL py" in found.output and "the parser does not read" in found.output
+
+
 def test_adapters_of_a_family_with_other_layers_are_refused_by_name() -> None:
     from transformers import Phi3Config
 
