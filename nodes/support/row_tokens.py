@@ -296,8 +296,25 @@ def _rendered_all(tokenizer: Any, wanted: Sequence[Rendering], shared: bool) -> 
     one_by_one = []
     for each in wanted:
         with _placed(each.place):
+            if not each.messages:
+                _refuse_unbegun(tokenizer, each)
             one_by_one.append(rendered(tokenizer, each.messages, each.options, each.begun))
     return one_by_one
+
+
+def _refuse_unbegun(tokenizer: Any, begin: Rendering) -> None:
+    """Refuse to learn a greeting that comes before any message, where a template can't begin with it.
+
+    Raises:
+        TemplateError: it can't.
+    """
+    try:
+        rendered(tokenizer, begin.messages, begin.options, begin.begun)
+    except TemplateError as error:
+        law = (
+            f"the chat template of {tokenizer.name_or_path} can't begin a conversation with turn 1, which is "
+        )
+        raise TemplateError(f"{law}the assistant's; leave it out by weight: 0 of the message") from error
 
 
 def _cut(whole: str, spans: Sequence[TextSpan], place: str) -> list[TextPiece]:

@@ -118,6 +118,18 @@ TURNS: dict[str, tuple[str, Any, Any, list[str] | str]] = {
     ),
     "a default system message": (DEFAULT_SYSTEM + CHATML[2], TALK, "all", ["x<|im_end|>", "y<|im_end|>"]),
     "a greeting comes first": (CHATML[2], [assistant("hi"), *TALK[:2]], "last", ["x<|im_end|>"]),
+    "a greeting that a template can't begin with": (
+        DEFAULT_SYSTEM + CHATML[2],
+        [assistant("hi"), *TALK],
+        "all",
+        "can't begin a conversation with turn 1, which is the assistant's; leave it out by weight: 0",
+    ),
+    "a greeting that is left out": (
+        DEFAULT_SYSTEM + CHATML[2],
+        [assistant("hi", weight=0), *TALK],
+        "all",
+        ["x<|im_end|>", "y<|im_end|>"],
+    ),
     "roles that must alternate": (ALTERNATE + CHATML[2], TALK, "all", ["x<|im_end|>", "y<|im_end|>"]),
     "roles that do not alternate": (
         ALTERNATE + CHATML[2],
