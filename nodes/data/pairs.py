@@ -128,10 +128,8 @@ def load_pairs(
         DataError: as ``rlgraph.nodes.support.dataset.load_prompts``.
     """
     sides = [(chosen, rejected), (rejected, chosen)]
-    begins = reading.get("question", "") is None
     better, worse = (
-        load_examples(tokenizer, files=files, answer=side, other=other if begins else None, **reading)
-        for side, other in sides
+        load_examples(tokenizer, files=files, answer=side, other=other, **reading) for side, other in sides
     )
     longer = numpy.maximum(better.lengths, worse.lengths)
     both = replace(better, tables=better.tables + worse.tables, lengths=longer)

@@ -11,7 +11,7 @@ all                 learnt             learnt
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Any, Literal
 
 from rlgraph.nodes.support.chat_template import rendered_at_once
@@ -174,8 +174,18 @@ def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple
         return question, "" if isinstance(question, str) else []
     answer = given(place, row, reading.answer)
     if has_messages(answer):
+        turns = messages_of(place, reading.answer, answer)
+        other = given(place, row, reading.other) if reading.other else None
+        if has_messages(other):
+            others = messages_of(place, str(reading.other), other)
+            _refuse_parted(place, _from_assistant(turns), _from_assistant(others), reading)
         return question, _checked(place, reading.answer, answer, reading)
     return question, _answer(place, answer, reading)
+
+
+def _from_assistant(messages: Messages) -> Messages:
+    """Return messages from the first turn of the assistant's on."""
+    return [*dropwhile(lambda message: message["role"] != "assistant", messages)]
 
 
 def _refuse_parted(place: str, own: Messages, other: Messages, reading: ReadingOptions) -> None:
@@ -188,7 +198,7 @@ def _refuse_parted(place: str, own: Messages, other: Messages, reading: ReadingO
     if any(side and side[0]["role"] != "assistant" for side in (own, other)):
         law = f"{place}: {sides} differ before the assistant's turn, so they answer different questions"
         raise DataError(f"{law}; correct the row, or remove it")
-    if reading.assistant_turns == "last" and own != other and max(len(own), len(other)) > 1:
+    if reading.assistant_turns == "last" and own[:-1] != other[:-1]:
         law = f"{place}: {sides} differ before their last turn, which alone is compared"
         raise DataError(f"{law}; set assistant_turns: all, or correct the row")
 

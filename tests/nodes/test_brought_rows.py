@@ -461,6 +461,19 @@ NO_PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"question": None},
         "set assistant_turns: all",
     ),
+    "a call on one side alone, behind a question": (
+        {
+            "prompt": [user("a")],
+            "chosen": [
+                assistant("", tool_calls=[call({})]),
+                {"role": "tool", "content": "r"},
+                assistant("x"),
+            ],
+            "rejected": [assistant("x")],
+        },
+        {"question": "prompt"},
+        "set assistant_turns: all",
+    ),
     "an empty side": (
         {"prompt": "a", "chosen": "x", "rejected": ""},
         {"question": "prompt"},
