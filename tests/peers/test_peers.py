@@ -27,5 +27,5 @@ def test_a_peer_gives_what_was_recorded(name: str) -> None:
     if missing := [peer for peer in recorded["versions"] if "/" in peer and not folder_of(peer).is_dir()]:
         pytest.skip(f"needs a checkout of {missing[0]} (tests/peers/checkout.py)")
     command = [str(PYTHON), str(FOLDER / "record.py"), "--check", name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stderr
