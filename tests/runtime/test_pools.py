@@ -63,7 +63,7 @@ def carry_out(plan: Plan, run_dir: str, steps: int) -> list[dict[str, Any]]:
     plan, cluster = in_one_process(plan), InlineCluster(plan.pools)
     with Progress(plan, steps, folder.path) as progress:
         try:
-            TrainingRun(plan, cluster, folder, progress, steps, StopSignals(print)).run(resume=False)
+            TrainingRun(plan, cluster, folder, progress, steps, StopSignals(print), {}).run(resume=False)
         finally:
             cluster.close()
             folder.close()

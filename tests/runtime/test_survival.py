@@ -19,6 +19,7 @@ from ran import assert_gone, begun, holders, metrics, rlgraph, same_weights, wai
 
 from rlgraph.errors import RunError, StoppedError
 from rlgraph.files import SUMS, discard, read_json, replace, write
+from rlgraph.ir.best_checkpoints import BestCheckpoints
 from rlgraph.runtime.export import export
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.rundir import RunDir
@@ -165,10 +166,10 @@ def test_lines_that_are_none_are_dropped_at_a_resume(run: Callable[[str], None],
     with RunDir.existing(Path("a")) as folder:
         path, whole = Path("a/metrics.jsonl"), Path("a/metrics.jsonl").read_bytes()
         path.write_bytes(whole + end.encode(errors="surrogateescape"))
-        folder.restore(folder.checkpoints()[-1], keep=2)
+        folder.restore(folder.checkpoints()[-1], keep=2, best=BestCheckpoints(None))
         assert path.read_bytes() == whole
         path.write_bytes(whole.removesuffix(b"\n"))  # the next line would be glued to it
-        folder.restore(folder.checkpoints()[-1], keep=2)
+        folder.restore(folder.checkpoints()[-1], keep=2, best=BestCheckpoints(None))
         assert path.read_bytes() == whole
 
 
