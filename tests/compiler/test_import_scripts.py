@@ -72,7 +72,7 @@ def test_every_class_of_a_result_is_counted(scripts: ModuleType, tmp_path: Path)
             "actor_rollout_ref.rollout.n=4",
             "actor_rollout_ref.model.path=/x/Mine-7B",
         ],
-        "refused by check": grpo,
+        "refused by check": ["algorithm.adv_estimator=grpo_passk", *grpo[1:]],  # of one sample
         "refused by import": ["algorithm.adv_estimator=none"],
     }
     commands = {name: scripts.Command("verl", "main", name, words) for name, words in given.items()}
