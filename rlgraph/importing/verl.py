@@ -830,7 +830,7 @@ def _sharers(options: Options, where: str) -> int:
 def _is_megatrons(options: Options) -> bool:
     """Return whether Megatron trains, as far as it is said: its sizes are given where it does."""
     engine = options["model_engine"] or options[f"{ACTOR}.strategy"]
-    return engine not in ("dp", "fsdp", "fsdp2", "veomni")
+    return not engine or engine in ("megatron", "mindspeed")
 
 
 def megatrons(value: int, options: Options) -> int:
