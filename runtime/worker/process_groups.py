@@ -109,6 +109,7 @@ def meet(
     experts = {name: divided[way] for name, way in ways.items()}
     links: dict[str, Transport] = {}
     chosen = syncs(plan, mailbox is not None)
+    _level_group_counts(rank)
     for model, step in chosen.items():
         if mailbox is not None:
             links[model] = mailbox.setdefault(model, Handover())
@@ -119,6 +120,19 @@ def meet(
                 links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
     paths = {model: step.path for model, step in chosen.items()}
     return Groups(mesh, meshes, sequences, tensors, experts, links, paths, store)
+
+
+def _level_group_counts(rank: int) -> None:
+    """Make groups of this rank alone, until each rank has made as many groups as any other.
+
+    torch names a group that all ranks make by its count of groups. From torch 2.15 on that count includes
+    groups that only their members make: pools that need other numbers of those would name the next group
+    differently, and wait for each other. Before 2.15 counts are equal, and nothing is made here.
+    """
+    most = torch.tensor([dist.get_pg_count()])
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    while dist.get_pg_count() < int(most):
+        dist.new_group([rank], timeout=FOREVER, use_local_synchronization=True)
 
 
 def _meshes(plan: Plan, pool: str, whole: DeviceMesh) -> dict[str, DeviceMesh]:

@@ -166,7 +166,7 @@ def agrees(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert found["metrics"]["router_imbalance"] == pytest.approx(wanted["imbalance"])
     assert any(g.abs().max() > 1e-4 for n, g in wanted["gradients"].items() if "experts" not in n)
     for name, gradient in wanted["gradients"].items():
-        torch.testing.assert_close(found["gradients"][name].double(), gradient, rtol=1e-3, atol=2e-6)
+        torch.testing.assert_close(found["gradients"][name].double(), gradient.double(), rtol=1e-3, atol=2e-6)
 
 
 @pytest.fixture(scope="module")

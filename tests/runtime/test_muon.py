@@ -162,7 +162,9 @@ def plain_steps(path: Path, steps: int) -> dict[str, torch.Tensor]:
             assert p.grad is not None
             for view, gradient in zip(views[name], matrices(name, p.grad), strict=True):
                 view.grad = gradient
-        with patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):  # in which it would iterate
+        # it would iterate in bfloat16, which torch 2.15 names in another way than torch 2.13
+        to_float = patch.object(torch.Tensor, "bfloat16", torch.Tensor.float)
+        with to_float, patch.object(torch, "bfloat16", torch.float32):
             muon.step()
         adamw.step()
     return {name: p.detach() for name, p in named.items()}
