@@ -24,6 +24,8 @@ def write_samples(
 ) -> list[dict[str, Any]]:
     """Write a file of JSON lines from the ``parts`` of the first column, the token ids, then of the next.
 
+    Without a tokenizer, of a graph that has no language model, tokens are written as their ids.
+
     Returns:
         What the lines have that is not per token.
     """
@@ -36,7 +38,8 @@ def write_samples(
 
 def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -> list[dict[str, Any]]:
     ids = unpack(values[0]).tolist()
-    lines = [{"tokens": tokenizer.decode(row)} for row in ids]
+    text_of = tokenizer.decode if tokenizer else _ids_as_text
+    lines = [{"tokens": text_of(row)} for row in ids]
     others = [*zip(columns, values, strict=True)][1:]
     for column, part in others:
         if part.offsets is None:
@@ -44,13 +47,17 @@ def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -
     room = np.cumsum([len(row) for row in ids]) <= TOKENS
     room[:1] = True
     whole = lines[: room.sum()]  # those that are written token by token
-    spelled = {token: tokenizer.decode([token]) for row in ids for token in row}
+    spelled = {token: text_of([token]) for row in ids for token in row}
     for line, row in zip(whole, ids, strict=False):
         line["pieces"] = [spelled[token] for token in row]
     for column, part in others:
         if part.offsets is not None:
             _put(whole, column, _rounded(part))
     return lines
+
+
+def _ids_as_text(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
 
 
 def _put(lines: Sequence[dict[str, Any]], column: Excerpt, values: Any) -> None:

@@ -258,8 +258,8 @@ class Worker(Process):
         Returns:
             The rows, without what is per token.
         """
-        model = next(name for name, model in self.plan.models.items() if model.head == "lm")
-        return write_samples(path, self.tokenizer(model), columns, parts)
+        models = [name for name, model in self.plan.models.items() if model.head == "lm"]
+        return write_samples(path, self.tokenizer(models[0]) if models else None, columns, parts)
 
     def write_recorded(
         self, path: str, about: RecordMetadata, picks: Sequence[Any], counts: Sequence[int], *parts: Part

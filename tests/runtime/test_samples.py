@@ -127,6 +127,37 @@ def test_long_rows_come_without_their_tokens_and_what_is_not_finite_is_null(tmp_
     assert second == {"tokens": "a" * (TOKENS + 1)}
 
 
+OF_NO_MODEL = """
+from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import int64, op, prompts, samples, text, tokens
+
+@op(makes="prompts", rows="all")
+def numbers() -> int64[prompts]:
+    import torch
+    return torch.tensor([5, 6])
+
+@op(makes="samples")
+def rows(numbers: int64[prompts]) -> int64[samples, tokens]:
+    return Ragged.of([[int(n), 7] for n in numbers])
+
+@op()
+def responses(tokens: int64[samples, tokens]) -> text[samples]:
+    return [str(length) for length in tokens.lengths.tolist()]
+"""
+
+
+def test_tokens_of_a_graph_without_a_model_are_written_as_their_ids() -> None:
+    Path("of_no_model.py").write_text(OF_NO_MODEL)
+    nodes = {name: {"op": f"of_no_model.py:{name}"} for name in ("numbers", "responses")}
+    nodes["tokens"] = {"op": "of_no_model.py:rows"}
+    graph = {"graph": "of_no_model", "nodes": nodes, "schedule": {"iterations": 1, "save_every": 1}}
+    Path("of_no_model.yaml").write_text(json.dumps(graph))
+    run_graph("of_no_model.yaml", (), 1, inline=True, run_dir=Path("a"))
+    lines = samples("a")
+    assert [line["tokens"] for line in lines] == ["5 7", "6 7"]
+    assert [line["pieces"] for line in lines] == [["5", "7"], ["6", "7"]]
+
+
 def test_a_run_says_what_it_was_made_with_and_no_secret() -> None:
     os.environ["RLGRAPH_TEST_SECRET"] = "hunter2"
     run_graph(ONES, (), 1, steps=0, inline=True, run_dir=Path("a"))
