@@ -22,6 +22,7 @@ NAMES = {
     "verl math_verify": "verl math_verify",
     "verl math_dapo": "verl math_dapo",
     "verl gsm8k": "verl gsm8k",
+    "verl prime_math": "verl prime_math",
     "trl accuracy_reward": "TRL accuracy_reward",
 }
 

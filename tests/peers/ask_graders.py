@@ -1,8 +1,4 @@
-"""What other graders pay for the responses of tests/helpers/grading_rows.py: verl's scorers and TRL's reward.
-
-verl's prime_math is left out: it needs pylatexenc, which is not
-among verl 0.9.1's requirements.
-"""
+"""What other graders pay for the responses of tests/helpers/grading_rows.py: verl's scorers and TRL's reward."""
 
 from __future__ import annotations
 
@@ -22,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from math_verify import parse, verify  # noqa: E402
 from trl.rewards import accuracy_reward  # noqa: E402
-from verl.utils.reward_score import gsm8k, math_dapo  # noqa: E402
+from verl.utils.reward_score import gsm8k, math_dapo, prime_math  # noqa: E402
 from verl.utils.reward_score.math_verify import _verify_in_subprocess  # noqa: E402
 
 from grading_rows import ROWS  # noqa: E402
 
-PEERS = ["verl", "trl", "math-verify"]
+PEERS = ["verl", "trl", "math-verify", "pylatexenc"]
 logging.disable(logging.CRITICAL)
 
 
@@ -47,6 +43,10 @@ def verl_gsm8k(response: str, reference: str) -> bool:
     return gsm8k.compute_score(response, reference) > 0
 
 
+def verl_prime_math(response: str, reference: str) -> bool:
+    return bool(prime_math.compute_score(response, reference)[0])
+
+
 def trl_accuracy_reward(response: str, reference: str) -> bool:
     return accuracy_reward([[{"content": response}]], [f"${reference}$"])[0] == 1.0
 
@@ -56,6 +56,7 @@ GRADERS: dict[str, Callable[[str, str], bool]] = {
     "verl math_verify": verl_math_verify,
     "verl math_dapo": verl_math_dapo,
     "verl gsm8k": verl_gsm8k,
+    "verl prime_math": verl_prime_math,
     "trl accuracy_reward": trl_accuracy_reward,
 }
 
