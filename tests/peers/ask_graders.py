@@ -1,4 +1,4 @@
-"""What other graders pay for the responses of tests/helpers/grading_rows.py: verl's scorers and TRL's reward."""
+"""What verl's and TRL's graders, and Math-Verify, pay for the responses of tests/helpers/grading_rows.py."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Live(TorchDispatchMode):
 def built(kind: str, config: dict[str, Any], head: str = "lm") -> Any:
     auto: Any = AutoModelForCausalLM if head == "lm" else AutoModelForTokenClassification
     made = AutoConfig.for_model(kind, **config, **({} if head == "lm" else {"num_labels": 1}))
-    return auto.from_config(made, attn_implementation="eager" if kind == "gpt_oss" else "sdpa")
+    return auto.from_config(made, attn_implementation="eager" if kind in ("gemma2", "gpt_oss") else "sdpa")
 
 
 def shapes_of(model: Any) -> list[tuple[int, int]]:
@@ -117,7 +117,7 @@ def test_a_card_counts_what_transformers_builds(name: str, head: str) -> None:
         ("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [0], "moe_intermediate_size": 32}),
         ("mixtral", {"num_local_experts": 3}),
         ("llama", {"tie_word_embeddings": True}),
-        *[(kind, {}) for kind in ("gemma3_text", "phi3", "olmo2", "olmo3", "glm4")],
+        *[(kind, {}) for kind in ("gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "glm4")],
         ("glm4_moe", {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True}),
         ("deepseek_v3", {"n_routed_experts": 8, "num_key_value_heads": 4, **LATENT}),
         (
@@ -157,7 +157,7 @@ def test_of_a_model_that_sees_the_text_is_counted(kind: str, more: dict[str, Any
     assert [*size_of(str(tmp_path)).tensors] == counted
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "phi3", "olmo3", "glm4", "qwen3"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "phi3", "olmo3", "glm4", "qwen3"])
 def test_a_config_may_leave_out_what_transformers_takes_by_itself(kind: str) -> None:
     """Such as the width of heads, windows, and whether embedding and head are one."""
     told = {name: value for name, value in SMALL.items() if name != "tie_word_embeddings"}
@@ -177,6 +177,7 @@ def test_a_config_may_leave_out_what_transformers_takes_by_itself(kind: str) -> 
         ("qwen2", {}),
         ("mistral", {"sliding_window": 6}),
         ("phi3", {"sliding_window": 6}),
+        ("gemma2", {"sliding_window": 6, "head_dim": 16}),
         ("gemma3_text", {"sliding_window": 6, "head_dim": 16}),
         ("olmo3", {"sliding_window": 6}),
         ("gpt_oss", {"sliding_window": 6, "num_local_experts": 4, "head_dim": 16}),

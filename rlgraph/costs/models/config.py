@@ -1,8 +1,8 @@
 """The tensors of a decoder layer, as transformers has them, follow from a model's ``config.json``.
 
-Covers Llama, Mistral, Qwen2, Qwen3, Phi 3 and 4, OLMo 2 and 3, GLM 4, the text of Gemma 3; mixtures of
-experts: Qwen3-MoE, Mixtral, GLM 4.5, gpt-oss; DeepSeek V3 with its latent attention (arXiv 2412.19437), and
-Qwen3-Next with its linear attention (Gated DeltaNet, arXiv 2412.06464).
+Covers Llama, Mistral, Qwen2, Qwen3, Phi 3 and 4, OLMo 2 and 3, GLM 4, Gemma 2 and the text of Gemma 3;
+mixtures of experts: Qwen3-MoE, Mixtral, GLM 4.5, gpt-oss; DeepSeek V3 with its latent attention (arXiv
+2412.19437), and Qwen3-Next with its linear attention (Gated DeltaNet, arXiv 2412.06464).
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,8 @@ from typing import NamedTuple
 from rlgraph.costs.models.fields import Fields
 from rlgraph.syntax.model_settings import EXPERTS
 
-EVERY = {"gemma3_text": 6, "olmo3": 4, "gpt_oss": 2, "qwen3_next": 4}  # layers to one that sees all tokens
+# layers to one that sees all tokens
+EVERY = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "gpt_oss": 2, "qwen3_next": 4}
 WINDOWED = ("mistral", "mixtral", "phi3")  # all layers have the window, if there is one
 ROUTED_FIRST = ("mixtral", "gpt_oss", "qwen3_next")  # a router comes before its experts
 
@@ -99,12 +100,12 @@ class Config(Fields):
     @property
     def norms(self) -> int:
         """Return how many norms of hidden states a layer has."""
-        return 4 if self.model_type in ("gemma3_text", "glm4") else 2
+        return 4 if self.model_type in ("gemma2", "gemma3_text", "glm4") else 2
 
     @property
     def wide_norms(self) -> bool:
         """Return whether norms scale in float32, before their output is as narrow as the rest."""
-        return self.model_type in ("gemma3_text", "qwen3_next", "olmo2", "olmo3", "gpt_oss")
+        return self.model_type in ("gemma2", "gemma3_text", "qwen3_next", "olmo2", "olmo3", "gpt_oss")
 
     @property
     def experts(self) -> int:

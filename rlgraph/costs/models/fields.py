@@ -9,8 +9,8 @@ from rlgraph.syntax.section import Count, Natural
 from rlgraph.syntax.source import read
 
 Family = Literal[
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma3_text", "glm4",
-    "glm4_moe", "deepseek_v3", "phi3", "olmo2", "olmo3", "gpt_oss",
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma2", "gemma3_text",
+    "glm4", "glm4_moe", "deepseek_v3", "phi3", "olmo2", "olmo3", "gpt_oss",
 ]  # fmt: skip
 FAMILIES = read(Path(__file__).with_name("families.yaml")).plain()
 # families of models that see pictures, and those of their text, which alone is counted
