@@ -141,7 +141,8 @@ def test_the_experts_that_it_chose_are_told_and_replayed(
     )
     try:
         engine.load_pretrained()
-        requests = [Request([5, 6, 7, 8], [1, 2]), Request([9, 10, 11], [3])]
+        # six rows: their prompts alone are enough tokens below, should each answer end with its first token
+        requests = [Request([5, 6, 7, 8], [1, 2, 3, 4]), Request([9, 10, 11], [5, 6])]
         answers = engine.generate(requests, Sampling(12, routing=True))
         again = engine.generate(requests, Sampling(2, routing=True))
     finally:
