@@ -108,6 +108,12 @@ def test_a_card_counts_what_transformers_builds(name: str, head: str) -> None:
     assert [*size.tensors] == shapes_of(model)
 
 
+def test_a_card_of_qwen3_5_counts_what_its_own_class_builds() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text"))
+    assert size_of("Qwen/Qwen3.5-9B").parameters == sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
