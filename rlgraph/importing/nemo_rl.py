@@ -49,6 +49,7 @@ def import_nemo_rl(file: Path | None, overrides: Sequence[str], folder: Path = P
     outcomes = [*told(options), *outcomes_of(options, draft, BY)]
     outcomes += combined(draft)
     outcomes += read_alike(draft, ("ref", "critic", "teacher"))
+    draft.span_hosts(int(options["cluster.gpus_per_node"]))
     return Imported(graph_name(file.stem if file else kind), "NeMo-RL", draft, outcomes)
 
 

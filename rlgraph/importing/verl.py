@@ -86,7 +86,8 @@ def import_verl(
     outcomes = [*_told(options, config), *outcomes_of(options, draft, BY)]
     outcomes += read_alike(draft, ("ref", "critic"))
     outcomes += [*combined(draft), *allowed(draft)]
-    _hosts(draft, options)
+    each = options["trainer.n_gpus_per_node"]
+    draft.span_hosts(min(each, HOST) if isinstance(each, int) else HOST)
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
 
@@ -637,14 +638,6 @@ def batch_normalized(value: bool, options: Options) -> bool:
     if value and options[f"{CORRECTION}.rollout_is"]:
         raise Hand("weights are not normalised; an op of your own may divide them by their mean")
     return value
-
-
-def _hosts(draft: Draft, options: Options) -> None:
-    """Say how many hosts an engine spans that has more devices than one."""
-    spanned, each = draft.value("models.policy.serve.tensor_parallel"), options["trainer.n_gpus_per_node"]
-    each = min(each, HOST) if isinstance(each, int) else HOST
-    if isinstance(spanned, int) and spanned > each and spanned % each == 0:
-        draft.set("models.policy.serve.hosts", spanned // each)
 
 
 def truncate(_: Any, options: Options) -> str | None:

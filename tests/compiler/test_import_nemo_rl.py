@@ -169,6 +169,13 @@ def test_generation_that_runs_ahead_has_a_pool() -> None:
     assert value(result, "schedule.stream.staleness") == 1
 
 
+def test_an_engine_of_more_devices_than_a_host_spans_several() -> None:
+    devices = ["cluster.gpus_per_node=8", "cluster.num_nodes=4"]
+    tensor = "policy.generation.vllm_cfg.tensor_parallel_size"
+    assert value(imported(*devices, f"{tensor}=16"), "models.policy.serve.hosts") == 2
+    assert value(imported(*devices, f"{tensor}=8"), "models.policy.serve.hosts") == 1
+
+
 def test_trainers_without_a_graph_are_refused() -> None:
     with pytest.raises(GraphError, match="opd"):
         import_nemo_rl(None, ["grpo.adv_estimator.name=opd"])

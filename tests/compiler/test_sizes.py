@@ -204,8 +204,8 @@ def test_a_folder_with_a_config(tmp_path: Path) -> None:
 
 def test_an_unknown_model_says_how_to_give_one() -> None:
     with pytest.raises(GraphError, match=r"put the model's `config.json` into a folder") as caught:
-        size_of("Qwen/Qwen2.5-9B")
-    assert "hf download Qwen/Qwen2.5-9B config.json; a plan without --cluster" in str(caught.value)
+        size_of("Qwen/Qwen2.5-8B")
+    assert "hf download Qwen/Qwen2.5-8B config.json; a plan without --cluster" in str(caught.value)
     assert "did you mean `Qwen/Qwen2.5-" in str(caught.value)
     with pytest.raises(GraphError, match=r"put the model's `config.json` into a folder"):
         size_of("nobody/nothing")
