@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -108,7 +108,7 @@ class TrainingRun:
             self._restore()
         with self.signals.orderly():
             self._iterate()
-            with self._saved_first():
+            with self._saved_first(self.state.iteration):
                 self._end_line()
             self._save_now()
             self.progress.best = self.best.text(self.best.among(self.folder.lasting()))
@@ -151,12 +151,12 @@ class TrainingRun:
             self._finish_save()
 
     @contextmanager
-    def _saved_first(self) -> Iterator[None]:
+    def _saved_first(self, end: int) -> Iterator[None]:
         """Save what is trained before an error of what comes behind an iteration ends the run.
 
         That is an evaluation, a line of metrics, the timeline, a file of samples, or what is printed: none
-        changes weights. It stands where no step of a later iteration has begun, so that engines are as
-        ``state`` says.
+        changes weights. Where steps of an iteration before ``end`` may have begun, engines are not as
+        ``state`` says, and nothing is saved.
         """
         try:
             yield
@@ -164,7 +164,7 @@ class TrainingRun:
             raise
         # rich exits where who reads its output has gone; a user's function may exit, too
         except (Exception, SystemExit):
-            if self.state.iteration > self.folder.saved():
+            if self._is_boundary(end) and self.state.iteration > self.folder.saved():
                 self._rescue()
             raise
 
@@ -194,7 +194,7 @@ class TrainingRun:
             self.state.seconds = due.seconds_now() - self.began
             now = self._clocks()
             self.state.due, before = sorted(self.due_times.after(before, now)), now
-            with self._saved_first() if self._is_boundary(end) else nullcontext():
+            with self._saved_first(end):
                 if is_recorded:
                     self._record(execution)
                 values, since = self._measured(execution, since), time.time()
@@ -204,7 +204,6 @@ class TrainingRun:
                     self.progress.note(law)
                 self._end_line()
                 self._watch(values, end)
-            with self._saved_first() if self._is_boundary(end) else nullcontext():
                 self._behind(execution, values, end)
             self._finish_save()  # it was written while the iteration ran
             if self.every_iteration or self._is_due(due.SAVE):
