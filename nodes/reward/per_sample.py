@@ -212,9 +212,10 @@ class _Scorer:
     async def outcome(self, row: Mapping[str, Any]) -> float | str:
         """Return a sample's reward, or in words why it has none."""
         try:
-            return self.reward(await self.result(row))
+            result = await self.result(row)
         except _FailedError as error:
             return str(error)
+        return self.reward(result)
 
     async def outcomes(self, columns: Mapping[str, Any], count: int) -> list[float | str]:
         """Return the same of each sample, where the function takes them all."""
@@ -227,7 +228,7 @@ class _Scorer:
                 raise _FailedError(f"a function of a batch owes a list of {count} scores, and gave {told}")
         except _FailedError as error:
             return [str(error)] * count
-        return [self._reward_or_why(result) for result in results]
+        return [self.reward(result) for result in results]
 
     async def result(self, arguments: Mapping[str, Any]) -> Any:
         """Return what the function gives.
@@ -251,25 +252,15 @@ class _Scorer:
             raise _FailedError(late)
         return result
 
-    def reward(self, result: Any) -> float:
-        """Return the reward that a result is.
-
-        Raises:
-            _FailedError: it is none.
-        """
+    def reward(self, result: Any) -> float | str:
+        """Return the reward that a result is, or in words why it is none."""
         try:
             reward = self.read(result)
         except Exception as error:  # as above
-            raise _FailedError(_told(error)) from error
+            return _told(error)
         if is_reward(reward):
             return float(reward)
-        raise _FailedError(f"it gave {shortened(repr(reward), 80)}, which is no finite number of float32")
-
-    def _reward_or_why(self, result: Any) -> float | str:
-        try:
-            return self.reward(result)
-        except _FailedError as error:
-            return str(error)
+        return f"it gave {shortened(repr(reward), 80)}, which is no finite number of float32"
 
 
 class _FailedError(Exception):
