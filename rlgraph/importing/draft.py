@@ -53,10 +53,12 @@ class Draft:
             reference = {"models.ref": {"path": "${models.policy.path}", "frozen": True}}
             self.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
 
-    def span_hosts(self, devices_per_host: int) -> None:
-        """Say how many hosts an engine spans that has more devices than one."""
+    def span_hosts(self, devices_per_host: Any) -> None:
+        """Say how many hosts an engine spans that has more devices than one, where both are known numbers."""
         spanned = self.value("models.policy.serve.tensor_parallel")
-        if isinstance(spanned, int) and spanned > devices_per_host and spanned % devices_per_host == 0:
+        if not isinstance(spanned, int) or not isinstance(devices_per_host, int):
+            return
+        if spanned > devices_per_host and spanned % devices_per_host == 0:
             self.set("models.policy.serve.hosts", spanned // devices_per_host)
 
     def evaluate(self, every: int | str, sampling: Mapping[str, Any], **more: Any) -> None:

@@ -56,6 +56,7 @@ def import_prime_rl(words: Sequence[str], folder: Path = Path(), run: str | None
     _engines(draft, options)
     said = [*told(options), *_differing(differing, table)]
     outcomes = [*said, *outcomes_of(options, draft, BY)]
+    draft.span_hosts(PER_NODE)
     name = "_".join(file.stem for file in files) or f"prime_{kind}"
     return Imported(graph_name(name), "prime-rl", draft, outcomes)
 
@@ -380,8 +381,6 @@ def _engines(draft: Draft, options: Options) -> None:
         elif options.values.get(key) is False:
             draft.set(f"{train}.{ours}", False)
     size = int(options["inference.vllm.tensor_parallel_size"] or 1) if options.table.kind == "rl" else 1
-    if size > PER_NODE:
-        draft.set("models.policy.serve.hosts", size // PER_NODE)
     if size > 1 and options.is_on("inference.vllm.enable_expert_parallel"):
         draft.set("models.policy.serve.expert_parallel", size)
 

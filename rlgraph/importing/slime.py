@@ -50,6 +50,7 @@ def import_slime(
         text = options.table.facts["told"]["ahead"]
         said.append(KeyOutcome("train_async.py", UNKNOWN, "hand", text))
     outcomes = [*said, *outcomes_of(options, draft, BY)]
+    draft.span_hosts(options["num-gpus-per-node"])
     graph = graph_name(settings.file.stem if settings.file else name)
     return Imported(graph, name, draft, outcomes)
 
@@ -92,9 +93,6 @@ def _policy_gradient(options: Options) -> Draft:
         size = options["rollout-num-gpus"] or options["actor-num-gpus-per-node"]
         draft.edit("add", **{"pools.rollout": {"devices": size}})
         draft.set("models.policy.serve.pool", "rollout")
-    spanned, host = options["rollout-num-gpus-per-engine"], options["num-gpus-per-node"]
-    if isinstance(spanned, int) and isinstance(host, int) and spanned > host:
-        draft.set("models.policy.serve.hosts", spanned // host)
     return draft
 
 
