@@ -109,25 +109,38 @@ def second(completions: list[Any], **_: Any) -> list[float]:
     return SECOND
 
 
+def of_rows(folder: str) -> dict[str, Any]:
+    """Return the settings under which one batch is all rows, four per prompt, on a CPU."""
+    return {
+        "output_dir": f"{folder}/out",
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "num_generations": 4,
+        "per_device_train_batch_size": ROWS,
+        "max_completion_length": TOKENS,
+        "gradient_checkpointing": False,
+    }
+
+
+def asked(settings: dict[str, Any], folder: str, tokenizer: Any) -> dict[str, Any]:
+    """Return the model, the rewards and the data of a trainer, by the names of its parameters."""
+    return {
+        "model": folder,
+        "reward_funcs": [first, second] if "reward_weights" in settings else [first],
+        "train_dataset": Dataset.from_list([{"prompt": "w3 w4"}] * ROWS),
+        "processing_class": tokenizer,
+    }
+
+
 def scored(
     settings: dict[str, Any], logprobs: torch.Tensor, sampled: torch.Tensor, folder: str, tokenizer: Any
 ) -> dict[str, Any]:
     """Return what the trainer makes of the rows under some settings."""
     vllm = settings.get("use_vllm", False)
-    args = GRPOConfig(
-        output_dir=f"{folder}/out",
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        num_generations=4,
-        per_device_train_batch_size=ROWS,
-        max_completion_length=TOKENS,
-        gradient_checkpointing=False,
-        **{key: value for key, value in settings.items() if key != "use_vllm"},
-    )
-    functions = [first, second] if "reward_weights" in settings else [first]
-    data = Dataset.from_list([{"prompt": "w3 w4"}] * ROWS)
-    trainer = GRPOTrainer(folder, functions, args, train_dataset=data, processing_class=tokenizer)
+    own = {key: value for key, value in settings.items() if key != "use_vllm"}
+    args = GRPOConfig(**of_rows(folder), **own)
+    trainer = GRPOTrainer(**asked(settings, folder, tokenizer), args=args)
     trainer.use_vllm = vllm  # set here, as its constructor starts vLLM
     ids = [[5] * (TOKENS - 1) + [6 if cut else END] for cut in TRUNCATED]
     lengths = [[3, 4]] * ROWS

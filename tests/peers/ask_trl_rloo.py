@@ -18,8 +18,7 @@ from ask_trl_grpo import LENGTHS
 from ask_trl_grpo import ROWS as LOSS_ROWS
 from ask_trl_grpo import TOKENS as LOSS_TOKENS
 from ask_trl_grpo import rows as loss_rows
-from ask_trl_grpo_rows import END, REWARDS, ROWS, SECOND, TOKENS, first, model_in, second
-from datasets import Dataset
+from ask_trl_grpo_rows import END, REWARDS, ROWS, SECOND, TOKENS, asked, model_in, of_rows
 from trl import RLOOConfig, RLOOTrainer
 
 PEERS = ["trl"]
@@ -74,20 +73,8 @@ def advantages_of(
     settings: dict[str, Any], logprobs: torch.Tensor, reference: torch.Tensor, folder: str, tokenizer: Any
 ) -> dict[str, Any]:
     """Return the advantages that the trainer makes of the rewards of 8 rows, four per prompt."""
-    args = RLOOConfig(
-        output_dir=f"{folder}/out",
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        num_generations=4,
-        per_device_train_batch_size=ROWS,
-        max_completion_length=TOKENS,
-        gradient_checkpointing=False,
-        **settings,
-    )
-    functions = [first, second] if "reward_weights" in settings else [first]
-    data = Dataset.from_list([{"prompt": "w3 w4"}] * ROWS)
-    trainer = RLOOTrainer(folder, functions, args, train_dataset=data, processing_class=tokenizer)
+    args = RLOOConfig(**of_rows(folder), **settings)
+    trainer = RLOOTrainer(**asked(settings, folder, tokenizer), args=args)
     ids = [[5] * (TOKENS - 1) + [END]] * ROWS
     trainer._generate = lambda prompts: ([[3, 4]] * ROWS, ids, ["w5 w5"] * ROWS)
     trainer._get_per_token_logps_and_entropies = lambda model, *_, **__: (
