@@ -85,10 +85,11 @@ cuda-wheels: install  ## Collect the wheels for `make cuda` on a machine without
 
 # the checkout as a package, without building it, and the wheels beside it: only what is not there yet
 SITE := build/cuda-site
+LINKED := graphs nodes runtime
 cuda-site:
 	rm -rf $(SITE)
 	mkdir -p $(SITE)/rlgraph
-	ln -s $(addprefix $(CURDIR)/,$(wildcard rlgraph/*) runtime nodes graphs) $(SITE)/rlgraph
+	ln -s $(addprefix $(CURDIR)/,$(filter-out $(LINKED:%=rlgraph/%),$(wildcard rlgraph/*)) $(LINKED)) $(SITE)/rlgraph
 	if [ -d $(WHEELS) ]; then $(PYTHON) -m pip install -q --disable-pip-version-check --no-index --no-deps \
 	  --no-compile --target $(SITE)/wheels $(WHEELS)/*.whl; fi
 

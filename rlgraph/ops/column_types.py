@@ -16,7 +16,8 @@ A named axis is as long as the attribute of that name says of the op that writes
 
 The lower-case classes below are those annotations. They are never instantiated: an op's body gets a
 ``torch.Tensor`` for a plain column, a ``Ragged`` (nodes/support/ragged.py) for one with a token axis, a list
-of ``str`` for text, and of what ``json.loads`` gives for json.
+of ``str`` for text, and of what ``json.loads`` gives for json. mypy knows these types by a plugin
+(mypy_plugin.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import re
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any, Generic, Self, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVarTuple
 
 from rlgraph.text_value import TextValue
 
@@ -101,23 +102,30 @@ class Annotation(Generic[*Axes]):
     """A column annotation; the subclass names the dtype."""
 
 
-class float32(Annotation[*Axes]): ...
+if TYPE_CHECKING:
+    from typing_extensions import TypeAliasType
 
+    # mypy replaces these by the types of the values (mypy_plugin.py); other checkers accept any use of them
+    float32 = TypeAliasType("float32", Any, type_params=(Axes,))
+    int64 = TypeAliasType("int64", Any, type_params=(Axes,))
+    boolean = TypeAliasType("boolean", Any, type_params=(Axes,))
+    text = TypeAliasType("text", Any, type_params=(Axes,))
+    json = TypeAliasType("json", Any, type_params=(Axes,))
+    anything = TypeAliasType("anything", Any, type_params=(Axes,))
+else:
 
-class int64(Annotation[*Axes]): ...
+    class float32(Annotation[*Axes]): ...
 
+    class int64(Annotation[*Axes]): ...
 
-class boolean(Annotation[*Axes]): ...
+    class boolean(Annotation[*Axes]): ...
 
+    class text(Annotation[*Axes]): ...
 
-class text(Annotation[*Axes]): ...
+    class json(Annotation[*Axes]): ...
 
-
-class json(Annotation[*Axes]): ...
-
-
-class anything(Annotation[*Axes]):
-    """A column of whichever dtype, of what an op reads."""
+    class anything(Annotation[*Axes]):
+        """A column of any dtype, which an op reads."""
 
 
 TOKEN_AXES = {axis.__name__: axis for axis in (tokens, other_tokens, prompt_tokens)}

@@ -24,9 +24,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     for name in filter(None, names):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "source" / name)
+            shutil.copy(ROOT / name, folder / "source" / name, follow_symlinks=False)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
     subprocess.run(build, cwd=folder / "source", check=True, capture_output=True)

@@ -47,7 +47,7 @@ def scored(where: str, folder: Path, names: tuple[str, ...] = ()) -> dict[str, l
     """Return what the nodes of a graph give, of a run with the peers' environment."""
     package = folder / "site/rlgraph"
     package.mkdir(parents=True)
-    for part in [*(ROOT / "rlgraph").iterdir(), *(ROOT / name for name in ("nodes", "runtime", "graphs"))]:
+    for part in (ROOT / "rlgraph").iterdir():
         (package / part.name).symlink_to(part)
     path = os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [str(PYTHON), str(FOLDER / "score_by_graph.py"), where, "scores.json", *names]

@@ -1,0 +1,94 @@
+"""A plugin that tells mypy which values a column annotation stands for.
+
+``float32[samples, tokens]`` is a class at run time, which is never instantiated: an op's body gets the values
+of the column. With ``plugins = ["rlgraph.ops.mypy_plugin"]`` in its configuration, mypy knows them as
+
+    float32[samples]            torch.Tensor       plain columns of numbers
+    float32[samples, tokens]    Ragged             columns with a token axis
+    text[prompts]               list[str]
+    json[prompts]               list[Any]
+    anything[samples]           Any                whichever the graph has there
+
+Type checkers without this plugin read a column annotation as ``Any`` (column_types.py).
+"""
+
+from collections.abc import Callable
+
+from mypy.nodes import Import, ImportAll, ImportFrom, MypyFile
+from mypy.plugin import AnalyzeTypeContext, Plugin
+from mypy.types import AnyType, Instance, Type, TypeOfAny, get_proper_type
+
+COLUMN_TYPES = "rlgraph.ops.column_types"
+RAGGED_MODULE = "rlgraph.nodes.support.ragged"
+NUMBERS = {f"{COLUMN_TYPES}.{name}" for name in ("float32", "int64", "boolean")}
+
+
+def analyze_numbers(context: AnalyzeTypeContext) -> Type:
+    """Return the type of a column of numbers: ragged if one of its axes is a token axis."""
+    for axis in context.type.args:
+        if _is_token_axis(context.api.analyze_type(axis)):
+            return context.api.named_type(f"{RAGGED_MODULE}.Ragged", [])
+    return context.api.named_type("torch._tensor.Tensor", [])
+
+
+def analyze_text(context: AnalyzeTypeContext) -> Type:
+    """Return the type of a column of texts."""
+    return context.api.named_type("builtins.list", [context.api.named_type("builtins.str", [])])
+
+
+def analyze_json(context: AnalyzeTypeContext) -> Type:
+    """Return the type of a column of JSON values."""
+    return context.api.named_type("builtins.list", [AnyType(TypeOfAny.explicit)])
+
+
+def analyze_anything(context: AnalyzeTypeContext) -> Type:
+    """Return the type of a column whose dtype the graph decides."""
+    return AnyType(TypeOfAny.explicit)
+
+
+def _is_token_axis(axis: Type) -> bool:
+    instance = get_proper_type(axis)
+    if not isinstance(instance, Instance):
+        return False
+    return any(parent.fullname == f"{COLUMN_TYPES}.TokenAxis" for parent in instance.type.mro)
+
+
+class ColumnPlugin(Plugin):
+    """Replaces column annotations by the types of their values."""
+
+    def get_type_analyze_hook(self, fullname: str) -> Callable[[AnalyzeTypeContext], Type] | None:
+        """Return the function that analyzes an annotation, if it is a column."""
+        if fullname in NUMBERS:
+            return analyze_numbers
+        other_columns = {
+            f"{COLUMN_TYPES}.text": analyze_text,
+            f"{COLUMN_TYPES}.json": analyze_json,
+            f"{COLUMN_TYPES}.anything": analyze_anything,
+        }
+        return other_columns.get(fullname)
+
+    def get_additional_deps(self, file: MypyFile) -> list[tuple[int, str, int]]:
+        """Load the modules of the values' types before each file that may use a column annotation."""
+        if not file.fullname.startswith("rlgraph.nodes") and not _imports_ops(file):
+            return []
+        priority_of_an_import = 10
+        return [(priority_of_an_import, module, -1) for module in ("torch._tensor", RAGGED_MODULE)]
+
+
+def _imports_ops(file: MypyFile) -> bool:
+    """Return whether a file imports ``rlgraph.ops`` or one of its modules."""
+    for statement in file.imports:
+        if isinstance(statement, Import):
+            modules = [name for name, _ in statement.ids]
+        elif isinstance(statement, ImportFrom | ImportAll):
+            modules = [statement.id]
+        else:
+            modules = []
+        if any(module == "rlgraph.ops" or module.startswith("rlgraph.ops.") for module in modules):
+            return True
+    return False
+
+
+def plugin(version: str) -> type[Plugin]:
+    """Return the plugin; mypy calls this by name."""
+    return ColumnPlugin
