@@ -1,14 +1,14 @@
-"""Decides after which iterations something comes that has an interval: a checkpoint, an evaluation, a record.
+"""Decides after which iterations something periodic is due: a checkpoint, an evaluation, a record.
 
-An interval is measured on one of three clocks: iterations, seconds of the run, or rows that a source has
-given. After an iteration in which its clock has passed a multiple of it, it is due:
+Its interval is measured on one of three clocks: iterations, seconds of the run, or rows that a source has
+given. It is due after the iteration in which its clock passed a multiple of the interval:
 
     0.5 epochs of 10 rows, 4 in an iteration     4   8  12  16  20     rows after each iteration
                                                  .   x   x   x   x     past 5, 10, 15, 20
 
-The driver decides once per iteration, for all devices. A checkpoint has the clocks, so that they go on where
-they were. What comes by iterations or by rows that are known before is foreseen: a pipeline that runs ahead
-is emptied there, and so the same way in every run.
+The driver decides once per iteration, for all devices. A checkpoint has the clocks, so that they continue
+when a run is resumed. An interval in iterations, or in rows of a source from which each iteration takes the
+same number, can be foreseen: a pipeline that runs ahead is drained there, at the same place in every run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ seconds_now = time.monotonic  # a test may set another clock
 
 @dataclass(frozen=True)
 class Clocks:
-    """How far a run is: iterations done, its seconds, and the rows that each source has given."""
+    """How far a run is: iterations done, seconds, and the rows that each source has given."""
 
     iteration: int
     seconds: float
@@ -35,48 +35,61 @@ class Clocks:
 
 
 class DueTimes:
-    """The intervals of a plan, and how many rows the sources have whose epochs they count."""
+    """The intervals of a plan.
+
+    Attributes:
+        intervals: by ``SAVE``, ``EVALUATE`` and ``RECORD``, those that the plan has.
+        rows: the number of rows of each source in which epochs are counted.
+        rows_per_iteration: for each of these sources, the rows that each iteration takes, if that is known.
+    """
 
     def __init__(self, plan: Plan, rows: Mapping[str, int]) -> None:
-        """Create it; ``rows`` are those of each source that ``preflight`` has counted."""
-        every = {SAVE: plan.schedule.save_every, RECORD: plan.schedule.record_every}
-        every |= {EVALUATE: plan.eval_every} if plan.eval_steps else {}
-        self.intervals = {name: interval for name, interval in every.items() if interval}
+        """Create it; ``preflight`` has counted the ``rows`` of each source."""
+        settings = {SAVE: plan.schedule.save_every, RECORD: plan.schedule.record_every}
+        if plan.eval_steps:
+            settings[EVALUATE] = plan.eval_every
+        self.intervals = {name: interval for name, interval in settings.items() if interval}
         self.rows = rows
-        sources = {one.source for one in self.intervals.values() if isinstance(one, Interval) and one.epochs}
-        # source -> the rows that each iteration takes, where that is known before
-        self.taken = {source: taken for source in sources if (taken := _taken(plan, source, rows[source]))}
+        self.rows_per_iteration: dict[str, int] = {}
+        for interval in self.intervals.values():
+            if isinstance(interval, Interval) and interval.epochs:
+                rows_taken = _rows_per_iteration(plan, interval.source, rows[interval.source])
+                if rows_taken:
+                    self.rows_per_iteration[interval.source] = rows_taken
 
-    def after(self, before: Clocks, now: Clocks) -> frozenset[str]:
-        """Return what is due after an iteration, from the clocks before it and behind it."""
+    def after(self, previous: Clocks, now: Clocks) -> frozenset[str]:
+        """Return what is due after an iteration, from the clocks before and after it."""
         return frozenset(
             name
             for name, interval in self.intervals.items()
-            if self._count(interval, now) > self._count(interval, before)
+            if self._multiples(interval, now) > self._multiples(interval, previous)
         )
 
     def may_come(self, name: str, iteration: int, now: Clocks) -> bool:
-        """Return whether something may be due after an iteration to come, or is, where that is foreseen.
+        """Return whether something may be due after a later iteration; if it can be foreseen, whether it is.
 
         Args:
-            name: what.
-            iteration: the number of iterations done then, above that of ``now``.
+            name: what may be due.
+            iteration: the number of iterations that will be done then, above that of ``now``.
             now: the clocks after the last iteration that is done.
         """
-        if (interval := self.intervals.get(name)) is None:
+        interval = self.intervals.get(name)
+        if interval is None:
             return False
-        if isinstance(interval, Interval) and interval.source not in self.taken:
+        if isinstance(interval, Interval) and interval.source not in self.rows_per_iteration:
             return True
-        before, then = (self._foreseen(number, now) for number in (iteration - 1, iteration))
-        return self._count(interval, then) > self._count(interval, before)
+        multiples_before = self._multiples(interval, self._foreseen(iteration - 1, now))
+        return self._multiples(interval, self._foreseen(iteration, now)) > multiples_before
 
     def _foreseen(self, iteration: int, now: Clocks) -> Clocks:
-        ahead = iteration - now.iteration
-        given = now.positions
-        positions = {name: given.get(name, 0) + ahead * taken for name, taken in self.taken.items()}
+        """Return the clocks after a later iteration, as far as they can be foreseen."""
+        iterations_ahead = iteration - now.iteration
+        positions: dict[str, int] = {}
+        for source, rows in self.rows_per_iteration.items():
+            positions[source] = now.positions.get(source, 0) + iterations_ahead * rows
         return Clocks(iteration, now.seconds, positions)
 
-    def _count(self, interval: int | Interval, clocks: Clocks) -> int:
+    def _multiples(self, interval: int | Interval, clocks: Clocks) -> int:
         """Return how many multiples of an interval its clock has passed."""
         if isinstance(interval, int):
             return clocks.iteration // interval
@@ -86,11 +99,15 @@ class DueTimes:
         return int(Fraction(clocks.positions.get(interval.source, 0)) // length)
 
 
-def _taken(plan: Plan, source: str, rows: int) -> int | None:
-    """Return the rows that each iteration takes of a source; None where filters or intervals decide."""
+def _rows_per_iteration(plan: Plan, source: str, source_rows: int) -> int | None:
+    """Return the rows that each iteration takes from a source; None if filters or schedules decide that."""
     function = plan.functions["train"][source]
-    taken = function.value("rows")
-    steps = [step for step in plan.steps if step.node == source]
-    if any(step.region or step.when for step in steps) or function.roles["rows"] in function.courses:
+    for step in plan.steps:
+        if step.node == source and (step.region or step.when):
+            return None
+    if function.roles["rows"] in function.courses:
         return None
-    return rows if taken == "all" else taken if isinstance(taken, int) else None
+    rows = function.value("rows")
+    if rows == "all":
+        return source_rows
+    return rows if isinstance(rows, int) else None

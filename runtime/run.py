@@ -34,7 +34,7 @@ from rlgraph.runtime.rundir.rundir import RunDir
 from rlgraph.runtime.rundir.trackers import Trackers, make_of
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
-from rlgraph.syntax.source import Tree
+from rlgraph.syntax.source import NOWHERE, Tree
 from rlgraph.syntax.yaml_text import show_text
 from rlgraph.variables import referred, with_values
 from rlgraph.warnings.laws import warnings_of
@@ -146,7 +146,7 @@ def ready(
     Models at URLs are copied here first: their configurations say how large they are.
     """
     tree = None if is_plan(graph) else compose(graph, overrides)
-    models = (tree.get("models") or Tree({}, None)).items.values() if tree else ()
+    models = (tree.get("models") or Tree({}, NOWHERE)).items.values() if tree else ()
     for path in (with_values(path.value) for model in models if (path := model.get("path"))):
         local_path(str(path))
     plan = _planned(graph, overrides, devices, target, there, tree)
@@ -257,7 +257,7 @@ def _train(attempt: Attempt, resume: bool) -> None:
                 attempt.run(resume)
                 return
             except LostError as error:
-                if restart > allowed or attempt.signals.came:
+                if restart > allowed or attempt.signals.reasons:
                     raise RunError(f"{error}\n{_advice(attempt, min(restart - 1, allowed))}") from error
                 attempt.folder.restarted(restart, allowed, error.brief)
                 attempt.progress.restarting(restart, allowed, error.brief)

@@ -112,9 +112,9 @@ class TrainingRun:
                 self._end_line()
             self._save_now()
             self.progress.best = self.best.text(self.best.among(self.folder.lasting()))
-        if self.signals.came:
-            law = f"stopped after iteration {self.state.iteration} ({self.signals.came[0]})"
-            error = RunError if self.signals.came[0] == "SIGINT" else StoppedError
+        if self.signals.reasons:
+            law = f"stopped after iteration {self.state.iteration} ({self.signals.reasons[0]})"
+            error = RunError if self.signals.reasons[0] == "SIGINT" else StoppedError
             raise error(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
         self._export()
         self.skipped.check(self.progress.note)
@@ -140,7 +140,7 @@ class TrainingRun:
             values = {"step": 0, **self._evaluate()}
             self.folder.metrics(values)
             self._watch(values, 0)
-        while self.state.iteration < self.total and not self.signals.came:
+        while self.state.iteration < self.total and not self.signals.reasons:
             self._stretch()
 
     def _save_now(self) -> None:
@@ -246,7 +246,7 @@ class TrainingRun:
             self.progress.note(alarm_text(alarm))
 
     def _stops(self) -> bool:
-        return bool(self.signals.came or self.early.reached)
+        return bool(self.signals.reasons or self.early.reached)
 
     def _watch(self, values: Mapping[str, Any], end: int) -> None:
         """End the run with what has begun, after iteration ``end`` at most, where its metric is reached."""
@@ -475,7 +475,7 @@ class TrainingRun:
         Raises:
             RunError: all of them are damaged.
         """
-        problems = []
+        problems: list[str] = []
         for folder in map(Path.resolve, reversed(self.folder.checkpoints())):
             if not (problem := self.calls.damage(folder)):
                 for problem in problems:

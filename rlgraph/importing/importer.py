@@ -1,4 +1,4 @@
-"""From settings of another framework to a graph of edits, and a list of what became of each key."""
+"""Turns the settings of another framework into a graph of edits, and reports what became of each key."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,22 +15,34 @@ from rlgraph.syntax.yaml_text import flow
 
 
 class Hand(Exception):
-    """A value that the user has to see to; the message says how."""
+    """A value that the user has to convert by hand; the message says how."""
 
 
 class Idle(Exception):
-    """A value that decides nothing here; the message says why."""
+    """A value that has no effect here; the message says why."""
 
 
-OPEN = (".path", ".files")  # what stays open where it is not known
-UNTOLD = "taken from the defaults of {}, as ours are others"
-By = Mapping[str, Callable[[Any, Options], Any]]
-# converters of values that tables of all systems name
-COMMON: By = {
-    "path": lambda value, o: o.path(str(value)),
-    "files": lambda value, o: [o.path(path) for path in (value if isinstance(value, list) else [value])],
-    "natural": lambda value, _: max(int(value), 0),
-}
+OPEN = (".path", ".files")  # endings of fields that become `???` if their value is not known
+FROM_DEFAULTS = "taken from the defaults of {}, as ours are others"
+By = Mapping[
+    str, Callable[[Any, Options], Any]
+]  # converters of values, by the names that tables have for them
+
+
+def _path(value: Any, options: Options) -> str:
+    return options.path(str(value))
+
+
+def _files(value: Any, options: Options) -> list[str]:
+    paths = value if isinstance(value, list) else [value]
+    return [options.path(path) for path in paths]
+
+
+def _natural(value: Any, options: Options) -> int:
+    return max(int(value), 0)
+
+
+COMMON: By = {"path": _path, "files": _files, "natural": _natural}  # converters for all frameworks
 
 
 def epochs_of(count: float) -> Interval:
@@ -58,33 +70,33 @@ def duration_of(seconds: float) -> Interval:
 def warmup_share(value: float, _: Options) -> float:
     """Return the share of a run's optimizer steps that warms up, as ``optimizer.warmup_steps`` takes it."""
     if not 0 <= value < 1:
-        raise Hand("it is no share: set optimizer.warmup_steps, in optimizer steps")
+        raise Hand("it is not a share: set optimizer.warmup_steps, in optimizer steps")
     return float(value) if value else 0
 
 
 def own_tokenizer(model: str) -> Callable[[str, Options], str]:
-    """Return what judges the path of a tokenizer, which is read out of the model's folder here.
+    """Return a converter that checks the path of a tokenizer, which rlgraph reads from the model's folder.
 
     Args:
         model: the key with the model's path.
     """
 
-    def judged(value: str, options: Options) -> str:
+    def check_path(value: str, options: Options) -> str:
         if value != options[model]:
             raise Hand("the tokenizer is that of the model's folder: put this one's files there")
         raise Idle("the tokenizer is the model's own")
 
-    return judged
+    return check_path
 
 
 def refuse_unknown(name: str, known: Collection[str], law: str, remedy: str = "") -> None:
-    """Refuse an estimator or an algorithm that there is no graph for.
+    """Refuse an estimator or an algorithm for which there is no graph.
 
     Args:
-        name: what is asked for.
-        known: what there are graphs for.
+        name: the one that is asked for.
+        known: those for which there are graphs.
         law: what is wrong.
-        remedy: what to do; "": the nearest of ``known`` is named.
+        remedy: what to do; "" to name the nearest of ``known``.
 
     Raises:
         GraphError: ``name`` is not known.
@@ -96,18 +108,27 @@ def refuse_unknown(name: str, known: Collection[str], law: str, remedy: str = ""
 
 @dataclass(frozen=True)
 class KeyOutcome:
-    """What became of a key; of those that were not given only what the graph had to be told."""
+    """What became of a key.
+
+    Attributes:
+        key: the key as the user spelled it.
+        value: its value; ``UNKNOWN`` if the line stands for no key.
+        kind: what became of it.
+        text: the explanation.
+        is_given: whether the user gave it; otherwise it is a default that the graph had to be told.
+    """
 
     key: str
     value: Any
     kind: Fate
     text: str
-    given: bool = True
+    is_given: bool = True
 
     def line(self) -> str:
-        """Return the outcome as a line of the list; what stands behind no key has no value."""
-        value = "" if self.value is UNKNOWN else f" = {flow(self.value)}"
-        return f"{self.key}{value}: {self.text}"
+        """Return the outcome as a line of the report."""
+        if self.value is UNKNOWN:
+            return f"{self.key}: {self.text}"
+        return f"{self.key} = {flow(self.value)}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -120,56 +141,76 @@ class Imported:
     outcomes: Sequence[KeyOutcome]
 
     def graph(self) -> str:
-        """Return the graph as a file, which begins with what needs a hand."""
-        hands = [f"# - {o.line()}" for o in self.outcomes if o.kind == "hand"]
-        lines = ["# What needs a hand:", *hands] if hands else []
-        lines += [f"graph: {self.name}", f"about: Imported from {self.source}"]
-        return "\n".join([*lines, f"extends: {self.draft.extends}", "edits:", *self.draft.lines()]) + "\n"
+        """Return the graph as a file, which begins with the list of what needs a hand."""
+        lines: list[str] = []
+        by_hand = [outcome for outcome in self.outcomes if outcome.kind == "hand"]
+        if by_hand:
+            lines.append("# What needs a hand:")
+            lines += [f"# - {outcome.line()}" for outcome in by_hand]
+        lines += [
+            f"graph: {self.name}",
+            f"about: Imported from {self.source}",
+            f"extends: {self.draft.extends}",
+            "edits:",
+            *self.draft.lines(),
+        ]
+        return "\n".join(lines) + "\n"
 
     def report(self) -> str:
-        """Return the list of all keys, by what became of them."""
-        groups: dict[str, list[str]] = {UNTOLD.format(self.source): [], **{t: [] for t in TITLES.values()}}
+        """Return the list of all keys, grouped by what became of them."""
+        from_defaults = FROM_DEFAULTS.format(self.source)
+        groups: dict[str, list[str]] = {from_defaults: []}
+        groups.update({title: [] for title in TITLES.values()})
         for outcome in self.outcomes:
-            if outcome.given or outcome.kind == "hand":
+            if outcome.is_given or outcome.kind == "hand":
                 groups[TITLES[outcome.kind]].append(f"  {outcome.line()}")
             elif outcome.kind == "taken":
-                groups[UNTOLD.format(self.source)].append(f"  {outcome.line()}")
-        titled = [[f"{title} ({len(lines)})", *lines] for title, lines in groups.items() if lines]
-        return "\n".join(line for lines in titled for line in lines)
+                groups[from_defaults].append(f"  {outcome.line()}")
+        lines: list[str] = []
+        for title, group in groups.items():
+            if group:
+                lines += [f"{title} ({len(group)})", *group]
+        return "\n".join(lines)
 
 
 def outcomes_of(options: Options, draft: Draft, by: By) -> Iterator[KeyOutcome]:
-    """Yield what becomes of every key that is given, and of every default; values are set in the draft."""
-    judged = Judge(options, draft, by)
-    seen = set[str]()
-    for row in options.table.rows.values():
+    """Yield what becomes of every key that is given, and of every default; set their values in the draft."""
+    judge = Judge(options, draft, by)
+    table = options.table
+    seen: set[str] = set()
+    for row in table.rows.values():
         if row.key.endswith(BELOW):
-            keys = [key for key in options.values if options.table.row(key) is row]
-            seen |= {*keys}
+            keys = [key for key in options.values if table.row(key) is row]
+            seen.update(keys)
             if keys:
-                yield judged.below(row, keys)
+                yield judge.below(row, keys)
         elif row.key in options.values:
             seen.add(row.key)
-            yield judged.outcome(row, options.spelled[row.key], options.values[row.key])
-        elif row.to and (default := options[row.key] if row.follows else row.default) is not None:
-            yield judged.outcome(row, row.key, default, given=False)
-    for key in options.values:
-        family = options.table.row(key)
+            yield judge.outcome(row, options.spelled[row.key], options.values[row.key])
+        elif row.to:
+            default = options[row.key] if row.follows else row.default
+            if default is not None:
+                yield judge.outcome(row, row.key, default, is_given=False)
+    for key, value in options.values.items():
+        spelled = options.spelled[key]
+        family = table.row(key)
         if key.endswith("_target_"):
-            yield KeyOutcome(options.spelled[key], options.values[key], "default", "a class of Hydra's")
+            yield KeyOutcome(spelled, value, "default", "a class of Hydra's")
         elif key.startswith("${shell:"):
             text = "flags that the launch script has under a condition: give those that are meant"
             yield KeyOutcome(key, UNKNOWN, "hand", text)
-        elif key not in seen and family is not None and family.section == "families":
-            yield judged.outcome(family, options.spelled[key], options.values[key])
-        elif key not in seen:
-            text = f"it is no key of {options.table.name} that is known here; see what reads it"
-            yield KeyOutcome(options.spelled[key], options.values[key], "hand", text)
+        elif key in seen:
+            continue
+        elif family is not None and family.section == "families":
+            yield judge.outcome(family, spelled, value)
+        else:
+            text = f"it is no key of {table.name} that is known here; see what reads it"
+            yield KeyOutcome(spelled, value, "hand", text)
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Decides what becomes of a key."""
+    """Decides what becomes of a key, and sets its value in the draft."""
 
     options: Options
     draft: Draft
@@ -177,71 +218,83 @@ class Judge:
 
     def below(self, row: KeyRow, keys: Sequence[str]) -> KeyOutcome:
         """Return what becomes of keys that share a row: one outcome for all of them."""
-        value = self.options.below(row.key) or self.options.values[keys[0]]
-        key = self.options.spelled[keys[0]] if len(keys) == 1 else row.key
-        outcome = self.outcome(row, key, value)
-        told = self.options.values[keys[0]] if len(keys) == 1 else f"{len(keys)} keys"
-        return outcome if row.to and len(keys) > 1 else replace(outcome, value=told)
+        first_value = self.options.values[keys[0]]
+        value = self.options.below(row.key) or first_value
+        if len(keys) == 1:
+            outcome = self.outcome(row, self.options.spelled[keys[0]], value)
+            return replace(outcome, value=first_value)
+        outcome = self.outcome(row, row.key, value)
+        return outcome if row.to else replace(outcome, value=f"{len(keys)} keys")
 
-    def outcome(self, row: KeyRow, key: str, value: Any, given: bool = True) -> KeyOutcome:
-        """Return what becomes of one key, and set the value that it gives."""
+    def outcome(self, row: KeyRow, key: str, value: Any, is_given: bool = True) -> KeyOutcome:
+        """Return what becomes of one key, and set the value that follows from it."""
         try:
-            kind, text = self._judged(row, value)
+            kind, text = self._fate(row, value)
         except Hand as hand:
             kind, text = "hand", str(hand)
         except Idle as idle:
             kind, text = "default", str(idle)
-        return KeyOutcome(key, value, kind, text, given)
+        return KeyOutcome(key, value, kind, text, is_given)
 
-    def _judged(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
+    def _fate(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
         condition = row.says.get("if")
         if condition and not self.options.is_on(condition):
             return "default", f"decides nothing: {condition} is off"
-        if self.options.is_odd(row.key) or (is_reference(value) and (row.to or row.shape)):
+        stands_for_another = is_reference(value) and (row.to or row.shape)
+        if self.options.is_odd(row.key) or stands_for_another:
             if row.to and row.to.endswith(OPEN) and self.draft.value(row.to) is not UNKNOWN:
-                self.draft.set(row.to, "???")  # another model or file in its place would be a wrong one
+                self.draft.set(row.to, "???")  # the parent's model or file would be a wrong one
             raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
         if row.to:
-            return self._taken(row, value)
-        known = "only" not in row.says or value is None or value in row.only
-        if row.same and known:
+            return self._set(row, value)
+        is_known = "only" not in row.says or value is None or value in row.only
+        if row.same and is_known:
             return "default", str(row.same)
         if row.none and not row.hand:
             return "none", str(row.none)
-        if value in (None, "", {}, []) or ("default" in row.says and value == row.default):
+        is_default = "default" in row.says and value == row.default
+        if value in (None, "", {}, []) or is_default:
             return "default", f"{self.options.table.name}'s own default"
-        if row.shape and known and row.by:
-            self.by[row.by](value, self.options)  # it may have something to say of the value
-        return ("taken", str(row.shape)) if row.shape and known else ("hand", str(row.hand))
+        if row.shape and is_known:
+            if row.by:
+                self.by[row.by](value, self.options)  # it may refuse the value
+            return "taken", str(row.shape)
+        return "hand", str(row.hand)
 
-    def _taken(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
+    def _set(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
+        """Set the field of the graph that a row names to the value that a key of the framework has."""
         if value is None or value == {}:
             raise Idle("it is empty, which leaves the graph as it is")
-        word = str(value).lower() if isinstance(value, bool) else str(value)
-        ours = row.words.get(word) if row.words else value
-        if ours is None and "default" in row.says and value == row.default:
-            return "default", f"{self.options.table.name}'s own default"
-        if ours is None:
-            return ("none", str(row.none)) if row.none else ("hand", str(row.hand))
-        try:
-            ours = self.by[row.by](ours, self.options) if row.by else ours
-        except (TypeError, ValueError) as error:
-            raise Hand(f"it is no value that {row.to} could be made of") from error
-        now = self.draft.value(row.to)
-        if now is UNKNOWN:
+        new_value = value
+        if row.words:
+            word = str(value).lower() if isinstance(value, bool) else str(value)
+            new_value = row.words.get(word)
+        if new_value is None:
+            if "default" in row.says and value == row.default:
+                return "default", f"{self.options.table.name}'s own default"
+            if row.none:
+                return "none", str(row.none)
+            return "hand", str(row.hand)
+        if row.by:
+            try:
+                new_value = self.by[row.by](new_value, self.options)
+            except (TypeError, ValueError) as error:
+                raise Hand(f"it is no value that {row.to} could be made of") from error
+        graph_value = self.draft.value(row.to)
+        if graph_value is UNKNOWN:
             raise Idle(f"decides nothing: the graph has no `{row.to}`")
-        is_interval = isinstance(ours, Interval)
-        ours = str(ours) if is_interval else ours
-        if isinstance(ours, str) and isinstance(now, int | float | list) and not is_interval:
+        if isinstance(new_value, Interval):
+            new_value = str(new_value)
+        elif isinstance(new_value, str) and isinstance(graph_value, int | float | list):
             raise Hand(f"it is no value of {row.to}: give that one, as KEY=VALUE")
-        if is_same(now, ours):
-            return "default", f"as in the graph, {row.to}: {flow(ours)}"
-        self.draft.edit("set", **{row.to: ours})
-        return "taken", f"{row.to}: {flow(ours)}"
+        if is_same(graph_value, new_value):
+            return "default", f"as in the graph, {row.to}: {flow(new_value)}"
+        self.draft.edit("set", **{row.to: new_value})
+        return "taken", f"{row.to}: {flow(new_value)}"
 
 
 def is_reference(value: Any) -> bool:
-    """Return whether a value, or what a list holds, stands for something that is not known here."""
+    """Return whether a value, or an item of a list, stands for something that is not known here."""
     if isinstance(value, list):
         return any(is_reference(item) for item in value)
     return isinstance(value, str) and "${" in value
@@ -258,19 +311,17 @@ def graph_name(text: str) -> str:
 
 
 def read_alike(draft: Draft, names: Sequence[str]) -> Iterator[KeyOutcome]:
-    """Read models of one path alike: those of some names have the policy's fields and its trust.
-
-    Yields what was given otherwise.
-    """
-    same = ("${models.policy.path}", draft.value("models.policy.path"))
+    """Give models with the policy's files its `config` and `trust_remote_code`; yield what they replaced."""
+    policy_paths = ("${models.policy.path}", draft.value("models.policy.path"))
     for name in names:
-        if not draft.has(f"models.{name}") or draft.value(f"models.{name}.path") not in same:
+        if not draft.has(f"models.{name}") or draft.value(f"models.{name}.path") not in policy_paths:
             continue
         for field in ("config", "trust_remote_code"):
-            ours, theirs = draft.value(f"models.{name}.{field}"), draft.value(f"models.policy.{field}")
-            if (ours or None) == (theirs or None):
+            value = draft.value(f"models.{name}.{field}")
+            policy_value = draft.value(f"models.policy.{field}")
+            if (value or None) == (policy_value or None):
                 continue
-            draft.set(f"models.{name}.{field}", theirs)
-            if ours:
+            draft.set(f"models.{name}.{field}", policy_value)
+            if value:
                 text = "it is read as the policy is, of which it has the files"
-                yield KeyOutcome(f"models.{name}.{field}", ours, "hand", text)
+                yield KeyOutcome(f"models.{name}.{field}", value, "hand", text)

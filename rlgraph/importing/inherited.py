@@ -1,4 +1,4 @@
-"""YAML that inherits: ``defaults: parent.yaml``, values that name others, and ``key=value`` on top."""
+"""Reads YAML that inherits: ``defaults: parent.yaml``, references to values, and ``key=value`` on top."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from rlgraph.errors import GraphError, Problem
 from rlgraph.importing.options import REFERENCE, flattened, read_settings, without
 from rlgraph.syntax.source import scalar
 
-OVERRIDE = "_override_"  # in a section: it takes the place of the parent's
-# ${mul:2, 3} and the like, once what is inside is known
+OVERRIDE = "_override_"  # a key in a section that replaces the parent's section
+# ${mul:2, 3} and the like, once the values inside are known
 ARITHMETIC = re.compile(r"\$\{(add|mul|div|max|min): *([^${},]+), *([^${},]+)\}")
 RELATIVE = re.compile(r"\$\{(\.+)([\w.]+)\}")
-MOST_STEPS = 100  # references behind each other, and parents
+MOST_STEPS = 100  # in a chain of references, or of parents
 
 
 class Loader(yaml.SafeLoader):
@@ -23,8 +23,8 @@ class Loader(yaml.SafeLoader):
 
 
 Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":timestamp", ":float"))]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    initial: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":float"))]
+    for initial, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -34,53 +34,56 @@ Loader.add_implicit_resolver(
 
 
 def read_inherited(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return settings by dotted keys, of a file with what it inherits, and of ``key=value``.
+    """Return the settings of a file and its parents by dotted keys, with ``key=value`` on top.
 
-    References are filled in behind the overrides, as far as they are known.
+    References are filled in after the overrides, as far as they are known.
 
     Raises:
-        GraphError: a file can't be read, is not there, or inherits itself.
+        GraphError: a file can't be read, does not exist, or inherits itself.
     """
-    given = dict(flattened(_merged(file, ()))) if file else {}
+    settings = dict(flattened(_merged(file, ()))) if file else {}
     for override in overrides:
         if override.startswith("~"):
-            given = without(given, override)
+            settings = without(settings, override)
             continue
         for key, value in read_settings(None, [override]).items():
-            given = {other: old for other, old in given.items() if not other.startswith(f"{key}.")}
-            given[key] = value
-    return resolved(given)
+            settings = {name: old for name, old in settings.items() if not name.startswith(f"{key}.")}
+            settings[key] = value
+    return resolved(settings)
 
 
-def _merged(file: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """Return a file's content over that of its parents, the last of which counts most."""
+def _merged(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
+    """Return a file's content merged over that of its parents, of which a later one overrides an earlier one.
+
+    ``heirs`` are the files that led here by their ``defaults``.
+    """
     place = file.resolve()
-    if place in above or len(above) > MOST_STEPS:
+    if place in heirs or len(heirs) > MOST_STEPS:
         law = f"{file}: its `defaults` lead back to it"
-        chain = " -> ".join(path.name for path in (*above, place))
+        chain = " -> ".join(path.name for path in (*heirs, place))
         raise GraphError([Problem("cycle", law, None, (), f"take one of them out: {chain}")])
-    content = _content(file, above)
+    content = _content(file, heirs)
     parents = content.pop("defaults", None) or []
+    if isinstance(parents, str):
+        parents = [parents]
     merged: dict[str, Any] = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
+    for parent in parents:
         if not isinstance(parent, str):
             law = f"{file}: `defaults` has {parent!r}, which is no file"
             remedy = "name files, relative to this one: defaults: parent.yaml"
             raise GraphError([Problem("no-file", law, None, (), remedy)])
-        merged = _over(merged, _merged(file.parent / parent, (*above, place)))
+        merged = _over(merged, _merged(file.parent / parent, (*heirs, place)))
     return _over(merged, content)
 
 
-def _content(file: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+def _content(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), Loader)
     except OSError as error:
-        named = f", which {above[-1]} inherits" if above else ""
-        law = f"there is no file {file}{named}: {error.strerror}"
-        remedy = (
-            "`defaults` are relative to the file that has them: put the parent there, or import the file "
-        )
-        remedy += "where its checkout has it"
+        inherited_by = f", which {heirs[-1]} inherits" if heirs else ""
+        law = f"there is no file {file}{inherited_by}: {error.strerror}"
+        remedy = "`defaults` are relative to the file that has them: put the parent there, or import the "
+        remedy += "file where its checkout has it"
         raise GraphError([Problem("no-file", law, None, (), remedy)]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise GraphError([Problem("yaml", f"{file} is no YAML: {error}", None, (), "")]) from error
@@ -91,94 +94,103 @@ def _content(file: Path, above: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two mappings as one; lists and values of the second take the place of the first's."""
+    """Return two mappings merged; lists and other values of ``above`` replace those of ``below``."""
     merged = dict(below)
     for key, value in above.items():
         if key == OVERRIDE:
             continue
-        if not isinstance(value, Mapping):
+        if isinstance(value, Mapping):
+            section = merged.get(key)
+            if not isinstance(section, Mapping) or value.get(OVERRIDE, False):
+                section = {}
+            merged[key] = _over(section, value)
+        else:
             merged[key] = value
-            continue
-        under = merged.get(key)
-        replaces = value.get(OVERRIDE, False) or not isinstance(under, Mapping)
-        merged[key] = _over({} if replaces or not isinstance(under, Mapping) else under, value)
     return merged
 
 
-def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with references filled in, ``${.a}``, ``${..a}``, ``${a.b}`` and ``${mul:2, ${a}}``.
 
-    One that leads back to itself, or names what is not known, stays as it is written.
+    A reference that leads back to itself, or to a key that is not known, stays as it is written.
 
     Example:
         >>> resolved({"a.b": 3, "a.c": "${.b}", "d": "${mul:${a.b}, 2}"})
         {'a.b': 3, 'a.c': 3, 'd': 6}
     """
-    known = dict(given)
+    known = dict(settings)
     for key, value in [*_copies(known)]:
         known.setdefault(key, value)
     return {key: _filled(key, value, known) for key, value in known.items()}
 
 
-def _copies(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what is below a key whose value names a section: ``a: ${b}`` for ``a.c`` where ``b.c`` is."""
-    for key, value in given.items():
-        if isinstance(value, str) and (match := REFERENCE.fullmatch(_absolute(key, value))):
-            below = f"{match[2]}."
-            for name in given:
-                if name.startswith(below) and match[2] not in given:
-                    yield f"{key}.{name.removeprefix(below)}", given[name]
+def _copies(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of sections that are copied: with ``a: ${b}`` there is ``a.c`` for each ``b.c``."""
+    for key, value in settings.items():
+        match = REFERENCE.fullmatch(_absolute(key, value)) if isinstance(value, str) else None
+        if match is None or match[2] in settings:
+            continue
+        section = f"{match[2]}."
+        for name in settings:
+            if name.startswith(section):
+                yield f"{key}.{name.removeprefix(section)}", settings[name]
 
 
-def _filled(key: str, value: Any, given: Mapping[str, Any]) -> Any:
+def _filled(key: str, value: Any, settings: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
-        return [_filled(key, item, given) for item in value]
+        return [_filled(key, item, settings) for item in value]
     if isinstance(value, dict):
-        return {name: _filled(key, item, given) for name, item in value.items()}
+        return {name: _filled(key, item, settings) for name, item in value.items()}
     for _ in range(MOST_STEPS):
         if not isinstance(value, str) or "${" not in value:
             return value
-        now = _step(key, value, given)
-        if now == value:
-            return given[key] if "${" + key + "}" in value else value
-        value = now
-    return given[key]
+        next_value = _step(key, value, settings)
+        if next_value == value:
+            leads_back = "${" + key + "}" in value
+            return settings[key] if leads_back else value
+        value = next_value
+    return settings[key]
 
 
-def _step(key: str, text: str, given: Mapping[str, Any]) -> Any:
-    """Return a text with one reference, or one sum, filled in."""
+def _step(key: str, text: str, settings: Mapping[str, Any]) -> Any:
+    """Return a text with one reference, or one computation, filled in."""
     text = _absolute(key, text)
     for match in REFERENCE.finditer(text):
-        if match[1] == "env" or match[2] not in given or match[2] == key:
+        if match[1] == "env" or match[2] not in settings or match[2] == key:
             continue
-        value = given[match[2]]
+        value = settings[match[2]]
         if isinstance(value, str):
             value = _absolute(match[2], value)
         if match[0] == text:
             return value
         if not isinstance(value, list | dict):
             return text.replace(match[0], "null" if value is None else str(value))
-    if sum_ := ARITHMETIC.search(text):
-        value = _computed(sum_[1], scalar(sum_[2].strip()), scalar(sum_[3].strip()))
-        if value is not None:
-            return value if sum_[0] == text else text.replace(sum_[0], str(value))
-    return text
+    computation = ARITHMETIC.search(text)
+    if computation is None:
+        return text
+    function, left, right = computation.groups()
+    result = _computed(function, scalar(left.strip()), scalar(right.strip()))
+    if result is None:
+        return text
+    return result if computation[0] == text else text.replace(computation[0], str(result))
 
 
-def _computed(name: str, one: Any, other: Any) -> Any:
-    if not isinstance(one, int | float) or not isinstance(other, int | float):
+def _computed(function: str, left: Any, right: Any) -> Any:
+    """Return the result of a function of two numbers; None without numbers, or for a division by 0."""
+    if not isinstance(left, int | float) or not isinstance(right, int | float):
         return None
-    if name == "div":
-        return one / other if other else None
-    return {"add": one + other, "mul": one * other, "max": max(one, other), "min": min(one, other)}[name]
+    if function == "div":
+        return left / right if right else None
+    results = {"add": left + right, "mul": left * right, "max": max(left, right), "min": min(left, right)}
+    return results[function]
 
 
 def _absolute(key: str, text: str) -> str:
-    """Return a text whose references count from the top: one dot is the key's own section."""
+    """Return a text with relative references made absolute: one dot stands for the key's own section."""
 
-    def named(match: re.Match[str]) -> str:
-        parts = key.split(".")
-        above = parts[: max(len(parts) - len(match[1]), 0)]
-        return "${" + ".".join([*above, match[2]]) + "}"
+    def absolute(match: re.Match[str]) -> str:
+        names = key.split(".")
+        section = names[: max(len(names) - len(match[1]), 0)]
+        return "${" + ".".join([*section, match[2]]) + "}"
 
-    return RELATIVE.sub(named, text)
+    return RELATIVE.sub(absolute, text)

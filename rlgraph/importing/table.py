@@ -3,8 +3,8 @@
     data.train_batch_size: {default: 1024, to: prompts.batch}
     trainer.balance_batch: {same: "rows are divided among devices by their length"}
 
-``verl.yaml`` and ``trl.yaml`` are such tables, and say at their top what the words mean. The importer and the
-documents are made of them.
+Each framework has such a table, as ``verl.yaml``; comments at the top of ``verl.yaml`` and ``trl.yaml``
+explain the words. The importer and the documents are both made from the tables.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,14 +28,14 @@ BELOW = ".*"
 
 @dataclass(frozen=True)
 class KeyRow:
-    """What becomes of a key; ``says`` has the words of the table."""
+    """What becomes of a key; ``says`` has the words of the table, which are attributes too."""
 
     key: str
     section: str
     says: Mapping[str, Any]
 
     def __getattr__(self, word: str) -> Any:
-        """Return what the table says by a word, or None."""
+        """Return the value of a word in the table, or None."""
         return self.says.get(word)
 
     @property
@@ -43,28 +43,43 @@ class KeyRow:
         return self.says.get("default")
 
     def markdown(self) -> str:
-        """Return the row of a table in the documents."""
-        to = f"`{self.to}`" + (f": {self.note}" if self.note else "") if self.to else None
-        parts = [self.shape, to, self.same, self.hand, self.none]
-        words = [f"{theirs} is {ours}" for theirs, ours in (self.words or {}).items() if theirs != ours]
-        found = [str(part) for part in parts if part]
-        meaning = "; else: ".join([found[0] + (f" ({', '.join(words)})" if words else ""), *found[1:]])
-        read = self.says.get("if")
-        condition = f" (read with `{read}`)" if read else ""
-        default = f"`{flow(self.default)}`" if "default" in self.says else ""
-        default = f"`{self.follows}`" if self.follows else default
-        return f"| `{self.key}` | {default} | {meaning}{condition} |".replace("\\", "\\\\")
+        """Return the row as a line of the documents' table."""
+        target = f"`{self.to}`" if self.to else None
+        if target and self.note:
+            target += f": {self.note}"
+        texts = [str(text) for text in (self.shape, target, self.same, self.hand, self.none) if text]
+        renamed = [f"{theirs} is {ours}" for theirs, ours in (self.words or {}).items() if theirs != ours]
+        if renamed:
+            texts[0] += f" ({', '.join(renamed)})"
+        meaning = "; else: ".join(texts)
+        condition = self.says.get("if")
+        if condition:
+            meaning += f" (read with `{condition}`)"
+        default = ""
+        if self.follows:
+            default = f"`{self.follows}`"
+        elif "default" in self.says:
+            default = f"`{flow(self.default)}`"
+        return f"| `{self.key}` | {default} | {meaning} |".replace("\\", "\\\\")
 
 
 @dataclass(frozen=True)
 class KeyTable:
-    """The rows of a framework, and the facts beside them that its draft is made by."""
+    """The rows of a framework's table.
+
+    Attributes:
+        name: the framework's name.
+        kind: the trainer whose rows these are, "" if the framework has one.
+        rows: the rows by their keys.
+        facts: the rest of the table's file, from which drafts are made.
+        families: rows for keys without a row of their own, by the beginning of such keys.
+    """
 
     name: str
     kind: str
     rows: Mapping[str, KeyRow]
     facts: Mapping[str, Any]
-    families: Mapping[str, KeyRow] = field(default_factory=dict)  # by how keys begin that have no row
+    families: Mapping[str, KeyRow] = field(default_factory=dict)
 
     def row(self, key: str) -> KeyRow | None:
         """Return the row of a key: its own, or that of the nearest key above it."""
@@ -74,13 +89,17 @@ class KeyTable:
         while above and above + BELOW not in self.rows:
             above = above.rpartition(".")[0]
         row = self.rows.get(above + BELOW) or self.families.get(_family(key, self.families))
-        first = key[len(above) + 1 :].partition(".")[0]
-        return row if row and (row.known is None or first in (*row.known, "_target_")) else None
+        if row is None:
+            return None
+        name, _, _ = key[len(above) + 1 :].partition(".")
+        if row.known is not None and name not in (*row.known, "_target_"):
+            return None
+        return row
 
     def renamed(self, key: str) -> str:
-        """Return a key as the table spells it: by the names of all trainers, then by those of its own."""
-        of_trainer = self.facts.get("renames_of", {}).get(self.kind, {})
-        for renames in (self.facts.get("renames", {}), of_trainer):
+        """Return a key as the table spells it: renamed as for all trainers, then as for this one."""
+        trainer_renames = self.facts.get("renames_of", {}).get(self.kind, {})
+        for renames in (self.facts.get("renames", {}), trainer_renames):
             for old in sorted(renames, key=len, reverse=True):
                 if key == old or key.startswith(f"{old}."):
                     key = str(renames[old]) + key[len(old) :]
@@ -88,11 +107,11 @@ class KeyTable:
         return key
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "KeyTable":
-        """Return the table with other defaults, of a release or an engine whose own these are."""
-        rows = {
-            key: replace(row, says={**row.says, "default": defaults[key]}) if key in defaults else row
-            for key, row in self.rows.items()
-        }
+        """Return the table with other defaults, those of another release or of an engine."""
+        rows = dict(self.rows)
+        for key, default in defaults.items():
+            if key in rows:
+                rows[key] = replace(rows[key], says={**rows[key].says, "default": default})
         return replace(self, rows=rows)
 
     def markdown(self) -> Iterator[str]:
@@ -104,31 +123,35 @@ class KeyTable:
 
 @cache
 def table_of(name: str, kind: str = "") -> KeyTable:
-    """Return the table of a framework; ``kind`` leaves the sections of one trainer, whose rows come last."""
+    """Return the table of a framework.
+
+    ``kind`` selects one trainer's sections, whose rows override those of all trainers.
+    """
     facts = source.read(Path(__file__).parent / f"{name}.yaml").plain()
-    sections, of = facts["sections"], facts.get("sections_of", {})
-    kept = [section for section in sections if not kind or kind in of.get(section, [kind])]
+    trainers_of_section = facts.get("sections_of", {})
     models = facts.get("models_of", {}).get(kind, {})
-    rows = {
-        key: KeyRow(key, section, _of_model(says, models))
-        for section in kept
-        for key, says in sections[section].items()
-    }
-    families = {
-        says["begins"]: KeyRow(f"{says['begins']}*", "families", says) for says in facts.get("families", ())
-    }
-    architecture = {"none": "the shape of a model is that of its config.json"}
-    rows |= {key: KeyRow(key, "model", architecture) for key in facts.get("architecture", ())}
+    rows: dict[str, KeyRow] = {}
+    for section, section_rows in facts["sections"].items():
+        if kind and kind not in trainers_of_section.get(section, [kind]):
+            continue
+        for key, says in section_rows.items():
+            rows[key] = KeyRow(key, section, _of_model(says, models))
+    for key in facts.get("architecture", ()):
+        rows[key] = KeyRow(key, "model", {"none": "the shape of a model is that of its config.json"})
+    families: dict[str, KeyRow] = {}
+    for says in facts.get("families", ()):
+        families[says["begins"]] = KeyRow(f"{says['begins']}*", "families", says)
     return KeyTable(facts["name"], kind, rows, facts, families)
 
 
 def _family(key: str, families: Mapping[str, KeyRow]) -> str:
-    """Return how a key begins, of the beginnings that have a row: the longest, or nothing."""
-    return max((begins for begins in families if key.startswith(begins)), key=len, default="")
+    """Return the longest beginning of a key that has a row, or ""."""
+    beginnings = [begins for begins in families if key.startswith(begins)]
+    return max(beginnings, key=len, default="")
 
 
 def _of_model(says: Mapping[str, Any], models: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return what the table says of a key, for a trainer that trains another model than `policy`."""
+    """Return the words for a key, for a trainer that trains another model than `policy`."""
     to = says.get("to") or ""
     for theirs, ours in models.items():
         if to.startswith(f"models.{theirs}."):

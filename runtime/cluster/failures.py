@@ -1,4 +1,4 @@
-"""Failures: a worker that is gone, or an op that raised. Only the former is worth another try."""
+"""Failures: a worker that is gone, or an op that raised. Only a run that lost a worker is tried again."""
 
 import errno
 import os
@@ -37,17 +37,24 @@ class LostError(RunError):
 
 
 def failure(plan: str, law: str, error: Exception) -> RunError:
-    """Return the error of a step, or of an action between two; ``plan`` is text with a mark where it was."""
+    """Return the error of a step, or of an action between two steps.
+
+    ``plan`` is the plan's text with a mark where it failed, ``law`` says what failed.
+    """
     brief = f"{law}\n  {reason(error)}"
-    lost = is_gone(error) or is_broken(error) or isinstance(cause(error), ServerLostError)
-    return LostError(f"{plan}\n{brief}", brief) if lost else StepError(f"{plan}\n{brief}")
+    message = f"{plan}\n{brief}"
+    if is_gone(error) or is_broken(error) or isinstance(cause(error), ServerLostError):
+        return LostError(message, brief)
+    return StepError(message)
 
 
 def too_late(cluster: WorkerCluster, law: str) -> RunError:
-    """Return the error of calls that took too long: a loss, where there are workers that can't answer."""
-    if not (reasons := cluster.unresponsive()):
+    """Return the error of calls that took too long: a ``LostError`` if some workers can't answer any more."""
+    reasons = cluster.unresponsive()
+    if not reasons:
         return RunError(law)
-    law = "\n  ".join([law, *(f"{place_text(place)}: {why}" for place, why in reasons.items())])
+    for place, why in reasons.items():
+        law += f"\n  {place_text(place)}: {why}"
     return LostError(law, law)
 
 
@@ -56,19 +63,27 @@ def culprit(
 ) -> tuple[Place, Exception]:
     """Return the place where a failure began, and its error.
 
-    A worker that is gone breaks the collectives of its peers, and their errors may come first: ``error`` of
-    the call with this reference, which is one of those that are pending.
+    A worker that is gone breaks the collectives of its peers, whose errors may arrive before Ray reports the
+    worker. So the other ``pending`` calls are given ``PATIENCE_S`` seconds to fail for that reason.
+
+    Args:
+        cluster: the workers.
+        pending: the place of each call that has not been collected, ``reference`` among them.
+        reference: the call that failed.
+        error: its error.
     """
-    rest = [other for other in pending if other != reference] if is_broken(error) else []
-    end = time.monotonic() + PATIENCE_S
-    while rest and (left := end - time.monotonic()) > 0:
-        ready, rest = cluster.wait(rest, timeout=left)
-        for other in ready:
+    if not is_broken(error):
+        return pending[reference], error
+    unfinished = [call for call in pending if call != reference]
+    deadline = time.monotonic() + PATIENCE_S
+    while unfinished and time.monotonic() < deadline:
+        ready, unfinished = cluster.wait(unfinished, timeout=max(deadline - time.monotonic(), 0))
+        for call in ready:
             try:
-                cluster.get([other])
-            except Exception as first:
-                if is_gone(first):
-                    return pending[other], first
+                cluster.get([call])
+            except Exception as call_error:
+                if is_gone(call_error):
+                    return pending[call], call_error
     return pending[reference], error
 
 
@@ -83,53 +98,64 @@ def reason(error: Exception) -> str:
     if is_gone(error):
         law = f"its worker is gone: {shortened(str(error).strip())}"
         return f"{law}\n  the run directory's logs/ has its last lines"
-    disk = of_disk(origin)
-    return f"{disk}, and continue with --resume\n" * bool(disk) + shortened(_said(error))
+    text = shortened(_with_traceback(error))
+    disk_problem = of_disk(origin)
+    if disk_problem:
+        return f"{disk_problem}, and continue with --resume\n{text}"
+    return text
 
 
 def of_disk(error: BaseException) -> str:
-    """Return a line on a disk that is full or can't be written, if an error says that; else nothing."""
-    codes = [code for code in DISK if f"[Errno {code}]" in str(error) or os.strerror(code) in str(error)]
-    if not codes:
-        return ""
-    place = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
-    what = os.strerror(codes[0]).lower()
-    return DISK[codes[0]].format(what + place)
+    """Return a line about a disk that is full or can't be written if the error is of that kind, else ""."""
+    for code, law in DISK.items():
+        if f"[Errno {code}]" in str(error) or os.strerror(code) in str(error):
+            problem = os.strerror(code).lower()
+            if isinstance(error, OSError) and error.filename:
+                problem += f": {error.filename}"
+            return law.format(problem)
+    return ""
 
 
 def of_files(error: OSError, folder: Path) -> str:
-    """Return what an error with the files of a run directory says, and what to do; else nothing."""
-    if law := of_disk(error):
-        begun = (folder / "plan.json").exists()
-        return f"{folder}: {law}, {'and continue with --resume' if begun else 'or name another --run-dir'}"
+    """Return the text of an error with a file of the run directory, and its remedy; "" for other errors."""
+    disk_problem = of_disk(error)
+    if disk_problem:
+        has_started = (folder / "plan.json").exists()
+        remedy = "and continue with --resume" if has_started else "or name another --run-dir"
+        return f"{folder}: {disk_problem}, {remedy}"
     file = Path(os.fsdecode(error.filename or "/"))
     if not file.absolute().is_relative_to(folder.absolute()):
         return ""
-    gone = isinstance(error, FileNotFoundError) and not folder.exists()
-    remedy = "the run directory is gone" if gone else "make it writable, or name another --run-dir"
+    if isinstance(error, FileNotFoundError) and not folder.exists():
+        remedy = "the run directory is gone"
+    else:
+        remedy = "make it writable, or name another --run-dir"
     return f"{file}: {str(error.strerror).lower()}\n  {remedy}"
 
 
 def is_gone(error: Exception) -> bool:
-    """Return whether a worker or its host has ended, with the columns there; no op raises such an error."""
+    """Return whether a worker or its host is gone, with the columns there; no op raises such an error."""
     kind = type(cause(error))
     return kind.__module__.startswith("ray.") and kind.__name__ not in RAISED
 
 
 def is_broken(error: Exception) -> bool:
-    """Return whether a collective or the network failed, or what a peer shared can't be read."""
-    if isinstance(cause(error), AwayError):
+    """Return whether a collective or the network failed, or a column that a peer shared can't be read."""
+    origin = cause(error)
+    if isinstance(origin, AwayError):
         return True
-    return not isinstance(cause(error), RlgraphError) and COLLECTIVES in _said(error)
+    if isinstance(origin, RlgraphError):
+        return False
+    return COLLECTIVES in _with_traceback(error)
 
 
 def cause(error: Exception) -> BaseException:
-    """Return the error that was raised inside a worker; the error itself where it comes from elsewhere."""
+    """Return the error that was raised inside a worker, or the error itself if it was raised here."""
     inner = getattr(error, "cause", None)
     return inner if isinstance(inner, BaseException) else error
 
 
-def _said(error: Exception) -> str:
-    """Return the error with its traceback; Ray's errors hold that of the worker in their text."""
-    text = str(error) if hasattr(error, "cause") else "".join(traceback.format_exception(error))
-    return text.strip()
+def _with_traceback(error: Exception) -> str:
+    if hasattr(error, "cause"):
+        return str(error).strip()  # the text of Ray's errors has the worker's traceback in it
+    return "".join(traceback.format_exception(error)).strip()

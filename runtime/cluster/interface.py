@@ -10,9 +10,15 @@ from rlgraph.runtime.messages.tasks import Place, Task
 class WorkerCluster(Protocol):
     """The workers of all pools."""
 
-    places: Sequence[Place]  # pools in the plan's order, and their devices
     inline: bool  # whether a call runs in this process and is done when it returns
-    shares: bool  # whether workers can read each other's shared memory
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """The places of the workers: pools in the plan's order, and their devices."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether workers can read each other's shared memory."""
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         """Start a worker's method; return a reference per return value. ``args`` may hold references."""

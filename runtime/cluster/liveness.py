@@ -1,4 +1,4 @@
-"""Finds out why workers do not answer: a process or a host that has stopped says nothing by itself."""
+"""Finds out why workers do not answer: a process or host that has stopped does not report it."""
 
 import os
 import signal
@@ -14,9 +14,9 @@ from rlgraph.runtime.cluster.ray_start import on_node
 from rlgraph.runtime.cluster.sweeper import children, processes_of, status
 from rlgraph.runtime.messages.tasks import Place
 
-STOPPED = 10  # looks at which one is stopped, in a row, until it counts as lost
-LOOK_S = 1.0  # seconds between two looks at Ray's own processes
-ASKING_S = 20  # seconds in which a host has to say how its workers are
+STOPPED_CHECKS = 10  # consecutive checks in which a process is stopped, after which it counts as lost
+LOOK_S = 1.0  # seconds between two checks of Ray's own processes
+ASKING_S = 20  # seconds in which a host has to report the state of its workers
 DAEMONS = ("gcs_server", "raylet")
 STATES = {
     "T": "its process is stopped (SIGSTOP, or a debugger)",
@@ -26,18 +26,18 @@ STATES = {
 
 
 def state(process: int) -> str:
-    """Return the letter that Linux has for the state of a process of this host, "" if there is none."""
+    """Return the letter that Linux has for the state of a process on this host, "" if there is none."""
     return status(process, 0)
 
 
 def attended(function: Callable[[], Any], check: Callable[[], None]) -> Any:
-    """Return what a function returns; while it takes its time, ``check`` may raise."""
-    taken: Future[Any] = Future()
-    # no pool: at the end of this process Python would wait for a thread of it that hangs
-    threading.Thread(target=_settle, args=(taken, function), daemon=True).start()
+    """Return what a function returns; ``check`` is called every second until then, and may raise."""
+    result: Future[Any] = Future()
+    # not a thread pool: Python would wait for a hanging thread of it when this process ends
+    threading.Thread(target=_settle, args=(result, function), daemon=True).start()
     while True:
         try:
-            return taken.result(LOOK_S)
+            return result.result(LOOK_S)
         except TimeoutError:
             check()
 
@@ -50,66 +50,92 @@ def _settle(future: Future[Any], function: Callable[[], Any]) -> None:
 
 
 class ProcessWatch:
-    """Looks at the processes of a Ray that was started on this machine; of another there are none to look at.
+    """Checks the processes of a Ray that was started on this machine; there are none of a Ray elsewhere.
 
-    Ray itself ends this process a minute after it has lost its control store. It tells of workers that have
-    ended, but not of those that are stopped, nor of any that start.
+    Ray ends this process a minute after it has lost its control store, and reports workers that have ended.
+    It reports neither workers that are stopped nor those that are still starting.
+
+    Invariants:
+        - ``daemons`` and ``workers`` are empty if Ray was not started on this machine.
+        - ``stopped_checks`` counts the checks in a row in which some process was stopped.
     """
 
     def __init__(self, session: str, here: bool) -> None:
-        """Begin; ``here``: Ray was started on this machine, with this session in its environment."""
-        self.session, self.here, self.starting, self.stops = session, here, here, 0
+        """Watch Ray's daemons.
+
+        Args:
+            session: a text in the environment of Ray's processes.
+            here: whether Ray was started on this machine.
+        """
+        self.session = session
+        self.here = here
+        self.is_starting = here
+        self.stopped_checks = 0
         self.daemons = daemons() if here else {}
         self.workers: dict[int, str] = {}
 
     def started(self, workers: Mapping[int, str]) -> None:
-        """Look from now on at these workers, by process, each with its place."""
-        self.starting = False
-        self.workers = {process: f"worker {place}" for process, place in workers.items() if self.here}
+        """Watch these workers from now on: the place of each by process id."""
+        self.is_starting = False
+        if self.here:
+            self.workers = {process: f"worker {place}" for process, place in workers.items()}
 
     def check(self) -> None:
-        """Check that they run; ``LostError`` where one does not."""
-        begun = processes_of(self.session) if self.starting else []
-        watched = dict.fromkeys(begun, "a worker or agent of Ray's") | self.workers | self.daemons
+        """Raise a ``LostError`` if a daemon has ended, or a process has been stopped for too long."""
+        watched: dict[int, str] = {}
+        if self.is_starting:
+            watched = dict.fromkeys(processes_of(self.session), "a worker or agent of Ray's")
+        watched = watched | self.workers | self.daemons
         states = {process: state(process) for process in watched}
-        self.stops = self.stops + 1 if "T" in states.values() else 0
+        self.stopped_checks = self.stopped_checks + 1 if "T" in states.values() else 0
         for process, letter in states.items():
-            gone = process in self.daemons and letter in STATES and letter != "T"
-            if gone or (letter == "T" and self.stops > STOPPED):
+            if letter == "T":
+                is_lost = self.stopped_checks > STOPPED_CHECKS
+            else:  # Ray itself reports workers that have ended
+                is_lost = process in self.daemons and letter in STATES
+            if is_lost:
                 law = f"{watched[process]} on this machine (process {process}): {STATES[letter]}"
                 raise LostError(law, law)
 
-    def go_on(self) -> None:
-        """Let Ray's processes that are stopped go on, so that they can end: were they killed, Ray would end
-        this process as well."""
-        for process in (one for one in self.daemons if state(one) == "T"):
-            os.kill(process, signal.SIGCONT)
+    def resume_daemons(self) -> None:
+        """Let daemons that are stopped go on, so that they can end.
+
+        They are not killed: Ray would end this process as well.
+        """
+        for process in self.daemons:
+            if state(process) == "T":
+                os.kill(process, signal.SIGCONT)
 
 
 def daemons() -> dict[int, str]:
-    """Return Ray's control store and raylet by process, where this process has started them."""
-    found = {}
+    """Return Ray's control store and raylet by process id, if this process has started them."""
+    result: dict[int, str] = {}
     for process in children(os.getpid()):
         with suppress(OSError):  # it has ended meanwhile
             program = Path(f"/proc/{process}/cmdline").read_text(errors="replace").partition("\0")[0]
-            found[process] = Path(program).name
-    return {process: f"Ray's {name}" for process, name in found.items() if name in DAEMONS}
+            name = Path(program).name
+            if name in DAEMONS:
+                result[process] = f"Ray's {name}"
+    return result
 
 
 def unresponsive(ray: Any, workers: Mapping[Place, tuple[str, int]]) -> dict[Place, str]:
-    """Return, of workers by node and process, those that can't answer, each with the reason.
+    """Return the workers that can't answer, each with the reason.
 
     Args:
         ray: the module, joined to their cluster.
-        workers: the node of each worker as Ray names it, and its process there.
+        workers: the node of each worker by Ray's name, and its process id there.
     """
     ask = ray.remote(num_cpus=0, max_retries=0)(state)
-    asked = {on_node(ask, node).remote(process): place for place, (node, process) in workers.items()}
-    ready, late = ray.wait([*asked], num_returns=len(asked), timeout=ASKING_S)
-    found = {asked[reference]: f"its host did not answer in {ASKING_S} s" for reference in late}
-    for reference in ready:
+    place_of = {on_node(ask, node).remote(process): place for place, (node, process) in workers.items()}
+    answered, silent = ray.wait([*place_of], num_returns=len(place_of), timeout=ASKING_S)
+    reasons = {place_of[reference]: f"its host did not answer in {ASKING_S} s" for reference in silent}
+    for reference in answered:
         try:
-            found[asked[reference]] = STATES.get(ray.get(reference), "")
-        except Exception:  # of Ray: the host has left the cluster
-            found[asked[reference]] = "its host is gone"
-    return {place: why for place, why in found.items() if why}
+            letter = ray.get(reference)
+        except Exception:  # Ray raises errors of several kinds once the host has left the cluster
+            reasons[place_of[reference]] = "its host is gone"
+            continue
+        if letter in STATES:
+            reasons[place_of[reference]] = STATES[letter]
+    return reasons

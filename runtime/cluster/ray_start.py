@@ -1,5 +1,6 @@
 """Joins a Ray cluster, or starts one on this machine."""
 
+import logging
 import os
 import re
 import secrets
@@ -14,13 +15,16 @@ from typing import Any
 
 from rlgraph.errors import RunError
 
-GUARDED = (2, 52)  # the first version of Ray that asks for a token
-MODE, TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # variables that Ray reads
+FIRST_WITH_TOKENS = (2, 52)  # the first version of Ray that asks for a token
+MODE = "RAY_AUTH_MODE"  # Ray reads this variable, and these two
+TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 ANSWERS_WITHIN = 10.0  # seconds for each answer of a cluster's port: Ray itself waits for minutes
-# what a client of HTTP/2, and so of gRPC, says first, with empty SETTINGS, and the kind of the frame that a
+# what a client of HTTP/2, and so of gRPC, sends first, with empty SETTINGS, and the type of the frame that a
 # server answers with (RFC 9113, sections 3.4 and 6.5)
-PREFACE, SETTINGS_FRAME = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), 4
-KEPT = (signal.SIGHUP, signal.SIGTERM)  # from Ray's processes; Ray keeps SIGINT from them itself
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+SETTINGS_FRAME = 4
+FRAME_HEADER_BYTES = 9
+BLOCKED = (signal.SIGHUP, signal.SIGTERM)  # in Ray's processes; Ray blocks SIGINT there itself
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -37,28 +41,31 @@ def join(**options: Any) -> Any:
     """Return the module ``ray``, joined to the cluster at ``address``, or to one that starts here.
 
     Raises:
-        RunError: there is none, or it can't be started, or Ray is of a version that asks for no token.
+        RunError: there is no such cluster, or Ray can't be started, or its version can't ask for a token.
     """
     address = options.setdefault("address", "local")
-    # a token does no harm where a cluster asks for none, and Ray sends it in this mode alone
-    mode = {MODE: "token"} if address == "local" or _has_token() else {}
-    for name, value in (SETTINGS | mode).items():
+    settings = dict(SETTINGS)
+    if address == "local" or _has_token():
+        # Ray sends a token in this mode alone; a cluster that asks for none ignores it
+        settings[MODE] = "token"
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
     import ray
-    from ray._raylet import Config
+    from ray._raylet import Config  # type: ignore[attr-defined]  # of Cython, without types
 
     Config.initialize("")  # it reads the variables anew, where Ray was imported before
-    if tuple(map(int, ray.__version__.split(".")[:2])) < GUARDED:
+    if tuple(map(int, ray.__version__.split(".")[:2])) < FIRST_WITH_TOKENS:
         law = f"Ray {ray.__version__} lets anyone who reaches its ports run code"
-        raise RunError(f"{law}\n  pip install --upgrade 'ray>={GUARDED[0]}.{GUARDED[1]}'")
+        raise RunError(f"{law}\n  pip install --upgrade 'ray>={FIRST_WITH_TOKENS[0]}.{FIRST_WITH_TOKENS[1]}'")
     if os.environ.get(MODE) == "token":
         _make_token()
     if address != "local":
         _knock(address)
-    # Ray's processes are in the group of this one: a signal to all of it is this one's to handle
-    before, handler = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT), signal.getsignal(signal.SIGTERM)
+    # Ray's processes are in this process's group: a signal to the group is this process's to handle
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(logging_level="ERROR", log_to_driver=False, **options)
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     except SystemExit as error:  # by Ray's own handler of SIGTERM
         raise KeyboardInterrupt from error
     except Exception as error:  # Ray raises errors of many kinds here, `Exception` itself too
@@ -70,7 +77,7 @@ def join(**options: Any) -> Any:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has set one of its own
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     return ray
 
 
@@ -80,11 +87,12 @@ def _knock(address: str) -> None:
     Raises:
         RunError: one of them does not, within ``ANSWERS_WITHIN`` seconds.
     """
-    told = _told(address)
-    found = re.fullmatch(r"(?:ray://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:/]+)):(?P<port>\d+)", told)
-    if found is None:
-        return  # an address of a kind that Ray may know
-    host, port = found["six"] or found["host"], int(found["port"])
+    resolved = _resolved(address)
+    match = re.fullmatch(r"(?:ray://)?(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:/]+)):(?P<port>\d+)", resolved)
+    if match is None:
+        return  # an address of another form, which Ray may understand
+    host = match["ipv6"] or match["host"]
+    port = int(match["port"])
     remedy = f"  start one there: ray start --head --port {port}; see docs/clusters.md"
     try:
         connection = socket.create_connection((host, port), timeout=ANSWERS_WITHIN)
@@ -97,44 +105,51 @@ def _knock(address: str) -> None:
     if problem:
         law = f"no Ray cluster at {address}: what answers at {host}, port {port} is not Ray ({problem})"
         raise RunError(f"{law}\n  give the port of `ray start --head`, 6379 by default; see docs/clusters.md")
-    if not told.startswith("ray://"):
-        _ask_gcs(address, told)
+    if not resolved.startswith("ray://"):
+        _ask_gcs(address, resolved)
 
 
 def _no_grpc(connection: socket.socket) -> str | None:
-    """Return why what is connected is not a server of gRPC; None: it is one.
+    """Return why the peer is not a gRPC server, or None if it is one.
 
-    All of its answer has to come within ``ANSWERS_WITHIN`` seconds, however slowly its bytes come.
+    Its whole answer has to arrive within ``ANSWERS_WITHIN`` seconds, even if each byte arrives in time.
     """
-    ends, header = time.monotonic() + ANSWERS_WITHIN, b""
+    deadline = time.monotonic() + ANSWERS_WITHIN
+    header = b""
     try:
         connection.sendall(PREFACE)
-        while len(header) < 9 and (left := ends - time.monotonic()) > 0:
-            connection.settimeout(left)
-            if not (more := connection.recv(9 - len(header))):
+        while len(header) < FRAME_HEADER_BYTES:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                break
+            connection.settimeout(remaining_s)
+            received = connection.recv(FRAME_HEADER_BYTES - len(header))
+            if not received:
                 return "it closed the connection"
-            header += more
+            header += received
     except TimeoutError:
-        pass
+        pass  # the number of bytes says it below
     except OSError as error:
         return str(error)
-    if len(header) < 9:
-        return f"{len(header)} of 9 bytes came within {ANSWERS_WITHIN:g} s"
-    return None if header[3] == SETTINGS_FRAME else f"it does not speak gRPC: {header!r}"
+    if len(header) < FRAME_HEADER_BYTES:
+        return f"{len(header)} of {FRAME_HEADER_BYTES} bytes came within {ANSWERS_WITHIN:g} s"
+    if header[3] != SETTINGS_FRAME:
+        return f"it does not speak gRPC: {header!r}"
+    return None
 
 
-def _ask_gcs(address: str, told: str) -> None:
+def _ask_gcs(address: str, resolved: str) -> None:
     """Check that the server of gRPC at an address is the control service of a Ray cluster (GCS).
 
     Raises:
         RunError: it is another one, wants another token, or is silent for ``ANSWERS_WITHIN`` seconds.
     """
-    from ray._raylet import InnerGcsClient
+    from ray._raylet import InnerGcsClient  # type: ignore[attr-defined]  # of Cython, without types
     from ray.exceptions import AuthenticationError, RpcError
 
     try:
         # Ray's own class for it waits for a minute, and `ray.init` tries that again and again
-        InnerGcsClient.standalone(told, cluster_id=None, timeout_ms=int(1000 * ANSWERS_WITHIN))
+        InnerGcsClient.standalone(resolved, cluster_id=None, timeout_ms=int(1000 * ANSWERS_WITHIN))
     except AuthenticationError as error:
         where = f"{TOKENS[0]} or ~/.ray/auth_token"
         remedy = f"it asks for another token than that of {where}"
@@ -150,8 +165,8 @@ def _ask_gcs(address: str, told: str) -> None:
         raise RunError(f"{law}\n  {remedy}; see docs/clusters.md") from error
 
 
-def _told(address: str) -> str:
-    """Return the address that ``auto`` stands for, where Ray has written one down."""
+def _resolved(address: str) -> str:
+    """Return the address that ``auto`` stands for, if Ray has noted one."""
     if address != "auto":
         return address
     from ray._private.utils import read_ray_address
@@ -165,14 +180,14 @@ def _has_token() -> bool:
 
 
 def on_node(task: Any, node: str, **options: Any) -> Any:
-    """Return a remote function that runs on one host, as Ray names it, or not at all."""
+    """Return a remote function that runs on one node, by Ray's name of it, or not at all."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False), **options)
 
 
 def _make_token() -> None:
-    """Make sure that there is a token, in a file for this user alone; all could read one that Ray makes."""
+    """Make sure that there is a token, in a file that only this user can read, unlike one that Ray makes."""
     if any(map(os.environ.get, TOKENS)):
         return
     path = Path.home() / ".ray" / "auth_token"
@@ -181,6 +196,6 @@ def _make_token() -> None:
         file.write(secrets.token_hex(32))
         file.flush()
         with suppress(FileExistsError):
-            os.link(file.name, path)  # whole at once: another run may read it now
+            os.link(file.name, path)  # a link appears with its whole content: another run may read it now
     if path.stat().st_mode & 0o077:
         path.chmod(0o600)

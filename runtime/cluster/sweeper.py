@@ -1,8 +1,8 @@
-"""A process that waits for the end of a driver, and clears away what is left of its run on this machine.
+"""A process that waits for the end of a driver, and removes what its run left behind on this machine.
 
-Ray ends a worker's own children with it, Python's resource tracker among them, so that the shared memory of
-workers outlives those that are killed; Ray's agents look for their parent only every minute. This file is run
-as a script, which imports nothing but the standard library.
+When Ray kills a worker it kills the worker's children too, among them Python's resource tracker, so that the
+worker's shared memory stays; and Ray's agents look for their parent only once a minute. This file is run as a
+script and imports only the standard library.
 """
 
 import glob
@@ -15,116 +15,130 @@ import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 
-AGAIN_S = 5  # seconds after a driver that was killed: its workers end a little later
+WORKERS_END_S = 5  # seconds until the workers of a driver that was killed have ended
 CLOSED = b"closed"
 VARIABLE = "RLGRAPH_SESSION"
-RAY = b"/ray/"  # a part of the paths of Ray's programs
-PROGRAM = b"-c"  # behind it comes a program's text, which may name Ray's folder
+RAY_FOLDER = b"/ray/"  # in the paths of Ray's programs
+PROGRAM_OPTION = b"-c"  # the argument behind it is a program's text, which may name Ray's folder
 
 
 class Sweeper:
-    """Clears away when it is closed, or when this process has ended, however it did."""
+    """Cleans up when it is closed, or when this process has ended in whatever way."""
 
     def __init__(self, session: str, segments: str, advice: str) -> None:
         """Start its process.
 
         Args:
-            session: processes that are started from now on have it in their environment, and those of Ray's
-                end with this one.
-            segments: a pattern of the files of shared memory that it unlinks.
-            advice: a line for the user, should this process be killed.
+            session: a text that processes started from now on have in their environment; Ray's processes
+                with it are killed.
+            segments: a glob pattern of the shared-memory files to unlink.
+            advice: a line to print for the user if this process is killed.
         """
         command = [sys.executable, "-S", __file__, session, segments, advice]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         os.environ[VARIABLE] = session
 
     def remember(self, processes: Iterable[int]) -> None:
-        """Note that these processes of Ray's end with this one, and those that they have started."""
-        line = " ".join(f"{process}:{begun(process)}" for process in family(processes))
+        """Have these processes of Ray's, and all that they have started, end with this one."""
+        line = " ".join(f"{process}:{start_time(process)}" for process in with_descendants(processes))
         assert self.process.stdin
         with suppress(OSError):  # it was killed
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
 
     def close(self) -> None:
-        """End Ray's processes, and unlink what workers have left behind."""
+        """End Ray's processes, and unlink the shared memory that workers left behind."""
         os.environ.pop(VARIABLE, None)
         if self.process.poll() is None:
             self.process.communicate(CLOSED)
 
 
 def main(session: str, segments: str, advice: str) -> None:
-    """Wait for the end of what is written to this process, which is that of the driver; then clear away."""
-    *known, said = sys.stdin.buffer.read().split(b"\n")
-    if said != CLOSED:
+    """Wait until the driver closes the pipe to this process or has ended; then clean up."""
+    *remembered, last_line = sys.stdin.buffer.read().split(b"\n")
+    if last_line != CLOSED:
         unlink(segments)
         with suppress(OSError):  # nobody may be there to read it
             print(f"the run was killed, or a part of Ray was\n  {advice}", file=sys.stderr, flush=True)
-        time.sleep(AGAIN_S)
-    end(session, b" ".join(known).decode().split())
+        time.sleep(WORKERS_END_S)
+    end(session, b" ".join(remembered).decode().split())
     unlink(segments)
     for folder in glob.glob(f"{tempfile.gettempdir()}/{session}-*"):  # of servers whose worker was killed
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def unlink(segments: str) -> None:
-    """Unlink the segments of a run."""
+    """Unlink the shared-memory files of a run."""
     for path in glob.glob(segments):
         with suppress(FileNotFoundError):
             os.unlink(path)
 
 
-def end(session: str, known: Iterable[str]) -> None:
-    """Kill the processes of Ray's on this machine that a run has started."""
-    pairs = (one.split(":") for one in known)
-    mine = [int(process) for process, when in pairs if begun(int(process)) == when]
-    for process in {*mine, *processes_of(session)}:
+def end(session: str, remembered: Iterable[str]) -> None:
+    """Kill the processes of Ray's that a run has started on this machine.
+
+    ``remembered`` are texts ``PROCESS:START_TIME``. A process with another start time has only got the same
+    number since, and is left alone.
+    """
+    processes = set(processes_of(session))
+    for text in remembered:
+        process, started = text.split(":")
+        if start_time(int(process)) == started:
+            processes.add(int(process))
+    for process_id in processes:
         with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
+            os.kill(process_id, signal.SIGKILL)
 
 
 def processes_of(session: str) -> list[int]:
     """Return the processes of Ray's on this machine that have a session in their environment.
 
-    Ray's agents may lack it: the name by which they call themselves lies where their environment began.
+    Ray's agents may lack it: they write their title over the place where their environment began.
     """
-    mark, found = f"{VARIABLE}={session}\0".encode(), []
+    mark = f"{VARIABLE}={session}\0".encode()
+    result: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
-            command = [*takewhile(PROGRAM.__ne__, (folder / "cmdline").read_bytes().split(b"\0"))]
-            of_ray = command[0].startswith(b"ray::") or any(RAY in part for part in command)
-            if of_ray and mark in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
+            if _is_of_ray(folder) and mark in (folder / "environ").read_bytes():
+                result.append(int(folder.name))
+    return result
 
 
-def family(processes: Iterable[int]) -> list[int]:
-    """Return processes with their children, and those of these."""
-    found = [*processes]
-    for process in found:  # it grows meanwhile
-        found += children(process)
-    return found
+def _is_of_ray(folder: Path) -> bool:
+    command = (folder / "cmdline").read_bytes().split(b"\0")
+    if PROGRAM_OPTION in command:
+        command = command[: command.index(PROGRAM_OPTION)]
+    if command and command[0].startswith(b"ray::"):
+        return True
+    return any(RAY_FOLDER in argument for argument in command)
+
+
+def with_descendants(processes: Iterable[int]) -> list[int]:
+    """Return processes followed by their children, their children's children, and so on."""
+    result = [*processes]
+    for process in result:  # the list grows while it is walked
+        result += children(process)
+    return result
 
 
 def children(process: int) -> list[int]:
-    """Return the processes that the threads of one have started."""
-    found: list[int] = []
+    """Return the processes that the threads of a process have started."""
+    result: list[int] = []
     for thread in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):  # it has ended meanwhile
-            found += map(int, thread.read_text().split())
-    return found
+            result += map(int, thread.read_text().split())
+    return result
 
 
-def begun(process: int) -> str:
-    """Return when a process began as the system counts it, "" where there is none."""
+def start_time(process: int) -> str:
+    """Return when a process started, in clock ticks since boot; "" if there is no such process."""
     return status(process, 19)
 
 
 def status(process: int, field: int) -> str:
-    """Return what Linux says of a process of this host behind its name, "" where there is none."""
+    """Return a field of ``/proc/PROCESS/stat``, counted behind the program's name; "" without a process."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[field]
     except OSError:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-SWAPS, MOST_PAIRS = 16, 2**21  # turns of swapping; pairs of rows beyond which it has next to nothing to gain
+SWAP_ROUNDS = 16
+MOST_PAIRS = 2**21  # pairs of rows beyond which swapping has next to nothing to gain
 Layout = list[Any]  # one int64 array of row numbers per device, in the order of its rows
 
 
@@ -32,7 +33,7 @@ def even(rows: int, devices: int) -> Layout:
 
 
 def dealt(numbers: Any, devices: int) -> Layout:
-    """Return for each device the rows whose number, int64 ``[rows]``, is its own but for a multiple.
+    """Return the rows of each device: those whose number, int64 ``[rows]``, modulo ``devices`` is its own.
 
     Example:
         >>> [rows.tolist() for rows in dealt(np.array([4, 7, 9, 10]), 2)]
@@ -76,7 +77,7 @@ def some(layout: Layout, rows: Any) -> Layout:
 
     ``rows`` of the whole domain stay, int64 ``[kept]``, ascending; the n-th is row n of the part.
     """
-    return [np.searchsorted(rows, held[np.isin(held, rows)]) for held in layout]
+    return [np.searchsorted(rows, device_rows[np.isin(device_rows, rows)]) for device_rows in layout]
 
 
 def balanced(work: Any, devices: int, minibatches: int, number: Any = None, total: int = 0) -> Layout:
@@ -85,12 +86,16 @@ def balanced(work: Any, devices: int, minibatches: int, number: Any = None, tota
     Work is int64 ``[rows]``, in any unit; row r of R belongs to mini-batch ``r * minibatches // R``, or, of
     segments, all of sample r of R: their ascending ``number``, int64 ``[rows]``, out of a ``total``.
     """
-    number, total = (np.arange(len(work)), len(work)) if number is None else (number, total)
+    if number is None:
+        number = np.arange(len(work))
+        total = len(work)
     device = np.zeros(len(work), np.int64)
-    cuts = np.searchsorted(number * minibatches // max(total, 1), np.arange(minibatches + 1))
-    for first, end in pairwise(cuts):
-        device[first:end] = spread(work[first:end], devices)
-    order, counts = np.argsort(device, kind="stable"), np.bincount(device, minlength=devices)
+    minibatch = number * minibatches // max(total, 1)
+    edges = np.searchsorted(minibatch, np.arange(minibatches + 1))
+    for start, end in pairwise(edges):
+        device[start:end] = spread(work[start:end], devices)
+    order = np.argsort(device, kind="stable")
+    counts = np.bincount(device, minlength=devices)
     return np.split(order, np.cumsum(counts)[:-1])
 
 
@@ -105,7 +110,7 @@ def spread(work: Any, devices: int) -> Any:
         [1, 1, 0, 0, 0]
     """
     order = np.argsort(-work, kind="stable")
-    heap = list(range(devices))  # of each device: its work, times devices, plus its number
+    heap = list(range(devices))  # one integer per device: its work times ``devices``, plus its number
     chosen: list[int] = []
     for weight in (work[order] * devices).tolist():
         chosen.append(heap[0] % devices)
@@ -116,34 +121,41 @@ def spread(work: Any, devices: int) -> Any:
 
 
 def _swapped(work: Any, device: Any, devices: int) -> Any:
-    """Pair busy devices with idle ones, others each turn, and swap or give a row where that evens a pair."""
-    order, counts = np.argsort(device, kind="stable"), np.bincount(device, minlength=devices)
-    width = int(counts.max()) + 1  # one place at least is empty: row number -1, of no work
+    """Pair busy devices with idle ones, differently each round; swap or move a row if that evens a pair."""
+    order = np.argsort(device, kind="stable")
+    counts = np.bincount(device, minlength=devices)
+    width = int(counts.max()) + 1  # at least one empty place per device: row number -1, of no work
     if devices < 2 or devices * width**2 > MOST_PAIRS:
         return device
-    held = np.full((devices, width), -1)
-    held[device[order], np.arange(len(work)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
-    weights, pair = np.append(work, 0), np.arange(devices // 2)
-    for turn in range(SWAPS):
-        loads = weights[held].sum(1)
+    rows_of = np.full((devices, width), -1)
+    rows_of[device[order], np.arange(len(work)) - np.repeat(np.cumsum(counts) - counts, counts)] = order
+    weights = np.append(work, 0)  # the last entry is that of row -1
+    pair = np.arange(devices // 2)
+    for swap_round in range(SWAP_ROUNDS):
+        loads = weights[rows_of].sum(1)
         ranked = np.argsort(loads, kind="stable")
-        light, heavy = np.roll(ranked[: len(pair)], -turn), ranked[::-1][: len(pair)]
+        light = np.roll(ranked[: len(pair)], -swap_round)
+        heavy = ranked[::-1][: len(pair)]
         gap = loads[heavy] - loads[light]
-        less = weights[held[heavy]][:, :, None] - weights[held[light]][:, None, :]
-        best = np.abs(2 * less - gap[:, None, None]).reshape(len(pair), -1).argmin(1)
-        ours, theirs = np.divmod(best, width)
-        moved = less[pair, ours, theirs]
+        # how much work each exchange of two rows moves; the best halves the gap
+        moved_by = weights[rows_of[heavy]][:, :, None] - weights[rows_of[light]][:, None, :]
+        best = np.abs(2 * moved_by - gap[:, None, None]).reshape(len(pair), -1).argmin(1)
+        heavy_place, light_place = np.divmod(best, width)
+        moved = moved_by[pair, heavy_place, light_place]
         swaps = np.flatnonzero((moved > 0) & (moved < gap))
-        here, there = (heavy[swaps], ours[swaps]), (light[swaps], theirs[swaps])
-        held[here], held[there] = held[there], held[here]
-    swapped = np.empty(len(weights), np.int64)
-    swapped[held] = np.arange(devices)[:, None]  # the last entry is that of the empty places
-    return swapped[:-1]
+        from_heavy = (heavy[swaps], heavy_place[swaps])
+        from_light = (light[swaps], light_place[swaps])
+        rows_of[from_heavy], rows_of[from_light] = rows_of[from_light], rows_of[from_heavy]
+    result = np.empty(len(weights), np.int64)
+    result[rows_of] = np.arange(devices)[:, None]
+    return result[:-1]
 
 
 def where(layout: Layout, rows: int) -> tuple[Any, Any]:
     """Return the device of each row and its place there: two int64 arrays ``[rows]``."""
-    device, place = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    for number, held in enumerate(layout):
-        device[held], place[held] = number, np.arange(len(held))
+    device = np.zeros(rows, np.int64)
+    place = np.zeros(rows, np.int64)
+    for number, device_rows in enumerate(layout):
+        device[device_rows] = number
+        place[device_rows] = np.arange(len(device_rows))
     return device, place

@@ -1,14 +1,13 @@
 """The rows of a column that one worker made.
 
-What leaves its worker is numpy arrays, which a reader maps without a copy; text is a list of str, json one of
-values of JSON. What an op made on another device than the host stays there until somebody else reads it.
+Numbers leave their worker as numpy arrays, which a reader maps without a copy; text is a list of str, json a
+list of JSON values. Values on a device other than the host stay there until another worker reads them.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -43,11 +42,12 @@ class Part:
 
     def near(self) -> Part:
         """Return the same rows on the host."""
-        far = isinstance(self.values, torch.Tensor)
-        return Part(self.values.cpu().numpy(), self.offsets) if far else self
+        if isinstance(self.values, torch.Tensor):
+            return Part(self.values.cpu().numpy(), self.offsets)
+        return self
 
 
-LONG = 256  # tokens of a row, on average, from which to copy row by row; below, numpy's index is faster
+LONG_ROW = 256  # tokens per row, on average, from which copying row by row is faster than numpy's indexing
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "boolean": torch.bool}
 DTYPES |= {name: getattr(torch, name) for name in NARROW}
 
@@ -56,14 +56,19 @@ def pack(value: Any) -> Part:
     """Return a value as a ``Part``: a flat tensor, a ``Ragged``, or a list."""
     if isinstance(value, list):
         return Part(value)
-    ragged = isinstance(value, Ragged)
-    flat, offsets = (value.values, value.offsets.cpu().numpy()) if ragged else (value, None)
-    values = flat.detach().contiguous()
-    return Part(values.numpy() if values.device.type == "cpu" else values, offsets)
+    if isinstance(value, Ragged):
+        return Part(_near(value.values), value.offsets.cpu().numpy())
+    return Part(_near(value))
+
+
+def _near(tensor: torch.Tensor) -> Any:
+    """Return a tensor as a numpy array that shares its memory if it is on the host, else the tensor."""
+    values = tensor.detach().contiguous()
+    return values.numpy() if values.device.type == "cpu" else values
 
 
 def empty(column: ColumnPlan) -> Part:
-    """Return a part without rows, of a column as the plan has it."""
+    """Return a part of a planned column that has no rows."""
     if column.type.dtype in LISTED:
         return Part([])
     values = torch.empty(0, *column.sizes, dtype=DTYPES[column.stored or column.type.dtype]).numpy()
@@ -78,7 +83,9 @@ def unpack(part: Part) -> Any:
     if isinstance(part.values, list):
         return part.values
     values = part.values if isinstance(part.values, torch.Tensor) else _tensor(part.values)
-    return values if part.offsets is None else Ragged(values, _tensor(part.offsets))
+    if part.offsets is None:
+        return values
+    return Ragged(values, _tensor(part.offsets))
 
 
 def _tensor(array: Any) -> torch.Tensor:
@@ -89,8 +96,8 @@ def _tensor(array: Any) -> torch.Tensor:
 
 
 def gather(parts: Sequence[Part], rows: Any) -> Part:
-    """Return the rows with these indices, in this order; parts count as if one followed the other."""
-    if _is_long(parts):
+    """Return the rows with these indices, in this order; they count through all parts in turn."""
+    if _has_long_rows(parts):
         return _copied([part.near() for part in parts], np.asarray(rows, np.int64))
     part = parts[0] if len(parts) == 1 else concat(parts)
     if isinstance(part.values, list):
@@ -104,41 +111,50 @@ def gather(parts: Sequence[Part], rows: Any) -> Part:
 
 
 def gathered(picks: Sequence[Any], counts: Sequence[int], parts: Sequence[Part]) -> list[Part]:
-    """Return a part of each column, out of those that hold its rows: see ``Worker.repartition``."""
-    rest = iter(parts)
-    return [gather([*islice(rest, count)], pick) for pick, count in zip(picks, counts, strict=True)]
+    """Return one part for each column, gathered from several, by the arguments of ``Worker.repartition``.
+
+    The first column takes the first ``counts[0]`` of the ``parts``, and of these the rows ``picks[0]``.
+    """
+    remaining = iter(parts)
+    return [gather([*islice(remaining, count)], rows) for rows, count in zip(picks, counts, strict=True)]
 
 
-def _is_long(parts: Sequence[Part]) -> bool:
-    ragged = parts[0].offsets is not None
-    return ragged and sum(len(part.values) for part in parts) > LONG * sum(map(len, parts))
+def _has_long_rows(parts: Sequence[Part]) -> bool:
+    if parts[0].offsets is None:
+        return False
+    tokens = sum(len(part.values) for part in parts)
+    rows = sum(len(part) for part in parts)
+    return tokens > LONG_ROW * rows
 
 
 def _copied(parts: Sequence[Part], rows: Any) -> Part:
     """Gather row by row: each byte is copied once, and no index is made for each token."""
-    first = np.cumsum([0, *map(len, parts)])
-    owners = np.searchsorted(first, rows, side="right") - 1
+    first_rows = np.cumsum([0, *map(len, parts)])
+    owners = np.searchsorted(first_rows, rows, side="right") - 1
     starts = np.concatenate([part.offsets[:-1] for part in parts])[rows]
     lengths = np.concatenate([part.lengths for part in parts])[rows]
     offsets = _offsets(lengths)
     spans = np.stack([starts, starts + lengths, offsets[:-1]], 1)
     values = np.empty((offsets[-1], *parts[0].values.shape[1:]), parts[0].values.dtype)
 
-    def copy(several: Any) -> None:
-        for owner, (start, end, at) in zip(owners[several].tolist(), spans[several].tolist(), strict=True):
-            values[at : at + end - start] = parts[owner].values[start:end]
+    def copy(chunk: Any) -> None:
+        for owner, (start, end, target) in zip(owners[chunk].tolist(), spans[chunk].tolist(), strict=True):
+            values[target : target + end - start] = parts[owner].values[start:end]
 
-    deque(COPIERS.map(copy, np.array_split(np.arange(len(rows)), CORES)), maxlen=0)
+    chunks = np.array_split(np.arange(len(rows)), CORES)
+    for _ in COPIERS.map(copy, chunks):  # raises what a copier raised
+        pass
     return Part(values, offsets)
 
 
 def save(path: str, parts: Sequence[Part]) -> None:
-    """Write parts to an ``.npz`` file; lists go as JSON in bytes."""
-    arrays = {}
+    """Write parts to an ``.npz`` file; lists are written as JSON."""
+    arrays: dict[str, Any] = {}
     for number, part in enumerate(parts):
-        text = isinstance(part.values, list)
-        values = np.frombuffer(json.dumps(part.values).encode(), np.uint8) if text else part.values
-        arrays[f"{number}.{'text' if text else 'values'}"] = values
+        if isinstance(part.values, list):
+            arrays[f"{number}.text"] = np.frombuffer(json.dumps(part.values).encode(), np.uint8)
+        else:
+            arrays[f"{number}.values"] = part.values
         if part.offsets is not None:
             arrays[f"{number}.offsets"] = part.offsets
     np.savez(path, **arrays)

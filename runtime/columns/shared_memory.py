@@ -1,10 +1,11 @@
-"""Columns in memory that the processes of a host share: their maker writes them there, and others map them.
+"""Columns in shared memory: the worker that made a column writes it, and others on its host map it.
 
-A segment is used again once nobody reads what it holds, so that its pages are touched once; where an op still
-holds what it read, its reader marks the segment (``keep``), and another one takes its place. Segments are
-unlinked when their worker closes. Where it was killed, Python's resource tracker does that; where Ray ends
-that too, or the driver was killed, ``runtime/cluster/sweeper.py``; where all of them were, the next worker
-that starts on the host: a segment is locked while its worker runs.
+A segment is reused once nobody reads its column, so that its pages are touched only once. If an op keeps
+values that it read, its worker seals the segment (``keep``), and another segment takes its place.
+
+A worker unlinks its segments when it closes. If it was killed, Python's resource tracker does; if Ray killed
+that as well, or the driver was killed, ``runtime/cluster/sweeper.py`` does; if all of them were killed, the
+next worker that starts on the host does: a segment is locked while its worker runs.
 """
 
 import fcntl
@@ -26,17 +27,17 @@ from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.tasks import Segment
 
 FOLDER = Path("/dev/shm")  # Linux has POSIX shared memory there
-PREFIX = "rlgraph"  # what the names of all sessions begin with
-LEAST = 1 << 20  # bytes of values from which on they are shared
+PREFIX = "rlgraph"  # of the names of all sessions
+LEAST = 1 << 20  # bytes of values from which on a column is shared
 CORES = len(os.sched_getaffinity(0))
-KIND = "shared_memory"  # as the resource tracker calls it, which names a segment with a slash
-COPIERS = ThreadPoolExecutor(CORES)  # long columns are copied by these: others may run meanwhile
-MAPPED: dict[str, mmap.mmap] = {}  # segments that this process reads, kept while they are there
+KIND = "shared_memory"  # the resource tracker's name for it; there a segment's name has a slash in front
+COPIERS = ThreadPoolExecutor(CORES)  # copy long columns
+MAPPED: dict[str, mmap.mmap] = {}  # segments that this process has mapped, until they are unlinked
 
 
 @dataclass(frozen=True, eq=False)
 class OwnSegment:
-    """A segment of this worker's: the name of its file, the handle that locks it, and its bytes."""
+    """A segment that this worker created: the name of its file, the handle that locks it, and its bytes."""
 
     name: str
     handle: int
@@ -44,16 +45,24 @@ class OwnSegment:
 
 
 class SharedColumns:
-    """The segments of one worker, by the names of the columns in them, and those that are free."""
+    """The segments of one worker.
+
+    Invariants:
+        - a segment is in ``used``, under the column in it, or in ``free``, and never in both.
+        - no segment in ``free`` is sealed: its owner may write to it.
+    """
 
     def __init__(self, session: str) -> None:
-        """None yet; their names begin with ``session``. Those of workers that are gone are unlinked."""
+        """Create no segment yet, and unlink those of workers that are gone.
+
+        The names of segments begin with ``session``.
+        """
         self.session = session
-        self.is_full = False  # whether there was no room once
+        self.is_full = False  # whether there has been no room for a column
         self.used: dict[str, OwnSegment] = {}  # by column
         self.free: list[OwnSegment] = []
         for path in FOLDER.glob(f"{PREFIX}-*"):
-            with suppress(OSError):  # its worker runs, or it is another user's, or has gone
+            with suppress(OSError):  # its worker runs, it is another user's, or it was unlinked meanwhile
                 handle = os.open(path, os.O_RDONLY)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,16 +71,16 @@ class SharedColumns:
                     os.close(handle)
 
     def put(self, column: str, values: Any, offsets: Any) -> Segment | None:
-        """Copy a column's values to where others read them; None where there is no room."""
-        taken = self._taken(values.nbytes)
-        if taken is None:
+        """Copy a column's values to a segment; None if there is no room."""
+        segment = self._allocate(values.nbytes)
+        if segment is None:
             return None
-        self.used[column] = taken
-        target = taken.bytes[: values.nbytes].view(values.dtype).reshape(values.shape)
-        edges = np.linspace(0, len(values), CORES + 1, dtype=np.int64).tolist()
-        spans = [slice(*edge) for edge in pairwise(edges)]
+        self.used[column] = segment
+        target = segment.bytes[: values.nbytes].view(values.dtype).reshape(values.shape)
+        bounds = np.linspace(0, len(values), CORES + 1, dtype=np.int64).tolist()
+        spans = [slice(start, end) for start, end in pairwise(bounds)]
         list(COPIERS.map(lambda span: np.copyto(target[span], values[span]), spans))
-        return Segment(taken.name, values.dtype.str, values.shape, offsets)
+        return Segment(segment.name, values.dtype.str, values.shape, offsets)
 
     def drop(self, column: str) -> None:
         """Free a column's segment: nobody reads the column any more."""
@@ -83,18 +92,18 @@ class SharedColumns:
                 _unlink(segment)
 
     def close(self) -> None:
-        """Unlink all of them; what is mapped elsewhere stays until it is let go of."""
+        """Unlink all segments; the memory stays for processes that have mapped it until they unmap it."""
         for segment in [*self.used.values(), *self.free]:
             _unlink(segment)
         self.used, self.free = {}, []
 
-    def _taken(self, size: int) -> OwnSegment | None:
+    def _allocate(self, size: int) -> OwnSegment | None:
         """Return the smallest free segment that is large enough, else a new one in place of the largest."""
-        self.free.sort(key=lambda one: len(one.bytes))
-        fits = [one for one in self.free if len(one.bytes) >= size]
-        if fits:
-            self.free.remove(fits[0])
-            return fits[0]
+        self.free.sort(key=lambda segment: len(segment.bytes))
+        for segment in self.free:
+            if len(segment.bytes) >= size:
+                self.free.remove(segment)
+                return segment
         if self.free:
             _unlink(self.free.pop())
         return self._new(size + size // 4)  # rows of a later iteration may be longer
@@ -108,13 +117,14 @@ class SharedColumns:
 
 
 def read(column: str, segment: Segment) -> Any:
-    """Return the values of a segment where they lie, which can't be written there.
+    """Return the values of a segment, mapped read-only without a copy.
 
     Raises:
         AwayError: the worker that made it is gone.
     """
     if segment.name not in MAPPED:
-        for name in [name for name in MAPPED if not (FOLDER / name).exists()]:
+        unlinked = [name for name in MAPPED if not (FOLDER / name).exists()]
+        for name in unlinked:
             del MAPPED[name]
         try:
             MAPPED[segment.name] = _mapped(segment.name)
@@ -124,32 +134,33 @@ def read(column: str, segment: Segment) -> Any:
 
 
 def new_session() -> str:
-    """Return what the names of a run's segments begin with."""
+    """Return a new prefix for the names of a run's segments."""
     return f"{PREFIX}-{token_hex(4)}"
 
 
 def segments_of(session: str) -> str:
-    """Return a pattern of the files of all segments of a session."""
+    """Return a glob pattern for the files of all segments of a session."""
     return str(FOLDER / f"{session}-*")
 
 
 def keep(name: str) -> None:
-    """Have a segment hold for good what it holds: its maker sees that it may not write there any more."""
+    """Seal a segment: its creator sees by the file's mode that it may not reuse it."""
     (FOLDER / name).chmod(stat.S_IRUSR)
 
 
 def _created(session: str, size: int) -> OwnSegment:
-    """Create a segment and lock it; ``OSError`` where there is no room, and then nothing is left of it."""
+    """Create a segment and lock it; ``OSError`` if there is no room, which leaves no file behind."""
     while True:
         name = f"{session}-{token_hex(4)}"
         handle = os.open(FOLDER / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(handle, fcntl.LOCK_SH)
-        if not os.fstat(handle).st_nlink:  # a worker that starts was between: nobody seemed to have it
+        if not os.fstat(handle).st_nlink:
+            # a worker that was just starting saw the file before it was locked, and unlinked it
             os.close(handle)
             continue
         resource_tracker.register(f"/{name}", KIND)
         try:
-            # takes the memory now: a page that is missing later would end the process
+            # allocate the memory now: without it, a page that is missing later would kill the process
             os.posix_fallocate(handle, 0, size)
             return OwnSegment(name, handle, np.frombuffer(mmap.mmap(handle, 0), np.uint8))
         except OSError:
@@ -158,7 +169,7 @@ def _created(session: str, size: int) -> OwnSegment:
 
 
 def _mapped(name: str) -> mmap.mmap:
-    """Return the bytes of a segment to read; no handle of it stays open."""
+    """Map a segment read-only; no handle of it stays open."""
     with open(FOLDER / name, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

@@ -1,4 +1,4 @@
-"""The columns that lie with a worker, by their names: those that stay, and those that others read."""
+"""The columns of one worker by name: those that only its tasks read, and those that other workers read."""
 
 import weakref
 from collections.abc import Iterable, Sequence
@@ -15,67 +15,81 @@ FULL = (
 
 
 class Store:
-    """The parts that one worker keeps of its tasks' columns."""
+    """The parts of columns that one worker holds for its tasks.
+
+    Attributes:
+        parts: parts that stay on this worker, by column.
+        shared: the shared memory of parts that other workers read.
+        borrowed: segments of shared memory that the current task's op reads, with their values.
+    """
 
     def __init__(self, session: str) -> None:
-        """Nothing yet; the names of its shared memory begin with ``session``."""
+        """Create an empty store whose shared memory has names that begin with ``session``."""
         self.parts: dict[str, Part] = {}
         self.shared = SharedColumns(session)
-        self.lent: list[tuple[str, weakref.ref[Any]]] = []  # segments that an op reads, and their values
+        self.borrowed: list[tuple[str, weakref.ref[Any]]] = []
 
     def arguments(self, task: Task, sent: Sequence[Part | ColumnRef]) -> list[Part]:
-        """Return the parts that a task is given, wherever they lie."""
-        return [self._found(ref, sent, lends=task.method == "run") for ref in task.parts]
+        """Return the parts that a task reads: held here, sent with the call, or in shared memory."""
+        runs_op = task.method == "run"
+        return [self._part(ref, sent, is_borrowed=runs_op) for ref in task.parts]
 
     def put(self, task: Task, outputs: Sequence[Part]) -> list[Part | ColumnRef]:
-        """Store the parts of a task that stay, drop those that nothing needs now, and return the rest."""
-        placed = [self._placed(ref, part) for ref, part in zip(task.makes, outputs, strict=True)]
+        """Store the outputs that stay here, drop columns that nothing reads any more; return the others."""
+        sent: list[Part | ColumnRef] = []
+        for ref, part in zip(task.makes, outputs, strict=True):
+            if ref.location == WORKER:
+                self.parts[ref.name] = part
+            else:
+                sent.append(self._for_others(ref, part))
         for name in task.drops:
             del self.parts[name]
-        return [one for one in placed if one is not None]
+        return sent
 
     def settle(self) -> None:
-        """End a task: what its op read in shared memory, and something still holds, stays as it is."""
-        for segment, values in self.lent:
+        """End a task; a segment whose values its op still holds must never be written again."""
+        for segment, values in self.borrowed:
             if values() is not None:
                 keep(segment)
-        self.lent = []
+        self.borrowed = []
 
     def drop(self, names: Iterable[str]) -> None:
-        """Drop what may have been shared by these names, which is over."""
+        """Free the shared memory of these columns, those among them that are in it."""
         for name in names:
             self.shared.drop(name)
 
-    def _found(self, ref: ColumnRef, sent: Sequence[Part | ColumnRef], lends: bool) -> Part:
+    def _part(self, ref: ColumnRef, sent: Sequence[Part | ColumnRef], is_borrowed: bool) -> Part:
         if ref.location == WORKER:
             return self.parts[ref.name]
-        held = sent[ref.location]
-        if isinstance(held, Part):
-            return held
-        segment = held.location
-        values = read(held.name, segment)
-        self.lent += [(segment.name, weakref.ref(values))] if lends else []
+        argument = sent[ref.location]
+        if isinstance(argument, Part):
+            return argument
+        segment = argument.location
+        values = read(argument.name, segment)
+        if is_borrowed:
+            self.borrowed.append((segment.name, weakref.ref(values)))
         return Part(values, segment.offsets)
 
-    def _placed(self, ref: ColumnRef, part: Part) -> Part | ColumnRef | None:
-        """Return a part as others get it, in shared memory if it is long and has room; None if it stays."""
-        if ref.location == WORKER:
-            self.parts[ref.name] = part
-            return None
+    def _for_others(self, ref: ColumnRef, part: Part) -> Part | ColumnRef:
+        """Return a part as other workers get it: in shared memory if it is long and there is room."""
         part = part.near()
-        long = part.offsets is not None and part.values.nbytes >= LEAST
-        return (self.share(ref.name, part) if long and ref.location == HOST else None) or part
+        is_long = part.offsets is not None and part.values.nbytes >= LEAST
+        if is_long and ref.location == HOST:
+            shared = self.share(ref.name, part)
+            if shared is not None:
+                return shared
+        return part
 
     def share(self, name: str, part: Part) -> ColumnRef | None:
-        """Copy a part to shared memory; None where there is no room for it."""
+        """Copy a part to shared memory; None if there is no room."""
         segment = self.shared.put(name, part.values, part.offsets)
         return ColumnRef(name, segment) if segment else None
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a user may want to change."""
+        """Return advice for the user."""
         return (FULL,) if self.shared.is_full else ()
 
     def close(self) -> None:
-        """Let go of all of it."""
+        """Drop all columns, and unlink the shared memory."""
         self.parts.clear()
         self.shared.close()

@@ -1,4 +1,4 @@
-"""How much the processes of a run log: a variable of the environment that reaches all of them."""
+"""The log level of all processes of a run, set by a variable of the environment."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ LEVEL = "RLGRAPH_LOG_LEVEL"  # debug, info, warning or error
 
 
 def with_level(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a runtime_env of Ray whose processes log from this one's level on, if its environment says one.
+    """Return a Ray runtime_env in which processes have this one's log level, if its environment has one.
 
-    transformers and torch's native code have variables of their own, which they read as they are imported.
+    transformers and torch's native code read variables of their own when they are imported. Variables that
+    ``runtime_env`` has itself come first.
     """
-    level, env = os.environ.get(LEVEL), dict(runtime_env)
-    own = (
-        {LEVEL: level, "TRANSFORMERS_VERBOSITY": level, "TORCH_CPP_LOG_LEVEL": level.upper()} if level else {}
-    )
-    if given := own | {name: str(value) for name, value in (env.get("env_vars") or {}).items()}:
-        env["env_vars"] = given
-    return env
+    result = dict(runtime_env)
+    variables: dict[str, str] = {}
+    level = os.environ.get(LEVEL)
+    if level:
+        variables = {LEVEL: level, "TRANSFORMERS_VERBOSITY": level, "TORCH_CPP_LOG_LEVEL": level.upper()}
+    for name, value in (result.get("env_vars") or {}).items():
+        variables[name] = str(value)
+    if variables:
+        result["env_vars"] = variables
+    return result

@@ -1,8 +1,8 @@
-"""Which settings a run may have changed when it goes on, and which its checkpoint would contradict.
+"""Decides which settings may differ when a run is resumed, and which would contradict its checkpoint.
 
-A checkpoint holds weights, averages of optimizers, rows given by data sources, rows that wait or are held,
-states of ops and adaptive numbers. A setting that one of them was made by stays; any other may change, and
-holds from the next iteration on.
+A checkpoint holds weights, optimizer averages, the position in each data source, rows that wait or are kept,
+states of ops, and adaptive numbers. A setting that shaped one of them has to stay. Any other may change, and
+applies from the next iteration on.
 """
 
 from collections.abc import Mapping
@@ -30,61 +30,71 @@ REFUSED = (
 
 
 class ChangedSetting(NamedTuple):
-    """A setting that is another than it was, by the name that edits give it."""
+    """A setting that differs from the saved one; its name is the path that an override would give."""
 
     name: str
-    before: Any
+    saved: Any
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {value_text(self.before)} -> {value_text(self.now)}"
+        return f"{self.name}: {value_text(self.saved)} -> {value_text(self.now)}"
 
 
 def changes(path: Path, saved: Mapping[str, Any], plan: Plan) -> list[ChangedSetting]:
-    """Return what is changed in a run at ``path`` whose ``plan.json`` holds ``saved``.
+    """Return the settings that changed in a run at ``path`` whose ``plan.json`` holds ``saved``.
 
     Raises:
-        RunError: something is that its checkpoint can't go on with.
+        RunError: one of them contradicts the run's checkpoint.
     """
     if saved["device"] != plan.device:
         law = f"{path} was planned for {saved['device']} devices, and this is for {plan.device}"
         remedy = "data types and engines that are `auto` differ: go on where it began, or start anew"
         raise RunError(f"{law}\n  {remedy} in another --run-dir")
-    before, now = (_composed(origin) for origin in (saved["origin"], plan.fields["origin"]))
-    every = {place: ChangedSetting(".".join(place), a, b) for place, a, b in changed_values(before, now)}
-    keeping = _keeping(plan)
-    if refused := [f"  {change}" for place, change in every.items() if not _may_change(place, keeping)]:
+    changed: list[ChangedSetting] = []
+    refused: list[str] = []
+    nodes_with_state = _nodes_with_state(plan)
+    saved_graph = _composed(saved["origin"])
+    graph = _composed(plan.fields["origin"])
+    for place, saved_value, value in changed_values(saved_graph, graph):
+        change = ChangedSetting(".".join(place), saved_value, value)
+        changed.append(change)
+        if not _may_change(place, nodes_with_state):
+            refused.append(f"  {change}")
+    if refused:
         law = f"{path} can't go on with other settings than its checkpoint was made with:"
-        back = "set them back; or begin a run with its weights"
-        begin = f"rlgraph export {path} --to DIR, then models.NAME.path=DIR and another --run-dir"
-        raise RunError("\n  ".join([law, *refused, f"{back}: {begin}"]))
-    if not every and saved["digest"] != plan.digest:
+        remedy = "set them back; or begin a run with its weights: "
+        remedy += f"rlgraph export {path} --to DIR, then models.NAME.path=DIR and another --run-dir"
+        raise RunError("\n  ".join([law, *refused, remedy]))
+    if not changed and saved["digest"] != plan.digest:
         law = f"{path} was made from another graph, or with other values of the environment"
         remedy = "compare its graph.yaml and plan.txt with yours, or start anew"
         raise RunError(f"{law}\n  {remedy} in another --run-dir")
-    return [*every.values()]
+    return changed
 
 
 def _composed(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the graph that a plan was made from, with the engines of every model, given or not."""
+    """Return the graph that a plan was made from; an engine section that is absent becomes an empty one."""
     graph: dict[str, Any] = dict(origin["composed"])
-    models = (graph.get("models") or {}).items()
-    engines = {name: {key: model.get(key) or {} for key in ("serve", "train")} for name, model in models}
-    return {**graph, "models": {name: {**model, **engines[name]} for name, model in models}}
+    models: dict[str, Any] = {}
+    for name, model in (graph.get("models") or {}).items():
+        models[name] = {**model, "serve": model.get("serve") or {}, "train": model.get("train") or {}}
+    return {**graph, "models": models}
 
 
-def _keeping(plan: Plan) -> frozenset[str]:
-    """Return the nodes of which a checkpoint has a state, or rows that their attributes made."""
+def _nodes_with_state(plan: Plan) -> frozenset[str]:
+    """Return the nodes whose state is in a checkpoint, or whose attributes made rows that are in it."""
     functions = plan.functions["train"].items()
-    own = {node for node, function in functions if function.holds or function.state == node}
-    waiting = {name for name, region in plan.regions.items() if region.keep}
-    waiting |= {step.region for step in plan.steps if step.leaves}
-    return frozenset(own | {step.node for step in plan.steps if step.region and step.region in waiting})
+    nodes = {node for node, function in functions if function.holds or function.state == node}
+    regions_with_rows = {name for name, region in plan.regions.items() if region.keep}
+    regions_with_rows |= {step.region for step in plan.steps if step.leaves}
+    nodes |= {step.node for step in plan.steps if step.region and step.region in regions_with_rows}
+    return frozenset(nodes)
 
 
-def _may_change(place: tuple[str, ...], keeping: frozenset[str]) -> bool:
-    name = ".".join(place)
-    if place[0] == "nodes" and place[1] in keeping:
+def _may_change(place: tuple[str, ...], nodes_with_state: frozenset[str]) -> bool:
+    if place[0] == "nodes" and place[1] in nodes_with_state:
         return False
-    allowed, refused = (any(fnmatchcase(name, like) for like in every) for every in (ALLOWED, REFUSED))
-    return allowed and not refused
+    name = ".".join(place)
+    is_allowed = any(fnmatchcase(name, pattern) for pattern in ALLOWED)
+    is_refused = any(fnmatchcase(name, pattern) for pattern in REFUSED)
+    return is_allowed and not is_refused

@@ -1,4 +1,4 @@
-"""Goes back to a checkpoint of a run that is not its last, and sets aside what came after it.
+"""Goes back to an earlier checkpoint of a run, and sets aside everything that came after it.
 
 runs/grpo/checkpoints/step-000100                 the run goes on from here
           aside/step-000100/checkpoints/...       the later ones; with the metrics, samples and models of then
@@ -7,7 +7,6 @@ runs/grpo/checkpoints/step-000100                 the run goes on from here
 
 import shutil
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 
 from rlgraph.errors import RunError, nearest
@@ -22,13 +21,13 @@ BEST = "best"  # a name for the best checkpoint, whichever it is
 
 
 def whole_checkpoint(folder: RunDir, name: str | None, option: str) -> Path:
-    """Return a run's checkpoint of this name, or its last one, once its files are found to be as written.
+    """Return a run's checkpoint of this name, or its last one, after a check that its files are undamaged.
 
-    The name ``best`` is that of the best one, by the run's ``schedule.best``.
+    The name ``best`` stands for the best one by the run's ``schedule.best``.
 
     Raises:
-        RunError: there is none, or it is damaged; the remedy is to choose another with ``option``.
-        GraphError: the run's plan can't be read, which says what is best.
+        RunError: there is no such checkpoint, or it is damaged; the remedy is another, by ``option``.
+        GraphError: the run's plan, which says what is best, can't be read.
     """
     complete = {path.name: path for path in folder.checkpoints()}
     if not complete:
@@ -36,13 +35,16 @@ def whole_checkpoint(folder: RunDir, name: str | None, option: str) -> Path:
         raise RunError(f"{folder.path} has no checkpoint yet\n  {remedy}")
     if name == BEST:
         name = _best(folder, [*complete])
-    name = [*complete][-1] if name is None else name
+    if name is None:
+        name = [*complete][-1]
     if name not in complete:
         law = f"{folder.path} has no checkpoint {name}: it has {', '.join(complete)}"
-        raise RunError("\n  ".join([law, *filter(None, [nearest(name, (*complete, BEST))])]))
+        advice = nearest(name, (*complete, BEST))
+        raise RunError(f"{law}\n  {advice}" if advice else law)
     sums = read_sums(complete[name])
-    if wrong := damaged(complete[name], sums, sums):
-        law = f"the checkpoint {complete[name]} is damaged: {', '.join(wrong)}"
+    damaged_files = damaged(complete[name], sums, sums)
+    if damaged_files:
+        law = f"the checkpoint {complete[name]} is damaged: {', '.join(damaged_files)}"
         raise RunError(f"{law}\n  choose another with {option}: {', '.join(complete)}")
     return complete[name]
 
@@ -53,7 +55,9 @@ def _best(folder: RunDir, complete: Sequence[str]) -> str:
     if best is None:
         law = f"{folder.path} has no best checkpoint: its graph has no schedule.best"
         raise RunError(f"{law}\n  name one: {', '.join(complete)}")
-    if not (ranking := BestCheckpoints(best, folder.earlier()).among(lasting := folder.lasting())):
+    lasting = folder.lasting()
+    ranking = BestCheckpoints(best, folder.earlier()).among(lasting)
+    if not ranking:
         law = f"{folder.path} has no best checkpoint yet: no evaluation has measured `{best.metric}`"
         raise RunError(f"{law}\n  name another: {', '.join(complete)}")
     return lasting[ranking[0].iteration].name
@@ -66,20 +70,34 @@ def go_back(folder: RunDir, name: str) -> Path | None:
         RunError: there is no such checkpoint, or it is damaged.
     """
     checkpoint = whole_checkpoint(folder, name, "--resume-from")
-    every, iteration = folder.checkpoints(), iteration_of(checkpoint)
-    later = [*folder.written_after(iteration), folder.path / "models"]
-    later += reversed(every[every.index(checkpoint) + 1 :])  # until the last of them is gone, so is nothing
-    if not any(path.exists() for path in later):
+    checkpoints = folder.checkpoints()
+    later_checkpoints = checkpoints[checkpoints.index(checkpoint) + 1 :]
+    # checkpoints last, and the newest of them first: if this is interrupted, what is left is still a run
+    candidates = [
+        *folder.written_after(iteration_of(checkpoint)),
+        folder.path / "models",
+        *reversed(later_checkpoints),
+    ]
+    later = [path for path in candidates if path.exists()]
+    if not later:
         return None
-    name = checkpoint.name
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    aside = next(path for other in names if not (path := folder.path / "aside" / other).exists())
+    aside = _free_folder(folder.path / "aside", checkpoint.name)
     aside.mkdir(parents=True)
     for file in (*DESCRIBES, *HISTORY):
         if (folder.path / file).is_file():
             shutil.copyfile(folder.path / file, aside / file)
-    for path in filter(Path.exists, later):
-        place = aside / path.relative_to(folder.path)
-        place.parent.mkdir(exist_ok=True)
-        path.rename(place)
+    for path in later:
+        target = aside / path.relative_to(folder.path)
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
     return aside
+
+
+def _free_folder(parent: Path, name: str) -> Path:
+    """Return the first of NAME, NAME-2, NAME-3, ... in a folder that does not exist."""
+    folder = parent / name
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder

@@ -1,4 +1,4 @@
-"""Files of a run that grow by lines, one for each iteration; what a run that is cut short leaves there."""
+"""Files of a run that grow by a line per iteration, and how they are cut when a run goes back."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,18 @@ from rlgraph.files import write
 
 
 def truncate(folder: Path, iteration: int) -> None:
-    """Drop the lines of later iterations, which come again, and those that were cut short."""
-    for name, step in HISTORY.items():
+    """Drop the lines of later iterations, which will be written again, and lines that are not complete."""
+    for name, iteration_of in HISTORY.items():
         path = folder / name
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            write(path, "".join(f"{line}\n" for line in lines if step(line) <= iteration))
+        if not path.is_file():
+            continue
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        earlier = [line for line in lines if iteration_of(line) <= iteration]
+        write(path, "".join(f"{line}\n" for line in earlier))
 
 
 def _step(line: str) -> float:
-    """Return the step of a metrics line; a line cut short by a crash is after everything."""
+    """Return the step of a line of metrics, infinity for a line that a crash cut short."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -24,16 +26,14 @@ def _step(line: str) -> float:
 
 
 def _traced(line: str) -> float:
-    """Return the iteration of a line of the timeline; its opening bracket is before everything."""
+    """Return the iteration of a line of the timeline; the opening bracket is before all of them."""
+    if line == "[":
+        return -2
     try:
         return float(json.loads(line.rstrip().rstrip(","))["args"]["iteration"])
     except (ValueError, TypeError, KeyError):
-        return -2 if line == "[" else float("inf")
+        return float("inf")
 
 
 ALARMS = "alarms.jsonl"
-HISTORY = {
-    "metrics.jsonl": _step,
-    ALARMS: _step,
-    "timeline.json": _traced,
-}  # files of lines, and the iteration of a line
+HISTORY = {"metrics.jsonl": _step, ALARMS: _step, "timeline.json": _traced}  # file -> the iteration of a line

@@ -28,45 +28,72 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.runtime.driver.metrics import finite
 from rlgraph.variables import hidden
 
-QUIET_S = 10  # seconds between lines where there is no terminal
-LABEL, BAR = 16, 24  # most characters before a line, and of the bar
-SHOWN = 80  # characters of a prompt, and of a response
-EVALUATED = 6  # metrics of evaluations that the table shows
+QUIET_S = 10  # seconds between lines if there is no terminal
+LABEL_WIDTH = 16  # at most, in characters
+BAR_WIDTH = 24
+SAMPLE_WIDTH = 80  # characters of a prompt, and of a response
+EVALUATION_LINES = 6  # metrics of evaluations in the table
 
 
 class Progress:
-    """Iterations done, each pool's current step, the newest numbers and evaluations, and the time left."""
+    """Shows how far a run is.
+
+    Attributes:
+        is_live: whether a table is drawn; otherwise lines are printed.
+        last_line_s: when the last line of an iteration was printed.
+        done: iterations that are done.
+        evaluations: the metrics of each evaluation, by iteration.
+        first_step: when the first step of this start began, and the iterations that were done then.
+        message: what the run does beside iterations, as loading or saving.
+        message_stays: whether the message stays beyond the next step.
+        numbers: the newest metrics as text.
+        end_reason: why the run ended before its last iteration, "" if it did not.
+        best: a line that says which checkpoint is best.
+        running: the current step of each pool, and when it began.
+
+    Invariant: the thread that draws reads attributes while they change. So a collection is replaced, never
+    changed in place, and a method that draws reads an attribute once.
+    """
 
     def __init__(self, plan: Plan, total: int, folder: Path) -> None:
-        self.plan, self.total, self.folder = plan, total, folder
+        self.plan = plan
+        self.total = total
+        self.folder = folder
         self.console = Console(highlight=False)
-        self.shows = self.console.is_terminal and not self.console.is_dumb_terminal
-        self.spoke, self.done, self.evaluations = 0.0, 0, dict[int, Mapping[str, float]]()
-        self.began: tuple[float, int] | None = None  # time of the first step, and the iterations done then
-        self.doing, self.stays, self.numbers = "", False, ""
-        self.ended = ""  # what made the run end before its last iteration
-        self.best = ""  # which checkpoint is best
-        self.running: dict[str, tuple[Step, float]] = {}  # pool -> its step and when that began
-        self.label = min(LABEL, max(map(len, (plan.graph, *plan.pools))))
-        # what others print meanwhile goes above the table; it is gone when the run ends, for what comes then
+        self.is_live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self.last_line_s = 0.0
+        self.done = 0
+        self.evaluations: dict[int, Mapping[str, float]] = {}
+        self.first_step: tuple[float, int] | None = None
+        self.message = ""
+        self.message_stays = False
+        self.numbers = ""
+        self.end_reason = ""
+        self.best = ""
+        self.running: dict[str, tuple[Step, float]] = {}
+        longest_label = max(len(label) for label in (plan.graph, *plan.pools))
+        self.label_width = min(LABEL_WIDTH, longest_label)
+        # other output goes above the table; the table vanishes when the run ends, before what is printed then
         self.live = Live(console=self.console, get_renderable=self._table, transient=True)
 
     def __enter__(self) -> Progress:
         self._print(f"{self.plan.graph}: {self.plan.about}" if self.plan.about else self.plan.graph)
         self._print(f"run directory {self.folder}")
-        if self.shows:
+        if self.is_live:
             self.live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.shows:
+        if self.is_live:
             self.live.stop()
             sys.stdout.flush()
 
     def say(self, text: str, stays: bool = False) -> None:
-        """Show a message beside the iterations, until the next step or from now on."""
-        self.doing, self.stays, self.running = text, stays, {}
-        if not self.shows:
+        """Show a message beside the iterations until the next step, or from now on if it ``stays``."""
+        self.message = text
+        self.message_stays = stays
+        self.running = {}
+        if not self.is_live:
             self._print(text)
 
     def note(self, text: str) -> None:
@@ -74,38 +101,45 @@ class Progress:
         self._print(f"note: {text}")
 
     def steps(self, running: Mapping[str, Step]) -> None:
-        """Show the step that each pool is at now."""
+        """Show the current step of each pool."""
         now = time.monotonic()
-        self.began = self.began or (now, self.done)
-        before = self.running
-        # assigned at once: another thread draws it
-        self.running = {
-            pool: before[pool] if pool in before and before[pool][0] is step else (step, now)
-            for pool, step in running.items()
-        }
-        self.doing = self.doing if self.stays else ""
+        if self.first_step is None:
+            self.first_step = (now, self.done)
+        steps: dict[str, tuple[Step, float]] = {}
+        for pool, step in running.items():
+            previous = self.running.get(pool)
+            is_same_step = previous is not None and previous[0] is step
+            steps[pool] = previous if previous and is_same_step else (step, now)
+        self.running = steps
+        if not self.message_stays:
+            self.message = ""
 
-    def ends(self, why: str) -> None:
+    def ends(self, reason: str) -> None:
         """Note that the run ends before its last iteration."""
-        self.ended = why
-        self.note(why)
+        self.end_reason = reason
+        self.note(reason)
 
     def resumed(self, iteration: int) -> None:
-        """Note that a run goes on from a checkpoint."""
+        """Note that a run continues from a checkpoint."""
         self._print(f"resumed after iteration {iteration}")
-        self.done, self.began = iteration, None
+        self.done = iteration
+        self.first_step = None
 
-    def restarting(self, number: int, of: int, why: str) -> None:
-        """Note that a worker is lost, and that the run begins anew."""
-        self._print(f"{why}\nrestart {number} of {of} (schedule.restarts)")
-        self.began, self.running = None, {}
+    def restarting(self, number: int, most: int, reason: str) -> None:
+        """Note that a worker is lost, and that the run is restarted, for which time of at most how many."""
+        self._print(f"{reason}\nrestart {number} of {most} (schedule.restarts)")
+        self.first_step = None
+        self.running = {}
 
     def iteration(self, values: Mapping[str, Any]) -> None:
         """Note that an iteration is done."""
-        self.done, self.numbers = int(values["step"]), numbers(values)
-        due = time.monotonic() - self.spoke > QUIET_S or self.done == self.total
-        if due and not self.shows:
-            self.spoke = time.monotonic()
+        self.done = int(values["step"])
+        self.numbers = numbers(values)
+        if self.is_live:
+            return
+        now = time.monotonic()
+        if now - self.last_line_s > QUIET_S or self.done == self.total:
+            self.last_line_s = now
             self._print(f"iteration {self.done}/{self.total}  {self.numbers}")
 
     def evaluation(self, iteration: int, values: Mapping[str, float]) -> None:
@@ -116,77 +150,91 @@ class Progress:
         self._print(f"after {iteration} iterations: {text}")
 
     def samples(self, phase: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print the first and the last of some samples, in short."""
+        """Print the first and the last of some samples, shortened."""
         for number in sorted({1, len(rows)}):
             self._print(f"  {phase} sample {number} of {len(rows)}: {sample_text(rows[number - 1])}")
 
     def farewell(self) -> None:
         """Print where the results are, and how to look at them."""
         self._print(f"\n{self.plan.graph} is done after {self.done} iterations")
-        if self.ended:
-            self._print(f"  {self.ended}")
+        if self.end_reason:
+            self._print(f"  {self.end_reason}")
         for name, change in self._evaluated():
             self._print(f"  {name}: {change}")
         if self.best:
             self._print(f"  {self.best}")
             self._print(f"  rlgraph export {self.folder} --checkpoint best --to DIR")
-        for file, what in LOOK.items():
-            if any(self.folder.glob(file)):
-                self._print(f"  {self.folder / file.rstrip('/*')!s:<36} {what}")
+        for pattern, description in RESULTS.items():
+            if any(self.folder.glob(pattern)):
+                self._print(f"  {self.folder / pattern.rstrip('/*')!s:<36} {description}")
         self._print(f"  rlgraph report {self.folder!s:<21} where the time went")
 
     def _print(self, text: str) -> None:
-        """Print text as it is: brackets in names and errors are no markup, and escapes are spelled out."""
+        """Print text literally: brackets in names and errors are not markup, and escapes are spelled out."""
         self.console.print(visible(hidden(text)), soft_wrap=True, markup=False)
 
     def _evaluated(self) -> list[tuple[str, str]]:
-        """Return the first and the current value of each metric of the evaluations."""
-        if not (every := self.evaluations):
+        """Return each metric of the evaluations, and its first and newest value."""
+        evaluations = self.evaluations
+        if not evaluations:
             return []
-        first, last = every[min(every)], every[max(every)]
-        before = {name: f"{first[name]:.3f} -> " if len(every) > 1 and name in first else "" for name in last}
-        return [(name, f"{before[name]}{last[name]:.3f}") for name in last]
+        first = evaluations[min(evaluations)]
+        newest = evaluations[max(evaluations)]
+        changes: list[tuple[str, str]] = []
+        for name, value in newest.items():
+            text = f"{value:.3f}"
+            if len(evaluations) > 1 and name in first:
+                text = f"{first[name]:.3f} -> {text}"
+            changes.append((name, text))
+        return changes
 
     def _table(self) -> Group:
-        """Return the table as it is now; the thread that draws it asks for one a few times per second."""
+        """Return the current table; the drawing thread calls this a few times per second."""
         lines = Table.grid(padding=(0, 1))
-        lines.add_column(width=self.label, no_wrap=True, style="bold")
+        lines.add_column(width=self.label_width, no_wrap=True, style="bold")
         lines.add_column(no_wrap=True, overflow="ellipsis")
-        if self.doing:
-            lines.add_row("", Text(self.doing, "italic"))
+        if self.message:
+            lines.add_row("", Text(self.message, "italic"))
         for pool in self.plan.pools:
-            lines.add_row(Text(pool), self._at(pool))
+            lines.add_row(Text(pool), self._current_step(pool))
         if self.numbers:
             lines.add_row("last", self.numbers)
-        for name, change in self._evaluated()[:EVALUATED]:
+        for name, change in self._evaluated()[:EVALUATION_LINES]:
             lines.add_row("eval", Text(f"{name.removeprefix('eval/')} {change}"))
         return Group(self._head(), lines)
 
     def _head(self) -> Table:
         head = Table.grid(padding=(0, 1))
-        head.add_column(width=self.label, no_wrap=True, style="bold")
-        bar = ProgressBar(total=max(self.total, 1), completed=self.done, width=BAR)
-        count, clock = f"iteration {self.done} of {self.total}", Text(self._clock(), "cyan")
-        head.add_row(Text(self.plan.graph), count, bar, clock)
+        head.add_column(width=self.label_width, no_wrap=True, style="bold")
+        bar = ProgressBar(total=max(self.total, 1), completed=self.done, width=BAR_WIDTH)
+        count = f"iteration {self.done} of {self.total}"
+        head.add_row(Text(self.plan.graph), count, bar, Text(self._time(), "cyan"))
         return head
 
-    def _at(self, pool: str) -> Text:
-        if pool not in (running := self.running):
+    def _current_step(self, pool: str) -> Text:
+        running = self.running.get(pool)
+        if running is None:
             return Text("waits", "dim")
-        step, since = running[pool]
-        part = "evaluate: " if step.phase == "eval" else ""
-        return Text(f"{part}{step.node} {time.monotonic() - since:.1f} s", "cyan")
+        step, since = running
+        phase = "evaluate: " if step.phase == "eval" else ""
+        return Text(f"{phase}{step.node} {time.monotonic() - since:.1f} s", "cyan")
 
-    def _clock(self) -> str:
-        """Return the time since the first step, and an estimate of the time left."""
-        if (began := self.began) is None:
+    def _time(self) -> str:
+        """Return the time since the first step, and an estimate of the remaining time."""
+        first_step = self.first_step
+        if first_step is None:
             return ""
-        passed, done = time.monotonic() - began[0], self.done - began[1]
-        left = f", {_clock(passed / done * (self.total - self.done))} left" if done else ""
-        return _clock(passed) + left
+        started_s, done_then = first_step
+        elapsed_s = time.monotonic() - started_s
+        text = _duration(elapsed_s)
+        done = self.done - done_then
+        if done:
+            remaining_s = elapsed_s / done * (self.total - self.done)
+            text += f", {_duration(remaining_s)} left"
+        return text
 
 
-def _clock(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
@@ -198,17 +246,22 @@ def sample_text(row: Mapping[str, Any]) -> str:
         'reward 1  "1+2=" -> "3"'
     """
     response = str(row.get("responses", ""))
-    before, is_there, after = row["tokens"].rpartition(response or "\0")  # its special tokens may be left out
-    prompt = before if is_there else after
-    prompt = prompt if len(prompt) <= SHOWN else f"...{prompt[-SHOWN:]}"
-    half = SHOWN // 2
-    response = response if len(response) <= SHOWN else f"{response[:half]} ... {response[-half:]}"
+    # the response may not occur in the tokens' text, as its special tokens may be left out of it
+    before, separator, after = row["tokens"].rpartition(response or "\0")
+    prompt = before if separator else after
+    if len(prompt) > SAMPLE_WIDTH:
+        prompt = f"...{prompt[-SAMPLE_WIDTH:]}"
+    if len(response) > SAMPLE_WIDTH:
+        half = SAMPLE_WIDTH // 2
+        response = f"{response[:half]} ... {response[-half:]}"
+    text = f"{json.dumps(prompt, ensure_ascii=False)} -> {json.dumps(response, ensure_ascii=False)}"
     reward = row.get("rewards")
-    told = f"reward {reward:.4g}  " if isinstance(reward, int | float) else ""
-    return f"{told}{json.dumps(prompt, ensure_ascii=False)} -> {json.dumps(response, ensure_ascii=False)}"
+    if isinstance(reward, int | float):
+        return f"reward {reward:.4g}  {text}"
+    return text
 
 
-LOOK = {
+RESULTS = {
     "metrics.jsonl": "reward, loss, times: one line per iteration",
     "samples/*": "what the model wrote",
     "plan.txt": "what ran, step by step",
@@ -221,13 +274,15 @@ LOOK = {
 
 
 def numbers(values: Mapping[str, Any]) -> str:
-    """Return the few metrics that tell how a run goes."""
-    parts = []
-    losses = [name for name in values if name.endswith("/loss")][:1]
+    """Return the few metrics that say how a run goes: reward or loss, speed, and seconds per iteration."""
+    texts: list[str] = []
+    loss = next((name for name in values if name.endswith("/loss")), None)
     if "reward/mean" in values:
-        parts.append(f"reward {values['reward/mean']:.3f}")
-    else:
-        parts += [f"{name.partition('/')[2]} {values[name]:.3f}" for name in losses]
+        texts.append(f"reward {values['reward/mean']:.3f}")
+    elif loss is not None:
+        _, _, name_in_node = loss.partition("/")
+        texts.append(f"{name_in_node} {values[loss]:.3f}")
     if "tokens/generated" in values:
-        parts.append(f"{values['tokens/generated'] / values['time/step']:,.0f} tokens/s")
-    return "  ".join([*parts, f"{values['time/step']:.2f} s"])
+        texts.append(f"{values['tokens/generated'] / values['time/step']:,.0f} tokens/s")
+    texts.append(f"{values['time/step']:.2f} s")
+    return "  ".join(texts)

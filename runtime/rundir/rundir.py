@@ -29,7 +29,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,9 @@ from rlgraph.runtime.rundir.trackers import Trackers
 from rlgraph.runtime.segments import State
 from rlgraph.units import size_text
 
-STATE = "state.json"  # a checkpoint's file: where the run was
-DAMAGED = ".damaged"  # the end of a name: the file or folder is not what was written
-WRITING = "writing"  # the name of a folder that is not complete
+STATE = "state.json"  # the file of a checkpoint that says where the run was
+DAMAGED = ".damaged"  # suffix of a file or folder whose content is not what was written
+WRITING = "writing"  # the name of a folder that is incomplete
 CHECKPOINT = re.compile(r"(step|restart)-(\d+)")
 
 
@@ -61,9 +61,10 @@ class RunDir:
     """Writes and reads the files of one run."""
 
     def __init__(self, path: Path, lock: Lock | None = None) -> None:
-        """Open the directory of a run; who writes there holds its ``lock``."""
-        self.path, self.lock = path, lock
-        self.trackers = Trackers(path, "")  # they take the metrics too
+        """Open the directory of a run; only a process with its ``lock`` may write there."""
+        self.path = path
+        self.lock = lock
+        self.trackers = Trackers(path, "")  # each line of metrics goes to them, too
         self.profile: frozenset[int] = frozenset()  # iterations, counted from 1, that workers trace
 
     def __enter__(self) -> RunDir:
@@ -74,31 +75,33 @@ class RunDir:
             self.lock.release()
 
     def close(self) -> None:
-        """Close open files, and drop those left half-written."""
-        self.trackers.close(failed=sys.exc_info()[0] is not None)  # closing on the way out of an error
+        """Close the trackers, and remove folders that are incomplete or half removed."""
+        self.trackers.close(failed=sys.exc_info()[0] is not None)  # an error is on its way through here
         for inside in ("checkpoints", FOLDER, ""):
-            for half in (self.path / inside / WRITING, *(self.path / inside).glob(f"*{DROPPED}")):
-                shutil.rmtree(half, ignore_errors=True)
+            folder = self.path / inside
+            for incomplete in (folder / WRITING, *folder.glob(f"*{DROPPED}")):
+                shutil.rmtree(incomplete, ignore_errors=True)
 
     @staticmethod
     def fresh(path: Path | None, graph: str) -> RunDir:
         """Return a new run directory: ``path``, or the first of runs/GRAPH, runs/GRAPH-2, ... that is free.
 
-        It is for this user alone; the mode of an empty folder that is there already stays as it is.
+        Only this user may read it; an empty folder that exists already keeps its mode.
 
         Raises:
             RunError: ``path`` holds a run already, another process begins one there, or it can't be made.
         """
         if path is None:
-            path, count = Path("runs") / graph, 1
+            path = Path("runs") / graph
+            number = 1
             while path.exists():
-                count += 1
-                path = Path("runs") / f"{graph}-{count}"
+                number += 1
+                path = Path("runs") / f"{graph}-{number}"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_free(path)  # before a lock is left there
+        check_free(path)  # before the lock, so that no lock file is left in a folder of something else
         lock = Lock(path)
         try:
-            check_free(path)
+            check_free(path)  # and again, as another process may have begun a run there meanwhile
             for name in FOLDERS:
                 (path / name).mkdir(exist_ok=True)
         except BaseException:
@@ -121,94 +124,91 @@ class RunDir:
         return RunDir(path, Lock(path))
 
     def describe(self, plan: Plan, graph: str) -> None:
-        """Write the graph and the plan that will run; with the plan, which is last, there is a run."""
+        """Write the graph and the plan that will run; the plan is last, as a folder with a plan is a run."""
         for name, text in zip(DESCRIBES, (graph, plan_text(plan), plan.json()), strict=True):
             write(self.path / name, text)
 
     def environment(self, devices: Sequence[Mapping[str, Any]]) -> None:
-        """Write the run's environment, with each worker's device; those of earlier starts stay under it.
+        """Write the run's environment, with each worker's device; it holds those of earlier starts as well.
 
-        A record of them that can't be read stays by another name: no run depends on it.
+        An earlier file that can't be read is renamed: no run depends on it.
         """
         path = self.path / "environment.json"
-        try:
-            before = [read_json(path)] if path.is_file() else []
-        except RunError:
-            path.rename(path.with_name(f"{path.name}{DAMAGED}"))
-            before = []
-        record = environment(devices, [line for one in before for line in (*one.pop("before"), one)])
+        earlier: list[Any] = []
+        if path.is_file():
+            try:
+                last = read_json(path)
+                earlier = [*last.pop("before"), last]
+            except RunError:
+                path.rename(path.with_name(f"{path.name}{DAMAGED}"))
+        record = environment(devices, earlier)
         write(path, json.dumps(record, indent=1) + "\n")
 
     def check_room(self, checkpoint: int) -> None:
-        """Check that the disk takes a checkpoint of so many bytes beside what is there.
+        """Check that the disk has room for a checkpoint of so many bytes.
 
         Raises:
-            RunError: it does not.
+            RunError: it has not.
         """
-        if (free := shutil.disk_usage(self.path).free) < checkpoint:
+        free = shutil.disk_usage(self.path).free
+        if free < checkpoint:
             law = f"{self.path}: a checkpoint takes {size_text(checkpoint)}, and {size_text(free)} are free"
             raise RunError(f"{law}\n  make room, or name another --run-dir")
 
     def alarm(self, alarm: Mapping[str, Any]) -> None:
-        """Note what the watchdog says."""
+        """Append an alarm of the watchdog."""
         self._append(ALARMS, alarm)
 
     def resumed(self, changes: Sequence[ChangedSetting]) -> None:
-        """Note that the run goes on, after which iteration, and what was changed."""
-        changed = {change.name: [None if v is ABSENT else v for v in change[1:]] for change in changes}
+        """Append that the run is resumed, after which iteration, and which settings were changed."""
+        changed: dict[str, list[Any]] = {}
+        for change in changes:
+            values = (change.saved, change.now)
+            changed[change.name] = [None if value is ABSENT else value for value in values]
         self._append("resumes.jsonl", {"after": max(self.saved(), 0), "changed": changed})
 
     def metrics(self, values: Mapping[str, Any]) -> None:
-        """Append one line, and give the same to the trackers."""
+        """Append a line of metrics, and give its numbers to the trackers."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(as_json(values), allow_nan=False) + "\n")
         numbers = finite({name: value for name, value in values.items() if name != "step"})
         self.trackers.log(numbers, values["step"])
 
     def earlier(self) -> list[dict[str, Any]]:
-        """Return the metrics of the iterations before, where the run goes on."""
+        """Return the metrics of earlier iterations; there are some if the run is resumed."""
         return read_metrics(self.path) if (self.path / "metrics.jsonl").is_file() else []
 
-    def timeline(self, ran: Sequence[FinishedStep], iteration: int, spans: bool) -> None:
+    def timeline(self, finished: Sequence[FinishedStep], iteration: int, spans: bool) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads.
 
-        What ran beside a device has a thread of its own, and so have groups of a stream and, with ``spans``,
-        parts that ops tell of.
+        A step that ran beside its device has a thread of its own, and so have groups of a stream and, with
+        ``spans``, the spans that ops report.
         """
         path = self.path / "timeline.json"
         with path.open("a", encoding="utf-8") as file:
-            if not file.tell():
+            if file.tell() == 0:
                 file.write("[\n")  # the format allows the closing bracket to be missing
-            for item in ran:
-                args = {"step": item.step.id, "iteration": iteration, "phase": item.step.phase}
-                for (pool, device), report in item.reports.items():
-                    thread = f"{device} beside" if report.beside else device
-                    told = report.spans if spans or item.step.facts.collects else ()
-                    lines = [(thread, item.step.node, report.start, report.end, args)]
-                    for lane, name, *times in told:
-                        lines.append((f"{thread} {lane}", name, *times, args | {"part": lane}))
-                    for tid, name, start, end, of in lines:
-                        event = {"name": name, "cat": item.step.kind, "ph": "X", "ts": round(start * 1e6)}
-                        event |= {"dur": round((end - start) * 1e6), "pid": pool, "tid": tid, "args": of}
-                        file.write(json.dumps(event) + ",\n")
+            for item in finished:
+                for event in _trace_events(item, iteration, spans):
+                    file.write(json.dumps(event) + ",\n")
 
     def samples(self, iteration: int, phase: str) -> str:
-        """Return the file for samples of an iteration, as an absolute path: a worker writes it."""
+        """Return the absolute path of the file into which a worker writes samples of an iteration."""
         suffix = "-eval" if phase == "eval" else ""
         return str((self.path / "samples" / f"step-{iteration:06d}{suffix}.jsonl").resolve())
 
     def trace(self, iteration: int) -> str:
-        """Return the folder for the workers' traces of an iteration, as an absolute path."""
+        """Return the absolute path of the folder for the workers' traces of an iteration."""
         return str((self.path / "profile" / f"step-{iteration:06d}").resolve())
 
     def checkpoints(self) -> list[Path]:
         """Return complete checkpoints, oldest first."""
-        every = (self.path / "checkpoints").glob("*-*")
-        complete = (path for path in every if CHECKPOINT.fullmatch(path.name))
+        candidates = (self.path / "checkpoints").glob("*-*")
+        complete = [path for path in candidates if CHECKPOINT.fullmatch(path.name)]
         return sorted(complete, key=lambda path: (iteration_of(path), path.name))
 
     def lasting(self) -> dict[int, Path]:
-        """Return iteration -> its complete checkpoint, oldest first, without what only a restart needs."""
+        """Return the complete checkpoints by iteration, oldest first, without those only for a restart."""
         return {iteration_of(path): path for path in self.checkpoints() if path.name.startswith("step-")}
 
     def saved(self) -> int:
@@ -217,7 +217,7 @@ class RunDir:
         return iteration_of(complete[-1]) if complete else -1
 
     def begin(self, inside: str = "") -> Path:
-        """Return an empty folder to write into; its content counts only once it is committed."""
+        """Return an empty folder to write into; it is no part of the run until it is committed."""
         folder = (self.path / inside / WRITING).resolve()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -232,29 +232,42 @@ class RunDir:
         lasting: bool,
         best: BestCheckpoints,
     ) -> None:
-        """Make a written checkpoint the last one, in one rename; the metrics that led to it are on disk then.
+        """Make a written checkpoint the last one, by one rename, once its files and the metrics are on disk.
 
-        Of the lasting ones the last ``keep`` stay, and the ``best``. One that is not lasting is there for a
-        restart, until the next one comes. ``sums`` are the digests of its files, which are on disk.
+        Args:
+            folder: the folder of ``begin`` with the files that workers have written.
+            state: the run's state.
+            sums: the digests of the files.
+            keep: how many lasting checkpoints stay, beside the best.
+            lasting: whether it is such a one; otherwise it is for a restart, until the next checkpoint.
+            best: the ranking of checkpoints.
+
+        Raises:
+            RunError: a file that a worker has written is not there.
         """
-        final = folder.parent / f"{'step' if lasting else 'restart'}-{state.iteration:06d}"
-        if missing := [name for name in sums if not (folder / name).is_file()]:
+        kind = "step" if lasting else "restart"
+        final = folder.parent / f"{kind}-{state.iteration:06d}"
+        missing = [name for name in sums if not (folder / name).is_file()]
+        if missing:
             law = f"{folder} has no {', '.join(missing)}, which a worker has written"
             raise RunError(f"{law}\n  a run directory has to be on a disk that all hosts share")
         write(folder / STATE, json.dumps(state.record()))
         write_sums(folder, {**sums, STATE: sha256(folder / STATE)})
-        for path in filter(Path.is_file, map(self.path.joinpath, HISTORY)):
-            sync(path)
+        for name in HISTORY:
+            if (self.path / name).is_file():
+                sync(self.path / name)
         replace(final, folder)
         self._drop_old(keep, best)
 
     def _drop_old(self, keep: int, best: BestCheckpoints) -> None:
-        """Remove checkpoints but the last one, and the last ``keep`` and the best of the lasting ones."""
-        complete, lasting = self.checkpoints(), self.lasting()
-        stay = {*complete[-1:], *[*lasting.values()][-keep:]}
-        stay |= {lasting[ranked.iteration] for ranked in best.among(lasting)}
-        for old in {*complete} - stay:
-            discard(old)
+        """Remove all checkpoints but the last one, and of the lasting ones the last ``keep`` and the best."""
+        complete = self.checkpoints()
+        lasting = self.lasting()
+        needed = {*complete[-1:], *[*lasting.values()][-keep:]}
+        needed |= {lasting[ranked.iteration] for ranked in best.among(lasting)}
+        for checkpoint in complete:
+            if checkpoint not in needed:
+                discard(checkpoint)
 
     def commit_recorded(self, folder: Path, iteration: int) -> None:
         """Commit written columns as those of an iteration."""
@@ -265,38 +278,71 @@ class RunDir:
         replace(self.path / "models", folder)
 
     def restarted(self, number: int, of: int, reason: str) -> None:
-        """Note that the run begins anew, and why."""
+        """Append that the run is restarted, and why."""
         line = {"restart": number, "of": of, "after": max(self.saved(), 0), "reason": reason}
         self._append("restarts.jsonl", line)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        """Append a line to one of the files that say when something happened to the run."""
+        """Append a line, with the time, to one of the run's logs of events."""
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time": time.time(), **line}) + "\n")
 
     def restore(self, checkpoint: Path | None, keep: int, best: BestCheckpoints) -> dict[str, Any]:
-        """Return the state that a checkpoint has, or none; what was written after it is dropped.
+        """Return the state in a checkpoint ({} without one), and drop what was written after it.
 
-        Later checkpoints are damaged, and stay by another name. Of the others ``keep`` and the ``best`` stay,
-        as ever.
+        Checkpoints that are later than this one are damaged, and are renamed. Of the others ``keep`` and the
+        ``best`` stay, as after each checkpoint.
         """
-        record: dict[str, Any] = read_json(checkpoint / STATE) if checkpoint else {}
-        every = {path.name: path for path in self.checkpoints()}
-        for name in [*every][[*every].index(checkpoint.name) + 1 :] if checkpoint else ():
-            aside = every[name].with_name(f"{name}{DAMAGED}")
-            shutil.rmtree(aside, ignore_errors=True)
-            every[name].rename(aside)
+        record: dict[str, Any] = {}
+        if checkpoint:
+            record = read_json(checkpoint / STATE)
+            checkpoints = self.checkpoints()
+            position = [path.name for path in checkpoints].index(checkpoint.name)
+            for later in checkpoints[position + 1 :]:
+                renamed = later.with_name(f"{later.name}{DAMAGED}")
+                shutil.rmtree(renamed, ignore_errors=True)
+                later.rename(renamed)
         self._drop_old(keep, best)
-        truncate(self.path, iteration := record.get("iteration", -1))
-        for later in self.written_after(iteration):
-            discard(later) if later.is_dir() else later.unlink()
+        iteration = record.get("iteration", -1)
+        truncate(self.path, iteration)
+        for path in self.written_after(iteration):
+            if path.is_dir():
+                discard(path)
+            else:
+                path.unlink()
         return record
 
     def written_after(self, iteration: int) -> list[Path]:
         """Return the recorded columns and the samples of later iterations."""
-        samples = [*(self.path / "samples").glob("step-*.jsonl")]
-        steps = [(int(path.name[5:11]), path) for path in samples]
-        return [path for step, path in (*steps_of(self.path).items(), *steps) if step > iteration]
+        recorded = [path for step, path in steps_of(self.path).items() if step > iteration]
+        samples: list[Path] = []
+        for path in (self.path / "samples").glob("step-*.jsonl"):
+            step = int(path.name.removeprefix("step-")[:6])
+            if step > iteration:
+                samples.append(path)
+        return [*recorded, *samples]
+
+
+def _trace_events(item: FinishedStep, iteration: int, spans: bool) -> Iterator[dict[str, Any]]:
+    """Yield the trace events of a step: one per device that ran it, and one per span. Times are in us."""
+    args = {"step": item.step.id, "iteration": iteration, "phase": item.step.phase}
+    for (pool, device), report in item.reports.items():
+        thread: str | int = f"{device} beside" if report.beside else device
+        bars = [(thread, item.step.node, report.start, report.end, args)]
+        if spans or item.step.facts.collects:
+            for lane, name, start, end in report.spans:
+                bars.append((f"{thread} {lane}", name, start, end, {**args, "part": lane}))
+        for bar_thread, name, start, end, bar_args in bars:
+            yield {
+                "name": name,
+                "cat": item.step.kind,
+                "ph": "X",
+                "ts": round(start * 1e6),
+                "dur": round((end - start) * 1e6),
+                "pid": pool,
+                "tid": bar_thread,
+                "args": bar_args,
+            }
 
 
 def iteration_of(checkpoint: Path) -> int:

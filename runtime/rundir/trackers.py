@@ -6,7 +6,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -19,64 +19,67 @@ from rlgraph.ops.registry import load_function
 
 Values = Mapping[str, float]
 SampleRow = Mapping[str, Any]  # column -> a text, a number, a truth value, or None
-QUEUE = 2**14  # numbers that wait for TensorBoard's writer; more than come between two looks at it
-LIMIT, VARIABLE = 300.0, "RLGRAPH_TRACKER_SECONDS"  # seconds that one call of a tracker may take
-IDS = "tracked.json"  # a file of a run directory: the id by which each service knows the run
+QUEUE = 2**14  # numbers that may wait for TensorBoard's writer; more than arrive between two checks of it
+LIMIT = 300.0  # seconds that one call of a tracker may take, unless this variable of the environment is set
+VARIABLE = "RLGRAPH_TRACKER_SECONDS"
+IDS = "tracked.json"  # the file of a run directory with the id by which each service knows the run
 
 
 class Tracker(Protocol):
-    """Takes what a run measures and writes, one iteration after the other.
+    """Receives the metrics and samples of a run, one iteration after the other.
 
-    One of your own, ``--track my_tracker.py:Name``, is a class or a function that is called with the run
-    directory and the graph's name.
+    For a tracker of your own, ``--track my_tracker.py:Name``, ``Name`` is a class, or a function that returns
+    a tracker; it is called with the run directory and the graph's name.
     """
 
     def log(self, values: Values, step: int) -> None:
-        """Record numbers by name, of the state after ``step`` iterations."""
+        """Record numbers by name, measured after ``step`` iterations."""
 
     def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
-        """Show the first rows that were written in an iteration, ``train``, or in an evaluation, ``eval``."""
+        """Show the first rows of an iteration (``name`` is ``train``) or of an evaluation (``eval``)."""
 
     def close(self, failed: bool) -> None:
-        """Write what is left, and say how the run ended."""
+        """Write what is buffered, and record how the run ended."""
 
 
 Maker = Callable[[Path, str], Tracker]
 
 
 def make_of(names: Sequence[str]) -> dict[str, Maker]:
-    """Return what makes the trackers of these names: ``wandb``, ``mlflow``, or ``my_tracker.py:Name``.
+    """Return a factory for each tracker: ``wandb``, ``mlflow``, or ``my_tracker.py:Name``.
 
     Raises:
-        RunError: there is none, or a package is missing.
+        RunError: there is no such tracker, or its package is missing.
     """
     return {name: _maker(name) for name in names}
 
 
 def _maker(name: str) -> Maker:
-    file, _, own = name.rpartition(":")
+    file, _, function = name.rpartition(":")
     if file.endswith(".py"):
         if not Path(file).is_file():
             raise RunError(f"--track {name}: there is no file {Path(file).resolve()}")
         try:
-            maker: Maker = load_function(f"{Path(file).resolve()}:{own}")
+            maker: Maker = load_function(f"{Path(file).resolve()}:{function}")
         except AttributeError:
-            raise RunError(f"--track {name}: {file} has no `{own}`") from None
+            raise RunError(f"--track {name}: {file} has no `{function}`") from None
         return maker
     if name not in TRACKERS:
         law = f"--track {name}: there are {', '.join(TRACKERS)}, and my_tracker.py:Name"
-        raise RunError("\n  ".join(filter(None, [law, nearest(name, TRACKERS)])))
+        advice = nearest(name, TRACKERS)
+        raise RunError(f"{law}\n  {advice}" if advice else law)
     if importlib.util.find_spec(name) is None:
         raise RunError(f"--track {name}: that is not installed\n  pip install {name}")
     return TRACKERS[name]
 
 
 class Trackers:
-    """All trackers of a run, opened with its first metrics and again after a restart.
+    """All trackers of a run.
 
-    What a service keeps on this machine lies in the run directory ``folder``; a project or experiment has the
-    graph's name. The run goes on without one that fails, or takes longer than ``LIMIT`` for a call, until it
-    is started again: all that it measures is in its directory anyway.
+    They are opened with the first metrics, and again after a restart. Files of a service on this machine are
+    in the run directory, and its project or experiment has the graph's name. A tracker that fails, or takes
+    longer than ``LIMIT`` for a call, is left out until the run is started again: all that it would get is in
+    the run directory as well.
     """
 
     def __init__(
@@ -87,47 +90,58 @@ class Trackers:
         lasting: Sequence[Tracker] = (),
         note: Callable[[str], None] = print,
     ) -> None:
-        """``makers`` are those of ``make_of``; ``lasting`` trackers are there, and stay over restarts.
+        """Create it; no tracker is opened yet.
 
-        ``note`` tells the user something.
+        Args:
+            folder: the run directory.
+            graph: the graph's name.
+            makers: the factories of ``make_of``.
+            lasting: trackers that are open already and stay open over restarts.
+            note: prints a message for the user.
         """
-        self.folder, self.graph, self.makers, self.lasting = folder, graph, makers or {}, lasting
-        self.note, self.limit = note, _limit()
+        self.folder = folder
+        self.graph = graph
+        self.makers = makers or {}
+        self.lasting = lasting
+        self.note = note
+        self.limit = _limit()
         self.opened: dict[str, Tracker] | None = None
-        # each tracker's own: what holds on to its thread, as SQLite, finds itself in the same one each time
+        # one thread per tracker: SQLite, for one, may only be used in the thread that opened it
         self.threads: dict[str, DaemonThreads] = {}
 
     def open(self, step: int) -> dict[str, Tracker]:
-        """Return all; charts of a run that goes on are cut at ``step``, that of the first metrics to come."""
+        """Return all trackers; charts of a resumed run are cut at ``step``, that of its next metrics."""
         if self.opened is None:
             self.opened = {}
             makers = {"tensorboard": lambda folder, _: TensorBoard(folder, step), **self.makers}
             for name, make in makers.items():
-                opened = self._going_on(name, "its opening", partial(make, self.folder, self.graph))
-                if opened is not None:
-                    self.opened[name] = opened
+                tracker = self._call(name, "its opening", partial(make, self.folder, self.graph))
+                if tracker is not None:
+                    self.opened[name] = tracker
         return self.opened | {type(tracker).__name__: tracker for tracker in self.lasting}
 
     def log(self, values: Values, step: int) -> None:
-        """Give numbers to all."""
+        """Send numbers to all trackers."""
         for name, tracker in self.open(step).items():
-            self._going_on(name, "log", partial(tracker.log, values, step))
+            self._call(name, "log", partial(tracker.log, values, step))
 
     def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
-        """Give rows to all."""
-        for of, tracker in self.open(step).items():
-            self._going_on(of, "samples", partial(tracker.samples, name, rows, step))
+        """Send rows to all trackers."""
+        for tracker_name, tracker in self.open(step).items():
+            self._call(tracker_name, "samples", partial(tracker.samples, name, rows, step))
 
     def close(self, failed: bool) -> None:
-        """Close those that do not last."""
-        for name, tracker in {**(self.opened or {})}.items():
-            self._going_on(name, "close", partial(tracker.close, failed))
+        """Close all trackers but the lasting ones."""
+        opened = dict(self.opened or {})  # a copy: a call that fails removes its tracker
+        for name, tracker in opened.items():
+            self._call(name, "close", partial(tracker.close, failed))
         for threads in self.threads.values():
             threads.shutdown()
-        self.opened, self.threads = None, {}
+        self.opened = None
+        self.threads = {}
 
-    def _going_on(self, name: str, call: str, function: Callable[[], Any]) -> Any:
-        """Return what a call of a tracker gives; go on without one that fails or is late, and say so."""
+    def _call(self, name: str, call: str, function: Callable[[], Any]) -> Any:
+        """Call a tracker and return the result; if it fails or is late, tell the user and leave it out."""
         threads = self.threads.setdefault(name, DaemonThreads(1))
         try:
             return threads.submit(guarded, function).result(self.limit)
@@ -135,13 +149,14 @@ class Trackers:
             reason = f"{call} took over {self.limit:g} s ({VARIABLE}); is its service there?"
         except UserExitError as error:
             reason = str(error)
-        except Exception as error:  # of a service, or of the user's own code
+        except Exception as error:  # a service or the user's code may raise anything
             reason = f"{type(error).__name__}: {error}"
-        (self.opened or {}).pop(name, None)
+        if self.opened:
+            self.opened.pop(name, None)
         self.threads.pop(name).shutdown()
         law = f"the tracker {name} failed: {reason}"
-        rest = "metrics.jsonl and samples/ have the rest"
-        self.note(f"{law}\n  the run goes on without it until it is started again; {rest}")
+        consequence = "the run goes on without it until it is started again"
+        self.note(f"{law}\n  {consequence}; metrics.jsonl and samples/ have the rest")
         return None
 
 
@@ -149,7 +164,7 @@ def _limit() -> float:
     """Return the seconds that one call of a tracker may take.
 
     Raises:
-        RunError: the environment has something else for them.
+        RunError: the environment's value is not a positive number.
     """
     text = os.environ.get(VARIABLE, str(LIMIT))
     try:
@@ -162,15 +177,21 @@ def _limit() -> float:
 
 
 def columns_of(rows: Sequence[SampleRow]) -> dict[str, list[Any]]:
-    """Return rows as columns."""
-    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
+    """Return rows as columns, with None where a row lacks a value."""
+    names: dict[str, None] = {}  # in the order in which rows have them
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def numbers_of(rows: Sequence[SampleRow]) -> dict[str, list[float]]:
-    """Return the columns of numbers and truth values, without what is missing."""
-    columns = {n: [v for v in values if v is not None] for n, values in columns_of(rows).items()}
-    known = {n: c for n, c in columns.items() if c and all(isinstance(v, int | float) for v in c)}
-    return {name: [*map(float, values)] for name, values in known.items()}
+    """Return the columns of numbers and truth values, without missing values."""
+    result: dict[str, list[float]] = {}
+    for name, column in columns_of(rows).items():
+        values = [value for value in column if value is not None]
+        if values and all(isinstance(value, int | float) for value in values):
+            result[name] = [float(value) for value in values]
+    return result
 
 
 class TensorBoard:
@@ -179,11 +200,11 @@ class TensorBoard:
     def __init__(self, folder: Path, step: int) -> None:
         from tensorboardX import SummaryWriter
 
-        # what an interrupted run wrote behind its checkpoint is purged from the charts too
+        # charts lose what an interrupted run wrote after its checkpoint
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step, max_queue=QUEUE)
 
     def log(self, values: Values, step: int) -> None:
-        """Record numbers by name; do nothing once the writer's thread has ended, as on a full disk."""
+        """Record numbers by name, unless the writer's thread has ended, as it does on a full disk."""
         for name, value in values.items():
             if self._writes():
                 self.board.add_scalar(name, value, step)
@@ -192,9 +213,8 @@ class TensorBoard:
         """Write a table of the rows, and a histogram of each column of numbers."""
         columns = columns_of(rows)
         lines = [columns, ["---"] * len(columns), *zip(*columns.values(), strict=True)]
-        cells = [[_cell(value) for value in line] for line in lines]
+        table = "\n".join(_table_row(line) for line in lines)
         if self._writes():
-            table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
             self.board.add_text(f"samples/{name}", table, step)
             for column, values in numbers_of(rows).items():
                 self.board.add_histogram(f"samples/{name}/{column}", values, step)
@@ -205,7 +225,7 @@ class TensorBoard:
             self.board.close()
 
     def _writes(self) -> bool:
-        """Return whether the thread that writes is alive; without it, the queue to it fills up and blocks."""
+        """Return whether the writing thread is alive; if it has ended, a put into its queue would block."""
         writer = self.board.file_writer.event_writer
         if not writer._worker.is_alive():
             writer._event_queue.cancel_join_thread()
@@ -214,11 +234,10 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases: as its environment says, WANDB_PROJECT, WANDB_MODE=offline and the like.
+    """Weights & Biases, configured by its environment variables: WANDB_PROJECT, WANDB_MODE=offline, ...
 
-    A sweep's agent names the run by WANDB_RUN_ID.
-
-    A service takes no step twice: what a resumed run repeats stays as it was.
+    A sweep's agent names the run by WANDB_RUN_ID. The service ignores a step that it has already, so that
+    iterations that a resumed run repeats keep their first numbers.
     """
 
     def __init__(self, folder: Path, graph: str) -> None:
@@ -242,26 +261,25 @@ class Wandb:
         from wandb import Histogram, Table
 
         columns = columns_of(rows)
-        cells = [*map(list, zip(*columns.values(), strict=True))]
-        table = Table(columns=[*columns], data=cells, allow_mixed_types=True)  # what comes of JSON may be any
+        data = [list(row) for row in zip(*columns.values(), strict=True)]
+        table = Table(columns=[*columns], data=data, allow_mixed_types=True)  # JSON values may be of any type
         plots = {f"samples/{name}/{n}": Histogram(values) for n, values in numbers_of(rows).items()}
         self.run.log({f"samples/{name}": table, **plots}, step=step)
 
     def close(self, failed: bool) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         self.run.finish(exit_code=int(failed))
 
 
 class Mlflow:
-    """MLflow: at MLFLOW_TRACKING_URI, or, where that is not set, in the file ``mlflow.db``."""
+    """MLflow at MLFLOW_TRACKING_URI, or in the file ``mlflow.db`` if that is not set."""
 
     def __init__(self, folder: Path, graph: str) -> None:
         from mlflow import MlflowClient
 
-        here = f"sqlite:///{folder.resolve() / 'mlflow.db'}"
-        there = os.environ.get("MLFLOW_TRACKING_URI")
-        self.client = MlflowClient(there or here)
-        self.artifacts = None if there else (folder.resolve() / "mlflow").as_uri()
+        server = os.environ.get("MLFLOW_TRACKING_URI")
+        self.client = MlflowClient(server or f"sqlite:///{folder.resolve() / 'mlflow.db'}")
+        self.artifacts = None if server else (folder.resolve() / "mlflow").as_uri()
         self.run = _id(folder, "mlflow", lambda: self._created(graph, folder))
         self.client.update_run(self.run, status="RUNNING")
 
@@ -271,12 +289,14 @@ class Mlflow:
         return str(self.client.create_run(experiment, run_name=folder.name).info.run_id)
 
     def log(self, values: Values, step: int) -> None:
-        """Record numbers by name, of which MLflow allows letters, digits and ``_-. :/``."""
+        """Record numbers; in their names MLflow allows letters, digits and ``_-. :/``."""
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
-        allowed = ((re.sub(r"[^\w\-. :/]", "_", name), value) for name, value in values.items())
-        numbers = [Metric(name, value, now, step) for name, value in allowed]
+        now_ms = int(1000 * time.time())
+        numbers: list[Metric] = []
+        for name, value in values.items():
+            allowed_name = re.sub(r"[^\w\-. :/]", "_", name)
+            numbers.append(Metric(allowed_name, value, now_ms, step))
         self.client.log_batch(self.run, metrics=numbers)
 
     def samples(self, name: str, rows: Sequence[SampleRow], step: int) -> None:
@@ -284,22 +304,26 @@ class Mlflow:
         self.client.log_table(self.run, columns_of(rows), f"samples/{name}-{step:06d}.json")
 
     def close(self, failed: bool) -> None:
-        """Say how the run ended."""
+        """Record how the run ended."""
         self.client.set_terminated(self.run, "FAILED" if failed else "FINISHED")
 
 
 TRACKERS: dict[str, Maker] = {"wandb": Wandb, "mlflow": Mlflow}
 
 
+def _table_row(values: Iterable[Any]) -> str:
+    return f"| {' | '.join(_cell(value) for value in values)} |"
+
+
 def _cell(value: Any) -> str:
-    """Return a cell of a table in markdown: one line in which nothing but text has a meaning."""
-    text = str(value if not isinstance(value, float) else f"{value:.4g}")
+    """Return a value as one line of text that has no markup for markdown or HTML."""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
     marked = re.sub(r"([\\`*_{}\[\]#|])", r"\\\1", escape(text, quote=False))
     return re.sub(r"\r\n?|\n", "<br>", marked)
 
 
 def _id(folder: Path, service: str, make: Callable[[], str]) -> str:
-    """Return the id by which a service knows the run: made once, and kept in the run directory."""
+    """Return the id by which a service knows the run: created once, and stored in the run directory."""
     file = folder / IDS
     ids: dict[str, str] = read_json(file) if file.is_file() else {}
     if service not in ids:

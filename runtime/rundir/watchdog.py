@@ -1,6 +1,7 @@
-"""A watchdog reads a run's metrics, and says once where it learns nothing, collapses, or engines drift apart.
+"""A watchdog that reads a run's metrics: it reports a run that does not learn, or whose engines drift apart.
 
-A rule speaks up once its bounds have held for so many iterations in a row: they are all in watchdog.yaml.
+A rule raises an alarm once its bounds have held for so many iterations in a row; all of them are in
+watchdog.yaml.
 """
 
 import math
@@ -14,11 +15,21 @@ import yaml
 
 from rlgraph.ir.plan import Plan
 
-FIRST = 5  # lines whose mean is what a metric began with
+BASELINE_LINES = 5  # the first lines that have a metric: their mean is its baseline
 
 
 class Rule(NamedTuple):
-    """Something that goes wrong, as watchdog.yaml describes it."""
+    """Something that goes wrong, as watchdog.yaml describes it.
+
+    Attributes:
+        name: the rule's key in the file.
+        when: bounds that have to hold together, as ``METRIC >= NUMBER`` or ``METRIC <= NUMBER baseline``.
+        times: iterations in a row for which they have to hold.
+        law: what the alarm says, with ``{value}`` and ``{first}``.
+        why: what it means.
+        edits: edits of the graph that may help, with names that ``_edit_values`` gives.
+        stale: whether the rule is for runs with (true) or without (false) rows of older weights; None: both.
+    """
 
     name: str
     when: str
@@ -36,95 +47,146 @@ def rules() -> list[Rule]:
 
 
 class Watchdog:
-    """Reads a run's metrics line by line; each rule speaks up once, of each node."""
+    """Reads a run's metrics line by line; each rule raises at most one alarm per node.
+
+    Invariants:
+        - ``baseline`` has at most the first ``BASELINE_LINES`` values of each metric.
+        - ``streak`` counts, per rule and node, the lines in a row in which the rule's bounds have held; lines
+          that lack a metric of the rule count neither way.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.rules = plan, [rule for rule in rules() if rule.stale in (None, _has_old_rows(plan))]
-        self.began: dict[str, list[float]] = defaultdict(list)
-        self.held: Counter[tuple[str, str]] = Counter()  # rule, node -> lines in a row
-        self.spoke = set[tuple[str, str]]()
+        has_old_rows = _has_old_rows(plan)
+        self.plan = plan
+        self.rules = [rule for rule in rules() if rule.stale is None or rule.stale == has_old_rows]
+        self.baseline: dict[str, list[float]] = defaultdict(list)
+        self.streak: Counter[tuple[str, str]] = Counter()
+        self.alarmed: set[tuple[str, str]] = set()
 
     def add(self, line: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Take a line of metrics; return the alarms that there are now (rlgraph/printing/alarm.py)."""
-        values = {name: v for name, v in line.items() if isinstance(v, int | float) and math.isfinite(v)}
-        for name, value in values.items():
-            self.began[name] += [value] * (len(self.began[name]) < FIRST)
-        alarms = []
-        for rule, node in ((one, node) for one in self.rules for node in _nodes(one, values)):
-            bounds = [bound.replace("*", node).split() for bound in rule.when.split(", ")]
-            if any(name not in values for name, *_ in bounds):
-                continue  # an iteration that measures less tells nothing
-            holds = all(self._holds(*bound, values=values) for bound in bounds)
-            self.held[rule.name, node] = self.held[rule.name, node] + 1 if holds else 0
-            if self.held[rule.name, node] == rule.times and (rule.name, node) not in self.spoke:
-                self.spoke.add((rule.name, node))
-                alarms.append({"step": line["step"], **self._alarm(rule, node, values)})
+        """Read a line of metrics; return the alarms that it raises (rlgraph/printing/alarm.py)."""
+        values: dict[str, float] = {}
+        for name, value in line.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                values[name] = value
+                if len(self.baseline[name]) < BASELINE_LINES:
+                    self.baseline[name].append(value)
+        alarms: list[dict[str, Any]] = []
+        for rule in self.rules:
+            for node in _nodes(rule, values):
+                if self._raises_alarm(rule, node, values):
+                    alarms.append({"step": line["step"], **self._alarm(rule, node, values)})
         return alarms
 
-    def _holds(self, name: str, sign: str, bound: str, *first: str, values: Mapping[str, float]) -> bool:
-        began = self.began[name]
-        if first and len(began) < FIRST:
+    def _raises_alarm(self, rule: Rule, node: str, values: Mapping[str, float]) -> bool:
+        """Count this line for a rule; return whether its bounds have held often enough for the first time."""
+        bounds = [bound.replace("*", node).split() for bound in rule.when.split(", ")]
+        if any(name not in values for name, *_ in bounds):
             return False
-        limit = float(bound) * (sum(began) / FIRST if first else 1.0)
+        key = (rule.name, node)
+        if all(self._is_met(*bound, values=values) for bound in bounds):
+            self.streak[key] += 1
+        else:
+            self.streak[key] = 0
+        if self.streak[key] != rule.times or key in self.alarmed:
+            return False
+        self.alarmed.add(key)
+        return True
+
+    def _is_met(self, name: str, sign: str, number: str, *unit: str, values: Mapping[str, float]) -> bool:
+        """Return whether a bound holds; with a ``unit`` its number is a multiple of the metric's baseline."""
+        limit = float(number)
+        if unit:
+            baseline = self.baseline[name]
+            if len(baseline) < BASELINE_LINES:
+                return False
+            limit *= sum(baseline) / BASELINE_LINES
         if sign == ">=":
             return values[name] >= limit
-        # the rewards of one node may be alike while those of another tell samples apart
-        others = [] if first else [v for other, v in values.items() if other.endswith(f"/{name}")]
-        return max([values[name], *others]) <= limit
+        highest = values[name]
+        if not unit:
+            # the rewards of one node may be equal while those of another tell samples apart
+            same_metric = [value for other, value in values.items() if other.endswith(f"/{name}")]
+            highest = max([highest, *same_metric])
+        return highest <= limit
 
     def _alarm(self, rule: Rule, node: str, values: Mapping[str, float]) -> dict[str, Any]:
         name = rule.when.split()[0].replace("*", node)
-        numbers = {"value": values[name], "first": sum(self.began[name]) / len(self.began[name])}
-        names = _names(self.plan, node)
-        every = [edit.format_map(names) for edit in rule.edits if _named(edit) <= names.keys()]
-        edits = [edit for edit in every if not _is_set(self.plan, edit)]
+        baseline = self.baseline[name]
+        numbers = {"value": values[name], "first": sum(baseline) / len(baseline)}
+        edit_values = _edit_values(self.plan, node)
+        edits: list[str] = []
+        for template in rule.edits:
+            if _placeholders(template) <= edit_values.keys():
+                edit = template.format_map(edit_values)
+                if not _is_set(self.plan, edit):
+                    edits.append(edit)
         law = f"{rule.law.format_map(numbers)}: `{name}`, {rule.times} iterations in a row"
         return {"rule": rule.name, "law": law, "why": rule.why.format_map(numbers), "edits": edits}
 
 
 def _has_old_rows(plan: Plan) -> bool:
-    """Return whether updates have rows that older weights drew: ahead of training, kept, or replayed."""
-    kept = any(region.keep for region in plan.regions.values())
-    replayed = any(one.holds for one in plan.functions["train"].values())
-    return bool(plan.schedule.staleness) or kept or replayed
+    """Return whether updates train on rows of older weights: streamed, kept by a refill, or replayed."""
+    if plan.schedule.staleness:
+        return True
+    if any(region.keep for region in plan.regions.values()):
+        return True
+    return any(function.holds for function in plan.functions["train"].values())
 
 
 def _nodes(rule: Rule, values: Mapping[str, float]) -> list[str]:
-    """Return the nodes that have recorded the metric of a rule's first bound; "" where that is of no node."""
+    """Return the nodes that the ``*`` of a rule's first bound stands for; [""] if it has no ``*``."""
     start, star, end = rule.when.split()[0].partition("*")
-    names = [name.removeprefix(start) for name in values if name.startswith(start) and name.endswith(end)]
-    return [name.removesuffix(end) for name in names] if star else [""]
+    if not star:
+        return [""]
+    names = [name for name in values if name.startswith(start) and name.endswith(end)]
+    return [name.removeprefix(start).removesuffix(end) for name in names]
 
 
-def _names(plan: Plan, node: str) -> dict[str, Any]:
-    """Return the graph's names and values for edits: of a node, or of the first that updates a policy."""
-    functions, names = plan.functions["train"], dict[str, Any]()
-    for name, function in functions.items():
-        if "response_limit" in function.roles and "rollout" not in names:
-            n, tokens = function.attributes.get("n"), function.value("response_limit")
-            names |= {"rollout": name, "more_tokens": 2 * tokens} | ({"more_n": 2 * n} if n else {})
-    served = {name for name, model in plan.models.items() if model.serve}
-    updates = (step.node for step in plan.steps if step.updates and served & step.models.keys())
-    node = node or next(updates, "")
-    if node in functions and (held := plan.models.get(functions[node].model or "")):
-        names |= {"node": node, "model": functions[node].model}
-        differ = held.train and held.serve and held.serve.dtype != held.train.dtype
-        names |= {"dtype": held.train.dtype} if held.train and differ else {}
-        if held.optimizer and isinstance(held.optimizer.lr, float) and held.rate is None:
-            names |= {"half_lr": held.optimizer.lr / 2, "more_lr": 3 * held.optimizer.lr}
-        held_back = functions[node].attributes.get("kl_coef")
-        if isinstance(held_back, float) and "kl_coef" not in functions[node].courses:
-            names["more_kl"] = 4 * held_back or 0.001
-    return names
+def _edit_values(plan: Plan, node: str) -> dict[str, Any]:
+    """Return the names and values of the graph that edits may contain.
+
+    They are those of the first rollout, and of ``node`` or else of the first node that updates a policy.
+    """
+    functions = plan.functions["train"]
+    values: dict[str, Any] = {}
+    rollout = next((name for name, function in functions.items() if "response_limit" in function.roles), None)
+    if rollout is not None:
+        values["rollout"] = rollout
+        values["more_tokens"] = 2 * functions[rollout].value("response_limit")
+        samples_per_prompt = functions[rollout].attributes.get("n")
+        if samples_per_prompt:
+            values["more_n"] = 2 * samples_per_prompt
+
+    if not node:
+        served = {name for name, model in plan.models.items() if model.serve}
+        policy_updates = (step.node for step in plan.steps if step.updates and served & step.models.keys())
+        node = next(policy_updates, "")
+    if node not in functions:
+        return values
+    model = plan.models.get(functions[node].model or "")
+    if model is None:
+        return values
+    values["node"] = node
+    values["model"] = functions[node].model
+    if model.train and model.serve and model.serve.dtype != model.train.dtype:
+        values["dtype"] = model.train.dtype
+    if model.optimizer and isinstance(model.optimizer.lr, float) and model.rate is None:
+        values["half_lr"] = model.optimizer.lr / 2
+        values["more_lr"] = 3 * model.optimizer.lr
+    kl_coef = functions[node].attributes.get("kl_coef")
+    if isinstance(kl_coef, float) and "kl_coef" not in functions[node].courses:
+        values["more_kl"] = 4 * kl_coef or 0.001
+    return values
 
 
-def _named(edit: str) -> set[str]:
-    return {name for _, name, _, _ in Formatter().parse(edit) if name}
+def _placeholders(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
 def _is_set(plan: Plan, edit: str) -> bool:
-    """Return whether an edit of a node is what the graph has already."""
-    name, _, value = edit.partition("=")
-    node, _, attribute = name.partition(".")
+    """Return whether the graph already has the value that an edit of a node would set."""
+    path, _, value = edit.partition("=")
+    node, _, attribute = path.partition(".")
     function = plan.functions["train"].get(node)
-    return bool(function and str(function.attributes.get(attribute)) == value)
+    return function is not None and str(function.attributes.get(attribute)) == value

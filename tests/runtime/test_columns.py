@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlgraph.runtime.columns.part import LONG, Part, concat, gather
+from rlgraph.runtime.columns.part import LONG_ROW, Part, concat, gather
 from rlgraph.runtime.worker.worker import Worker
 
 
@@ -12,7 +12,7 @@ def ragged(rows):
     return Part(np.concatenate([*rows, np.zeros(0)]), np.cumsum([0, *map(len, rows)]))
 
 
-@pytest.mark.parametrize("longest", [4, 4 * LONG])  # by index, and row by row
+@pytest.mark.parametrize("longest", [4, 4 * LONG_ROW])  # by index, and row by row
 def test_rows_of_several_parts_come_in_the_order_asked_for(longest):
     random = np.random.default_rng(0)
     held = [random.normal(size=size) for size in random.integers(0, longest, 12)]

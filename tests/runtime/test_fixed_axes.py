@@ -20,7 +20,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.record_file import RecordMetadata, read, steps_of, write
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.printing.column_text import lineage_text
-from rlgraph.runtime.columns.part import LONG, Part, concat, gather, load, save, unpack
+from rlgraph.runtime.columns.part import LONG_ROW, Part, concat, gather, load, save, unpack
 from rlgraph.runtime.columns.shared_memory import LEAST
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.messages.tasks import HOST, ColumnRef, Task
@@ -47,7 +47,7 @@ def part(lengths: list[int], *fixed: int, dtype: Any = np.int16) -> Part:
 
 @given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), long=st.booleans(), data=st.data())
 def test_rows_are_gathered_with_all_of_their_values(lengths: list[int], long: bool, data: Any) -> None:
-    held = part([length * LONG * 2 * long + length for length in lengths], 2, 3)
+    held = part([length * LONG_ROW * 2 * long + length for length in lengths], 2, 3)
     picks = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=5))
     taken, both = gather([held], picks), concat([held, held])
     rows = [unpack(held)[row] for row in range(len(lengths))]
