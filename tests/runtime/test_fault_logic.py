@@ -95,7 +95,7 @@ class Tries:
 
     def __init__(self, folder: Path, losses: int, restarts: int, error: Exception | None = None) -> None:
         self.plan = SimpleNamespace(schedule=SimpleNamespace(restarts=restarts))
-        self.signals = SimpleNamespace(came=[])
+        self.signals = SimpleNamespace(reasons=[])
         self.folder, self.progress = RunDir.fresh(folder, "ones"), self
         self.losses, self.error = losses, error
         self.resumed: list[bool] = []
