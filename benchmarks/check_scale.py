@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from rlgraph.check import check_graph
+from rlgraph.request import PlanRequest
 
 TARGETS = {1_000: 2.0, 10_000: 5.0}  # seconds
 HEAD = """graph: wide
@@ -47,7 +48,7 @@ def best(count: int) -> float:
 
 def seconds(path: Path) -> float:
     start = time.perf_counter()
-    check_graph(str(path), devices=8)
+    check_graph(PlanRequest(str(path), devices=8))
     return time.perf_counter() - start
 
 

@@ -18,12 +18,16 @@ import textwrap
 import time
 from pathlib import Path
 
+from rlgraph.autoplace import autoplace
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.reports.layout_search import Candidate, autoplace, layouts, overrides
-from rlgraph.reports.layout_text import contest_text
+from rlgraph.request import PlanRequest
+from rlgraph.search.candidate import Candidate
+from rlgraph.search.layout_search import layouts
+from rlgraph.search.moves import overrides
+from rlgraph.search.text import contest_text
 from rlgraph.units import range_text
 
 MODEL = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16"]
@@ -73,7 +77,8 @@ def _plan(cluster: str) -> float:
 
 def _search(graph: str, cluster: str) -> None:
     start = time.perf_counter()
-    found, best = autoplace(graph, MODEL, Target(cluster))
+    found, compilation = autoplace(PlanRequest(graph, MODEL, target=Target(cluster)))
+    best = compilation.plan
     took = time.perf_counter() - start
     default = seconds(compile_graph(graph, MODEL, target=Target(cluster)))
     print(
@@ -85,7 +90,7 @@ def _search(graph: str, cluster: str) -> None:
 
 def _against_everything(graph: str, cluster: str) -> None:
     target = Target(cluster)
-    found, _ = autoplace(graph, MODEL, target)
+    found, _ = autoplace(PlanRequest(graph, MODEL, target=target))
     plan = compile_graph(graph, MODEL, target=target)
     times = []
     for layout in layouts(plan, range(16), 8):
@@ -110,7 +115,8 @@ def _large(folder: Path) -> None:
 
 def _placed(given: list[str], target: Target) -> tuple[list[Candidate], Plan]:
     start, used = time.perf_counter(), time.process_time()
-    candidates, best = autoplace("grpo", given, target)
+    candidates, compilation = autoplace(PlanRequest("grpo", given, target=target))
+    best = compilation.plan
     took, used = time.perf_counter() - start, time.process_time() - used
     print(f"  {len(candidates)} layouts in {took:.1f} s, {used:.1f} s of a processor")
     return candidates, best

@@ -27,13 +27,14 @@ from pathlib import Path
 
 import yaml
 
+from rlgraph.autoplace import evaluator
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.calibration import Calibration
 from rlgraph.costs.detect import load_cluster
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import Scenario, predict
-from rlgraph.reports.layout_search import planner
+from rlgraph.request import PlanRequest
 from rlgraph.units import middle
 
 ROWS = Path(__file__).with_suffix(".yaml")
@@ -123,10 +124,9 @@ class Run:
 
     def calibrated(self, factors: Mapping[str, float]) -> float:
         """Return the middle of an iteration's seconds with these factors on kinds of work."""
-        scenario, plan = (
-            Scenario.of(self.target),
-            planner(self.planned_graph, self.settings, self.target, load_cluster(self.cluster))({}),
-        )
+        scenario = Scenario.of(self.target)
+        request = PlanRequest(self.planned_graph, self.settings, target=self.target)
+        plan = evaluator(request).plan({})
         calibration = Calibration(calibration="phases", **{kind: [f, f] for kind, f in factors.items()})
         told = predict(plan, replace(scenario, calibration=calibration), must_fit=False).predicted
         assert told

@@ -17,6 +17,7 @@ from typing import Any
 
 from check_scale import graph
 
+from rlgraph.request import PlanRequest
 from rlgraph.view.contents import contents
 from rlgraph.view.page import page
 from rlgraph.view.subject import subject
@@ -40,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         driver = browser()
         print(f"chromium {driver.capabilities['browserVersion']}, best of 3")
-        size = len(page(contents(subject("grpo", devices=8))).encode())
+        size = len(page(contents(subject(PlanRequest("grpo", devices=8)))).encode())
         print(f"  grpo: {size / 1e6:.2f} MB  (target: under {SIZE / 1e6} MB, {size / SIZE:.2f} of it)")
         for count in (10, 100, 1_000, 2_000):
             show(driver, count, Path(folder))
@@ -49,7 +50,7 @@ def main() -> None:
 
 def show(driver: Any, count: int, folder: Path) -> None:
     (folder / "wide.yaml").write_text(graph(count))
-    new = subject(str(folder / "wide.yaml"), devices=8)
+    new = subject(PlanRequest(str(folder / "wide.yaml"), devices=8))
     start = time.perf_counter()
     text = page(contents(new))
     made = time.perf_counter() - start

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import Compilation
 from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
 from rlgraph.frontend.compose import as_written, setting
@@ -22,7 +22,7 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.measured import read_metrics
-from rlgraph.syntax.interpolate import interpolate
+from rlgraph.request import PlanRequest
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow, show_text
 from rlgraph.view.contents import contents
@@ -31,7 +31,7 @@ from rlgraph.view.drawings.dot import dot, picture
 from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.page import page
 from rlgraph.view.recorded import metrics_so_far, read_timeline
-from rlgraph.view.subject import Subject, subject
+from rlgraph.view.subject import Subject, recorded
 from rlgraph.view.trace import trace
 
 Edit = Mapping[str, Any]  # a mapping such as {"remove": ["values"]}
@@ -103,7 +103,7 @@ class Algorithm:
 
     def tree(self) -> Tree:
         """Return the composed graph."""
-        return interpolate(self.written())
+        return self._compilation().tree
 
     def check(self) -> Algorithm:
         """Return the same graph, if nothing is wrong with it.
@@ -111,7 +111,7 @@ class Algorithm:
         Raises:
             GraphError: with every problem found.
         """
-        self._planned(0, None)
+        _ = self._compilation(devices=0).plan
         return self
 
     def plan(self, cluster: str | None = None, *, devices: int | None = None, **sizes: Any) -> Planned:
@@ -125,10 +125,16 @@ class Algorithm:
         Raises:
             GraphError: with every problem found, or how it does not fit.
         """
-        return Planned(self._planned(devices, Target(cluster, **sizes) if cluster else None, local_device()))
+        target = Target(cluster, **sizes) if cluster else None
+        return Planned(self._compilation(devices, target, local_device()).plan)
 
-    def _planned(self, devices: int | None, target: Target | None, device: str = "cpu") -> Plan:
-        return compile_graph(self.graph, self.settings, devices, target, device=device, tree=self.tree())
+    def _compilation(
+        self, devices: int | None = None, target: Target | None = None, device: str = "cpu"
+    ) -> Compilation:
+        edited = self.written()
+        return Compilation(
+            PlanRequest(self.graph, self.settings, devices, target, device=device, edited=edited)
+        )
 
     def save(self, path: str | Path) -> Algorithm:
         """Write it as a graph that extends this one by its edits, and load that."""
@@ -272,7 +278,8 @@ class Run(Page):
 
     def trace(self) -> str:
         """Return a timeline for ui.perfetto.dev, predicted and measured."""
-        return trace(subject(str(self.folder)).plan, read_timeline(self.folder), metrics_so_far(self.folder))
+        plan = recorded(self.folder).plan
+        return trace(plan, read_timeline(self.folder), metrics_so_far(self.folder))
 
     def html(self) -> str:
-        return page(contents(subject(str(self.folder))))
+        return page(contents(recorded(self.folder)))

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rlgraph.compiler import Lowered, compile_graph
+from rlgraph.compiler import Compilation
 from rlgraph.errors import GraphError, Problem
-from rlgraph.frontend.compose import compose
-from rlgraph.ir.plan import Plan, Target
-from rlgraph.syntax.source import Tree
+from rlgraph.ir.plan import Plan
+from rlgraph.request import PlanRequest
 from rlgraph.variables import hidden
-from rlgraph.warnings.laws import warnings_of
 
-Look = Callable[[Plan, Tree], Sequence[Problem]]
+Look = Callable[[Compilation], Sequence[Problem]]
 
 
 def check_graph(
-    graph: str,
-    overrides: Sequence[str] = (),
-    devices: int | None = None,
-    target: Target | None = None,
-    look: Look | None = None,
-    strict: bool = False,
+    request: PlanRequest, look: Look | None = None, strict: bool = False
 ) -> tuple[Plan, list[Problem]]:
     """Return the plan of a graph in which nothing is wrong, on whatever machine it is checked, and warnings.
 
     Args:
-        graph: a path, or the name of a shipped graph.
-        overrides: ``key=value`` settings.
-        devices: as many as the groups of the graph's engines fit into, unless given.
-        target: the cluster to check it for.
+        request: the graph; it is planned for as many devices as the groups of its engines fit into, where it
+            does not say for how many.
         look: raises what is wrong with models, data, tools and sandboxes, as a run does before it starts, and
             returns what is likely not meant.
         strict: raise warnings too.
@@ -38,20 +30,13 @@ def check_graph(
     Raises:
         GraphError: with every problem found.
     """
-    lowered: list[Lowered] = []
-    plan = compile_graph(graph, overrides, devices or 0, target, seen=lowered.append)
-    seen = look(plan, compose(graph, overrides)) if look else ()
-    return plan, [*warnings_of(plan, strict, lowered[0]), *seen]
+    compilation = Compilation(replace(request, devices=request.devices or 0))
+    plan = compilation.plan
+    warnings_of_files = look(compilation) if look else ()
+    return plan, [*compilation.warn(strict), *warnings_of_files]
 
 
-def check_report(
-    graph: str,
-    overrides: Sequence[str] = (),
-    devices: int | None = None,
-    target: Target | None = None,
-    look: Look | None = None,
-    strict: bool = False,
-) -> dict[str, Any]:
+def check_report(request: PlanRequest, look: Look | None = None, strict: bool = False) -> dict[str, Any]:
     """Return the data that ``rlgraph check --format json`` prints.
 
     It has ``ok``; ``problems`` and ``warnings``, each as ``problem_record`` makes it, with ``strict`` all of
@@ -60,13 +45,24 @@ def check_report(
     known: empty lists and null. See ``check_graph``.
     """
     try:
-        plan, warnings = check_graph(graph, overrides, devices, target, look, strict)
+        plan, warnings = check_graph(request, look, strict)
     except GraphError as error:
-        problems = [problem_record(problem) for problem in error.problems]
-        found: dict[str, Any] = {"warnings": [], "open": [], "steps": None, "pools": None}
-        return {"ok": False, "problems": problems, **found}
-    found = {"open": list(plan.open_values), "steps": len(plan.steps), "pools": dict(plan.pools)}
-    return {"ok": True, "problems": [], "warnings": [*map(problem_record, warnings)], **found}
+        return {
+            "ok": False,
+            "problems": [problem_record(problem) for problem in error.problems],
+            "warnings": [],
+            "open": [],
+            "steps": None,
+            "pools": None,
+        }
+    return {
+        "ok": True,
+        "problems": [],
+        "warnings": [problem_record(warning) for warning in warnings],
+        "open": list(plan.open_values),
+        "steps": len(plan.steps),
+        "pools": dict(plan.pools),
+    }
 
 
 def problem_record(problem: Problem) -> dict[str, Any]:
@@ -78,13 +74,17 @@ def problem_record(problem: Problem) -> dict[str, Any]:
     to say.
     """
     mark = problem.mark
-    typed = mark is not None and mark.source.name == "command line"
+    file = override = None
+    if mark and mark.source.name == "command line":
+        override = mark.source.text
+    elif mark:
+        file = mark.source.name
     return {
         "kind": problem.kind,
         "grade": problem.grade,
         "law": hidden(problem.law),
-        "file": mark.source.name if mark and not typed else None,
-        "override": mark.source.text if mark and typed else None,
+        "file": file,
+        "override": override,
         "line": mark.line if mark else None,
         "column": mark.column if mark else None,
         "accepted": list(problem.accepted),

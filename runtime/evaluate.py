@@ -10,6 +10,7 @@ from rlgraph.errors import RunError
 from rlgraph.files import read_json
 from rlgraph.ir.plan import Target
 from rlgraph.reports.plan_file import load
+from rlgraph.request import PlanRequest
 from rlgraph.runtime.run import Attempt, devices_there, ready
 from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.rundir.going_back import whole_checkpoint
@@ -59,7 +60,7 @@ def evaluate(
     elif (folder.path / "config.json").is_file():
         law = f"{what} is a model, and a graph says what is measured"
         raise RunError(f"{law}\n  rlgraph eval GRAPH models.policy.path={what}")
-    plan, tree, looked_at = ready(what, overrides, devices, target, there)
+    plan, tree, looked_at = ready(PlanRequest(what, overrides, devices, target), there)
     notes = [warning.render() for warning in looked_at.warnings]
     if saved:
         changed = changes(folder.path, read_json(folder.path / "plan.json"), plan)

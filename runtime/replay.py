@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from rlgraph.compiler import plan_tree
 from rlgraph.errors import RunError, nearest
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.lowering import plan_tree
 from rlgraph.nodes.support.record_file import about, read, steps_of
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.auto_settings import as_planned, fixed

@@ -10,16 +10,16 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import Compilation
 from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
 from rlgraph.files import read_json
-from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.nodes.support.data_file import local_path
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.device_groups import together, whole_hosts
-from rlgraph.reports.plan_file import is_plan, plan_given
+from rlgraph.reports.plan_file import check_inline, compilation_of, is_plan
+from rlgraph.request import PlanRequest
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
 from rlgraph.runtime.cluster.failures import LostError, of_files
@@ -37,7 +37,6 @@ from rlgraph.runtime.training import TrainingRun
 from rlgraph.syntax.source import NOWHERE, Tree
 from rlgraph.syntax.yaml_text import show_text
 from rlgraph.variables import referred, with_values
-from rlgraph.warnings.laws import warnings_of
 
 
 def run_graph(
@@ -95,7 +94,8 @@ def run_graph(
         os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
     there = devices_there(inline, address)
-    plan, tree, looked_at = ready(graph, overrides, devices, target, there, strict)
+    request = PlanRequest(graph, overrides, devices, target)
+    plan, tree, looked_at = ready(request, there, strict)
     path = run_dir or Path("runs") / plan.graph
     try:
         with (
@@ -132,32 +132,40 @@ def devices_there(inline: bool, address: str | None) -> Devices | None:
     return None if inline else of_ray(address) if address else of_machine()
 
 
-def ready(
-    graph: str,
-    overrides: Sequence[str],
-    devices: int | None,
-    target: Target | None,
-    there: Devices | None,
-    strict: bool = False,
-) -> tuple[Plan, Tree, LookedAt]:
+def ready(request: PlanRequest, there: Devices | None, strict: bool = False) -> tuple[Plan, Tree, LookedAt]:
     """Return a plan whose files have been looked at, its composed graph, and what they say, with the warnings
     of both.
 
-    Models at URLs are copied here first: their configurations say how large they are.
+    Models at URLs are copied here first: their configurations say how large they are. ``there`` are the
+    devices that the run may have; None: this process alone.
     """
-    tree = None if is_plan(graph) else compose(graph, overrides)
-    models = (tree.get("models") or Tree({}, NOWHERE)).items.values() if tree else ()
-    for path in (with_values(path.value) for model in models if (path := model.get("path"))):
-        local_path(str(path))
-    plan = _planned(graph, overrides, devices, target, there, tree)
-    assert plan.origin
-    tree = tree or compose(plan.origin.graph, plan.origin.overrides)
-    warnings = warnings_of(plan, strict)
-    looked_at = preflight(plan, tree, strict)
+    if there:
+        request = replace(request, here=there.cluster, device=there.kind)
+    else:
+        request = replace(request, device=local_device())
+    compilation = compilation_of(request, inline=there is None)
+    if not is_plan(request.graph):
+        _copy_models(compilation.tree)
+    plan = compilation.plan
+    if there:
+        agree(plan, there)
+    else:
+        check_inline(compilation)
+        plan = in_one_process(plan)
+    warnings = compilation.warn(strict)
+    looked_at = preflight(plan, compilation.tree, strict)
     looked_at = replace(looked_at, warnings=[*warnings, *looked_at.warnings])
     if looked_at.iterations is not None:
         plan = _as_long(plan, looked_at.iterations, there)
-    return plan, tree, looked_at
+    return plan, compilation.tree, looked_at
+
+
+def _copy_models(tree: Tree) -> None:
+    """Copy the models of a graph that are at URLs to this machine."""
+    models = tree.get("models") or Tree({}, None)
+    for model in models.items.values():
+        if path := model.get("path"):
+            local_path(str(with_values(path.value)))
 
 
 def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
@@ -173,30 +181,13 @@ def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
     return [*kept, *(f"changed from here on: {change}" for change in changed)]
 
 
-def _planned(
-    graph: str,
-    overrides: Sequence[str],
-    devices: int | None,
-    target: Target | None,
-    there: Devices | None,
-    tree: Tree | None,
-) -> Plan:
-    """Return the plan for the devices that there are; None: for this process alone."""
-    if there is None:
-        plan = plan_given(graph, overrides, devices, True, target, tree, device=local_device())
-        return in_one_process(plan)
-    plan = plan_given(graph, overrides, devices, False, target, tree, there.cluster, there.kind)
-    agree(plan, there)
-    return plan
-
-
 def _as_long(plan: Plan, iterations: int, there: Devices | None) -> Plan:
     """Return the plan of so many iterations in place of epochs, once the data have said how many they are."""
     assert plan.origin
-    origin = plan.origin
-    settings = (*origin.overrides, "schedule.epochs=null", f"schedule.iterations={iterations}")
-    here = there.cluster if there else None
-    longer = compile_graph(origin.graph, settings, origin.devices, origin.target, here, plan.device)
+    request = PlanRequest.again(plan.origin, plan.device, there.cluster if there else None)
+    longer = Compilation(
+        request.with_overrides("schedule.epochs=null", f"schedule.iterations={iterations}")
+    ).plan
     return longer if there else in_one_process(longer)
 
 

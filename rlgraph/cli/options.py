@@ -15,7 +15,7 @@ import click
 from rlgraph.errors import fitted, visible
 
 if TYPE_CHECKING:
-    from rlgraph.ir.plan import Target
+    from rlgraph.request import PlanRequest
 
 
 NARROWEST, WIDEST = 40, 120  # columns that text is fitted to: longer lines are hard to read
@@ -80,8 +80,12 @@ def _shares(ctx: click.Context, option: click.Parameter, given: Sequence[str]) -
     return shares
 
 
-def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --cluster and its companions, as the one argument ``target``."""
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --cluster and its companions.
+
+    With the graph, the overrides and the devices, which it has to take as well, they are the one argument
+    ``request``.
+    """
 
     @click.option(
         "--cluster",
@@ -128,17 +132,26 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Share of a device's memory that stays free, for --cluster; 0.05 unless its file says another.",
     )
     @functools.wraps(command)
-    def with_target(*args: Any, cluster: str | None, **options: Any) -> Any:
+    def with_request(
+        *args: Any,
+        graph: str,
+        overrides: Sequence[str],
+        devices: int | None,
+        cluster: str | None,
+        **options: Any,
+    ) -> Any:
         from rlgraph.ir.plan import Target
+        from rlgraph.request import PlanRequest
 
         names = [field.name for field in fields(Target) if field.name != "cluster"]
         details = {name: options.pop(name) for name in names}
         if cluster is None and any(value not in (None, {}) for value in details.values()):
             *others, last = (f"--{name.replace('_', '-')}" for name in names)
             raise click.UsageError(f"{', '.join(others)} and {last} are for --cluster")
-        return command(*args, target=Target(cluster, **details) if cluster else None, **options)
+        target = Target(cluster, **details) if cluster else None
+        return command(*args, request=PlanRequest(graph, overrides, devices, target), **options)
 
-    return with_target
+    return with_request
 
 
 def drawing_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,11 +185,11 @@ NO_CODE = click.option(
 )
 
 
-def is_saved(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None = None) -> bool:
+def is_saved(request: PlanRequest) -> bool:
     """Return whether a saved plan was given in place of a graph; it goes with no settings."""
     from rlgraph.reports.plan_file import SETTLED, is_plan
 
-    saved = is_plan(graph)
-    if saved and (overrides or devices or target):
-        raise click.UsageError(f"{graph} {SETTLED}")
+    saved = is_plan(request.graph)
+    if saved and (request.overrides or request.devices):
+        raise click.UsageError(f"{request.graph} {SETTLED}")
     return saved

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -15,8 +16,10 @@ from rlgraph.cli import options
 
 if TYPE_CHECKING:
     from rlgraph.check import Look
+    from rlgraph.compiler import Compilation
     from rlgraph.errors import Problem
-    from rlgraph.ir.plan import Plan, Target
+    from rlgraph.ir.plan import Plan
+    from rlgraph.request import PlanRequest
     from rlgraph.view.drawings.boxes import DrawingOptions
 
 
@@ -26,18 +29,15 @@ if TYPE_CHECKING:
 @options.DEVICES
 @options.form_option("text", "json")
 @click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
-@options.target_options
+@options.request_options
 @options.STRICT
 @options.NO_CODE
 @click.pass_context
 def check(
     ctx: click.Context,
-    graph: str,
-    overrides: Sequence[str],
-    devices: int | None,
+    request: PlanRequest,
     form: str,
     files: bool,
-    target: Target | None,
     strict: bool,
 ) -> None:
     """Find every error of a graph, and what it likely does not mean, without models, data or devices.
@@ -48,25 +48,24 @@ def check(
     Python files that the graph names are loaded, which runs them; --no-code refuses them.
     """
     from rlgraph.check import check_graph, check_report
-    from rlgraph.syntax.source import Tree
 
-    if devices and target:
+    if request.devices and request.target:
         raise click.UsageError(options.TOO_MANY)
     look: Look | None = None
     lengths: list[int | None] = []
     if files:
         from rlgraph.runtime.preflight import preflight
 
-        def look(plan: Plan, tree: Tree) -> Sequence[Problem]:
-            looked_at = preflight(plan, tree, strict)
+        def look(compilation: Compilation) -> Sequence[Problem]:
+            looked_at = preflight(compilation.plan, compilation.tree, strict)
             lengths.append(looked_at.iterations)
             return [*looked_at.warnings]
 
     if form == "json":
-        report = check_report(graph, overrides, devices, target, look, strict)
+        report = check_report(request, look, strict)
         click.echo(json.dumps(report, indent=2))
         ctx.exit(0 if report["ok"] else 1)
-    plan, warnings = check_graph(graph, overrides, devices, target, look, strict)
+    plan, warnings = check_graph(request, look, strict)
     for name in plan.open_values:
         options.say(f"still open: {name} (give it as {name}=...)")
     on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
@@ -109,7 +108,7 @@ DRAWN = ("svg", "png", "dot", "mermaid")
     metavar="PLAN",
     help="Show instead what is different from this saved plan: exit 0 for nothing, 1 for something.",
 )
-@options.target_options
+@options.request_options
 @click.option(
     "--autoplace",
     is_flag=True,
@@ -134,13 +133,10 @@ DRAWN = ("svg", "png", "dot", "mermaid")
 @click.pass_context
 def plan(
     ctx: click.Context,
-    graph: str,
-    overrides: Sequence[str],
-    devices: int | None,
+    request: PlanRequest,
     form: str | None,
     against: Path | None,
     output: TextIO,
-    target: Target | None,
     autoplace: bool,
     brief: bool,
     drawn: DrawingOptions,
@@ -156,7 +152,6 @@ def plan(
     from rlgraph.view.drawings.boxes import SHOWN
     from rlgraph.view.drawings.dot import picture
     from rlgraph.view.terminal import terminal_text
-    from rlgraph.warnings.laws import warnings_of
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
@@ -165,10 +160,15 @@ def plan(
     if against and form != "text":
         raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
     old = load(against) if against else None
+    compilation = None
     if autoplace:
-        shown = _placed(graph, overrides, devices, target)
+        compilation = _best_layout(request)
+        shown = compilation.plan
+    elif options.is_saved(request):
+        shown = _saved_plan(request)
     else:
-        shown = _asked(graph, overrides, devices, old, target)
+        compilation = _compilation(request, old)
+        shown = compilation.plan
     if old:
         text = against_text(old, shown)
         options.say(text, file=output, nl=False)
@@ -186,10 +186,10 @@ def plan(
         else:
             click.echo(terminal_text(shown, width), nl=False)
     else:
-        planned = Planned(shown, compiled=not options.is_saved(graph, (), None))
+        planned = Planned(shown, compiled=compilation is not None)
         write = getattr(planned, form) if form != "text" else planned.__str__
         click.echo(write(**(vars(drawn) if form in DRAWN else {})), file=output, nl=False)
-    for warning in () if options.is_saved(graph, (), None) else warnings_of(shown):
+    for warning in compilation.warnings if compilation else ():
         options.say(f"\n{warning.render()}", err=True)
 
 
@@ -205,43 +205,42 @@ def _brief(plan: Plan, form: str) -> str:
     return "\n".join(headline_text(plan)) if form == "text" else json.dumps(told, indent=1)
 
 
-def _placed(graph: str, overrides: Sequence[str], devices: int | None, target: Target | None) -> Plan:
-    """Return the best plan that a search finds; its findings are printed beside the plan."""
-    from rlgraph.reports.layout_search import autoplace
-    from rlgraph.reports.layout_text import contest_text
-    from rlgraph.reports.stream_offer import offer
+def _best_layout(request: PlanRequest) -> Compilation:
+    """Return the compilation of the best layout that a search finds; its findings are printed beside it."""
+    from rlgraph.autoplace import autoplace, offer
+    from rlgraph.search.text import contest_text
 
-    if target is None or devices is not None or options.is_saved(graph, (), None):
+    if request.target is None or request.devices is not None or options.is_saved(request):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
-    candidates, best = autoplace(graph, overrides, target)
-    streams = offer(graph, overrides, target, candidates)
+    candidates, best = autoplace(request)
+    streams = offer(request, candidates)
     options.say(contest_text(candidates, options.columns(sys.stderr) or 100, streams), err=True)
     return best
 
 
-def _asked(
-    graph: str, overrides: Sequence[str], devices: int | None, old: Plan | None, target: Target | None
-) -> Plan:
-    """Return the plan that was asked for; compared with an old one, for as many devices by default.
-
-    A saved plan is shown as it is, or planned again for the cluster that is given.
-    """
-    from rlgraph.compiler import compile_graph
-    from rlgraph.costs.detect import local_device
+def _saved_plan(request: PlanRequest) -> Plan:
+    """Return a saved plan as it is, or planned again for the cluster that is given."""
+    from rlgraph.compiler import Compilation
     from rlgraph.reports.plan_file import load
+    from rlgraph.request import PlanRequest
 
-    if devices is not None and target:
+    saved = load(Path(request.graph))
+    if request.target is None or saved.origin is None:
+        return saved
+    return Compilation(replace(PlanRequest.again(saved.origin), target=request.target)).plan
+
+
+def _compilation(request: PlanRequest, old: Plan | None) -> Compilation:
+    """Return the compilation of a graph; compared with an old plan, for as many devices by default."""
+    from rlgraph.compiler import Compilation
+    from rlgraph.costs.detect import local_device
+
+    if request.devices is not None and request.target:
         raise click.UsageError(options.TOO_MANY)
-    if options.is_saved(graph, overrides, devices):
-        saved = load(Path(graph))
-        if target is None or saved.origin is None:
-            return saved
-        origin = saved.origin
-        return compile_graph(origin.graph, origin.overrides, origin.devices, target)
-    device = old.device if old else local_device()
-    if devices is None and old and old.origin and not target:
-        devices = old.origin.devices
-    return compile_graph(graph, overrides, devices, target, device=device)
+    request = replace(request, device=old.device if old else local_device())
+    if request.devices is None and old and old.origin and not request.target:
+        request = replace(request, devices=old.origin.devices)
+    return Compilation(request)
 
 
 @click.command()

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, STRICT, is_saved, say, target_options
+from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, STRICT, is_saved, request_options, say
 from rlgraph.units import seconds_of
 
 if TYPE_CHECKING:
-    from rlgraph.ir.plan import Target
+    from rlgraph.request import PlanRequest
 
 
 def _iterations(text: str | None) -> tuple[int, ...]:
@@ -85,19 +85,20 @@ TRACK = click.option(
     help="What processes of the run write into logs/, from this level on.",
 )
 @STRICT
-@target_options
-def run(
-    graph: str, overrides: Sequence[str], devices: int | None, target: Target | None, **options: Any
-) -> None:
+@request_options
+def run(request: PlanRequest, **options: Any) -> None:
     """Compile a graph, or take a plan saved by `rlgraph plan GRAPH -o plan.json`, and train."""
-    is_saved(graph, overrides, devices, target)
+    if is_saved(request) and request.target:
+        from rlgraph.reports.plan_file import SETTLED
+
+        raise click.UsageError(f"{request.graph} {SETTLED}")
     from rlgraph.runtime.run import run_graph
 
-    run_graph(graph, overrides, devices, target=target, **options)
+    run_graph(request.graph, request.overrides, request.devices, target=request.target, **options)
 
 
 @click.command("eval")
-@click.argument("what", metavar="RUN|GRAPH")
+@click.argument("graph", metavar="RUN|GRAPH")
 @OVERRIDES
 @DEVICES
 @click.option("--checkpoint", metavar="NAME", help="Of the run, as step-000100 or best  [the last one]")
@@ -107,15 +108,15 @@ def run(
 @ADDRESS
 @INLINE
 @TRACK
-@target_options
-def evaluate(what: str, overrides: Sequence[str], devices: int | None, **options: Any) -> None:
+@request_options
+def evaluate(request: PlanRequest, **options: Any) -> None:
     """Evaluate a checkpoint of a run, or the models that a graph names, as models.policy.path=DIR.
 
     It measures what the graph's section `eval` says; KEY=VALUE may change that.
     """
     from rlgraph.runtime.evaluate import evaluate
 
-    evaluate(what, overrides, devices, **options)
+    evaluate(request.graph, request.overrides, request.devices, target=request.target, **options)
 
 
 @click.command()

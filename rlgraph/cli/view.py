@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,20 +17,20 @@ from rlgraph.cli.options import (
     TOO_MANY,
     columns,
     form_option,
+    request_options,
     say,
-    target_options,
     tell,
 )
 
 if TYPE_CHECKING:
-    from rlgraph.ir.plan import Target
+    from rlgraph.request import PlanRequest
 
 
 @click.command()
-@click.argument("shown", metavar="GRAPH|PLAN|RUN")
+@click.argument("graph", metavar="GRAPH|PLAN|RUN")
 @OVERRIDES
 @DEVICES
-@target_options
+@request_options
 @click.option("--against", metavar="GRAPH|PLAN|RUN", help="Show also what is different from this one.")
 @form_option("html", "trace", help="trace: a timeline for ui.perfetto.dev, of a run with what was measured.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file  [<graph>.html]")
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="For --serve.")
 @NO_CODE
 def view(
-    shown: str,
-    overrides: Sequence[str],
-    devices: int | None,
-    target: Target | None,
+    request: PlanRequest,
     against: str | None,
     form: str,
     output: Path | None,
@@ -62,16 +59,16 @@ def view(
 
     if follow and not serve:
         raise click.UsageError("--follow is for --serve")
-    if devices is not None and target:
+    if request.devices is not None and request.target:
         raise click.UsageError(TOO_MANY)
     if serve and (output or form == "trace"):
         raise click.UsageError("--serve writes no file and serves a page: leave out -o and --format trace")
-    settled = (overrides, devices, target)
-    new, old = subject(shown, *settled), subject(against, (), devices, target) if against else None
+    new = subject(request)
+    old = subject(replace(request, graph=against, overrides=())) if against else None
     if serve:
         from rlgraph.view.serve import server
 
-        with server(lambda: contents(subject(shown, *settled), old), port, follow) as serving:
+        with server(lambda: contents(subject(request), old), port, follow) as serving:
             click.echo(f"http://127.0.0.1:{serving.server_port} (Ctrl-C to stop)")
             try:
                 serving.serve_forever()

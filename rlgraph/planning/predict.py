@@ -12,7 +12,7 @@ from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
-from rlgraph.errors import GraphError, fail
+from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.ir.prediction import Prediction
 from rlgraph.planning.auto_settings import in_flight, settle, synced
@@ -22,9 +22,9 @@ from rlgraph.planning.host_memory import fits, held_bytes, hosts_hold, kept_on_h
 from rlgraph.planning.lending import lend_where_it_pays
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
-from rlgraph.planning.remedies import refuse
 from rlgraph.planning.simulate import busy, depth, period, simulate, steady, weighed
 from rlgraph.planning.stream_forecast import drawn_in_rounds, forecast
+from rlgraph.printing.plan_text import memory_text
 from rlgraph.units import size_text
 
 
@@ -55,6 +55,27 @@ class Scenario:
         return workload(plan, **self.assumptions)
 
 
+class DoesNotFitError(GraphError):
+    """A plan needs more memory than its devices have.
+
+    Attributes:
+        pricing: of the plan, with every move of engines that helps.
+        unmoved: the plan without these moves, with everything settled.
+    """
+
+    def __init__(self, pricing: Pricing, unmoved: Plan) -> None:
+        self.pricing = pricing
+        self.unmoved = unmoved
+        peaks = pricing.peaks()
+        pool, worst = max(peaks.items(), key=lambda item: item[1].lacks)
+        needed, capacity = size_text(worst.bytes), size_text(worst.capacity)
+        law = f"{pricing.plan.graph} does not fit on {pricing.cluster.cluster}: "
+        law += f"a device of pool {pool} needs {needed} in `{worst.step}` and has {capacity}"
+        if worst.free:
+            law += f", of which {size_text(worst.free)} stay free"
+        super().__init__([Problem("does-not-fit", law, drawing="\n".join(memory_text(peaks)))])
+
+
 def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
     """Return the plan with ``seconds`` and ``bytes`` of its training steps, ``peak`` and ``predicted``.
 
@@ -64,14 +85,14 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
         must_fit: refuse a plan that its devices do not hold.
 
     Raises:
-        GraphError: a model of unknown size, a pool larger than the cluster, or a plan that does not fit, with
-            where its memory goes and the changes that would make it fit.
+        DoesNotFitError: the plan does not fit; with where its memory goes.
+        GraphError: a model of unknown size, or a pool larger than the cluster.
     """
     alone = laid_out(plan, scenario)
     pricing, before = lend_where_it_pays(plan, alone, lambda one: laid_out(one, scenario), _predicted)
     peak = {pool: replace(one, host=+kept_on_host(pricing, pool)) for pool, one in pricing.peaks().items()}
     if must_fit and not all(pool.fits for pool in peak.values()):
-        raise refuse(pricing, before, lambda changed: _seconds(plan, changed, scenario))
+        raise DoesNotFitError(pricing, before)
     hosts_hold(pricing)
     return replace(priced(pricing), peak=peak)
 
@@ -85,26 +106,6 @@ def priced(pricing: Pricing) -> Plan:
     plan = replace(pricing.plan, steps=steps)
     told = headline(replace(pricing, plan=plan), predicted)
     return replace(plan, predicted=replace(predicted, headline=told))
-
-
-def _seconds(plan: Plan, changed: Plan, scenario: Scenario) -> tuple[float, float] | None:
-    """Return the seconds of a changed plan, with what is ``auto`` settled anew; None: it does not fit."""
-    models = {}
-    for name, model in changed.models.items():
-        before, train, serve = plan.models[name], model.train, model.serve
-        if before.serve and serve:
-            opened = {key: "auto" for key in ("cache_tokens", "sync") if getattr(before.serve, key) == "auto"}
-            serve = serve.model_copy(update=opened)
-        if before.train and train and before.train.recompute == "auto" and not train.activation_offload:
-            train = train.model_copy(update={"recompute": "auto"})
-        models[name] = replace(model, train=train, serve=serve)
-    hosts = -(-sum(changed.pools.values()) // scenario.cluster.devices)
-    cluster = scenario.cluster.model_copy(update={"hosts": max(hosts, scenario.cluster.hosts)})
-    try:
-        pricing, _ = laid_out(replace(changed, models=models), replace(scenario, cluster=cluster))
-    except GraphError:  # as a group of devices that would reach over two hosts
-        return None
-    return _predicted(pricing).seconds if fits(pricing) else None
 
 
 def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:

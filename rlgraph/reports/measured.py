@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rlgraph.costs.calibration import TICK, calibration_text
+from rlgraph.costs.calibration import TICK, Calibration, calibration_text, fit
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.hardware import Cluster
@@ -21,9 +21,15 @@ from rlgraph.costs.model_size import Size
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import RunError
+from rlgraph.frontend.compose import as_written
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.planning.predict import priced
+from rlgraph.lowering import plan_tree
+from rlgraph.planning.auto_settings import as_planned, fixed
+from rlgraph.planning.predict import Scenario, priced
 from rlgraph.reports.plan_file import load
+from rlgraph.request import PlanRequest
+from rlgraph.search.evaluate import Evaluator
+from rlgraph.syntax.source import Tree
 from rlgraph.units import middle
 
 MetricsLine = Mapping[str, Any]
@@ -205,6 +211,34 @@ class Priced:
                 ratio = max(gap, TICK) / middle(ASSUMED.round)
                 ratios.setdefault("round", {}).setdefault(node, []).append(ratio)
         return ratios
+
+    def calibrated(self, lines: Sequence[MetricsLine]) -> Calibration:
+        """Return factors for each kind of work: the spread of its measured over its predicted seconds."""
+        factors = {}
+        for kind, steps in self.ratios(lines).items():
+            ratios = [ratio for of_step in steps.values() for ratio in of_step]
+            factors[kind] = [*fit(ratios)]
+        return Calibration(calibration=str(self.run_dir), **factors)
+
+    def evaluator(self, lines: Sequence[MetricsLine]) -> Evaluator:
+        """Return what plans and predicts the run's graph with other settings, calibrated on these iterations.
+
+        Raises:
+            GraphError: the graph is not there any more, or is wrong.
+        """
+        origin = self.plan.origin
+        assert origin
+
+        def make_plan(tree: Tree, devices: int) -> Plan:
+            plan = plan_tree(as_planned(tree, self.plan), devices, self.plan.device)
+            # a run without a cluster would have this plan again
+            return plan if origin.target else fixed(plan)
+
+        request = PlanRequest.again(origin, self.plan.device)
+        written = as_written(origin.graph, origin.overrides)
+        work = measured_work(origin.target, lines, self.prompt_tokens)
+        scenario = Scenario(self.cluster, work, self.calibrated(lines))
+        return Evaluator(request, written, make_plan, origin.devices, scenario)
 
     def calibration(self) -> str:
         """Return a YAML text of this run's calibration of the cost model.

@@ -24,16 +24,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlgraph import version
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import Compilation
 from rlgraph.costs.detect import local_device
 from rlgraph.costs.hardware import Here
 from rlgraph.errors import GraphError, Mark, RunError, Source, fail
-from rlgraph.frontend.compose import compose
 from rlgraph.frontend.graph_diff import diff_text
 from rlgraph.ir.function import Function
-from rlgraph.ir.plan import VERSION, Origin, Plan, Target, checksum
+from rlgraph.ir.plan import VERSION, Origin, Plan, checksum
 from rlgraph.ops import registry
 from rlgraph.printing.plan_diff import differences
+from rlgraph.request import PlanRequest
 from rlgraph.syntax.settings import GRAPH_NAME
 from rlgraph.syntax.source import OPEN, Tree
 
@@ -67,7 +67,7 @@ def load(path: Path) -> Plan:
         raise fail("no-file", f"{path}: can't be read: {error.strerror}", None) from error
     except UnicodeDecodeError as error:
         law = f"{path} is no plan: not UTF-8 text (byte {error.start})"
-        raise fail("bad-plan", law, None, remedy=_again(None)) from error
+        raise fail("bad-plan", law, None, remedy=_plan_again(None)) from error
 
 
 def parse(text: str, name: str = "plan") -> Plan:
@@ -89,47 +89,48 @@ def parse(text: str, name: str = "plan") -> Plan:
         raise _bad(name, absent)
     if fields.get("checksum") != checksum(fields):
         law = f"{name} was changed after rlgraph wrote it (its checksum says so)"
-        raise fail("bad-plan", law, None, remedy=f"change the graph, and {_again(plan.origin)}")
+        raise fail("bad-plan", law, None, remedy=f"change the graph, and {_plan_again(plan.origin)}")
     return plan
 
 
-def plan_given(
-    graph: str,
-    overrides: Sequence[str],
-    devices: int | None,
-    inline: bool,
-    target: Target | None = None,
-    tree: Tree | None = None,
-    here: Here | None = None,
-    device: str = "cpu",
-) -> Plan:
-    """Return the plan of what ``rlgraph run`` was given: a graph, or a saved plan.
+def compilation_of(request: PlanRequest, inline: bool) -> Compilation:
+    """Return the compilation of what ``rlgraph run`` was given: a graph, or a saved plan.
 
-    ``tree`` is the composed graph, where it is at hand; ``device`` is what a graph without a target is
-    planned for; a saved plan says that itself.
+    Args:
+        request: names a graph or a saved plan, with settings for a graph alone.
+        inline: plan one device per pool.
 
     Raises:
-        GraphError: the graph is wrong, or the file holds no plan.
-        RunError: a saved plan was given with settings, is for several devices although all is to run inline,
-            or is not what its graph gives now.
+        GraphError: the file holds no plan.
+        RunError: a saved plan was given with settings, or is not what its graph gives now.
     """
-    saved = is_plan(graph)
-    if saved and (overrides or devices or target):
-        raise RunError(f"{graph} {SETTLED}")
-    if saved:
-        plan = compile_again(Path(graph), here)
-    else:
-        plan = compile_graph(graph, overrides, 1 if inline else devices, target, here, device, tree)
-    count = max(plan.pools.values())
-    if inline and count > 1:
-        law = f"{graph} is a plan for {count} devices in a pool, and --inline runs on one"
-        remedy = _again(plan.origin and replace(plan.origin, devices=1))
-        raise RunError(f"{law}\n  leave out --inline, or {remedy}")
-    return plan
+    if is_plan(request.graph):
+        if request.overrides or request.devices or request.target:
+            raise RunError(f"{request.graph} {SETTLED}")
+        return compile_again(Path(request.graph), request.here)
+    if inline:
+        request = replace(request, devices=1)
+    return Compilation(request)
 
 
-def compile_again(path: Path, here: Here | None = None) -> Plan:
-    """Return a saved plan, once the graph that it was made from has given the same plan again.
+def check_inline(compilation: Compilation) -> None:
+    """Check that a plan runs in one process.
+
+    Raises:
+        RunError: it is for several devices in a pool.
+    """
+    plan = compilation.plan
+    devices = max(plan.pools.values())
+    if devices == 1:
+        return
+    law = f"{compilation.request.graph} is a plan for {devices} devices in a pool, and --inline runs on one"
+    remedy = _plan_again(plan.origin and replace(plan.origin, devices=1))
+    raise RunError(f"{law}\n  leave out --inline, or {remedy}")
+
+
+def compile_again(path: Path, here: Here | None = None) -> Compilation:
+    """Return the compilation of the graph that a saved plan was made from, with the saved plan as its plan,
+    once the graph has given the same plan again.
 
     Raises:
         GraphError: the file holds no plan.
@@ -138,24 +139,26 @@ def compile_again(path: Path, here: Here | None = None) -> Plan:
     saved = load(path)
     origin = saved.origin
     if origin is None:
-        raise RunError(f"{path} does not say which graph it was made from\n  {_again(None)}")
-    there = here().device if here else local_device()
-    if origin.target and origin.target.cluster == "auto" and there != saved.device:
+        raise RunError(f"{path} does not say which graph it was made from\n  {_plan_again(None)}")
+    device = here().device if here else local_device()
+    if origin.target and origin.target.cluster == "auto" and device != saved.device:
         law = f"{path} was made for the {saved.device} devices of the machine that planned it"
-        raise RunError(f"{law}; those of this one are {there}\n  run it there, or {_again(origin)}")
+        law += f"; those of this one are {device}"
+        raise RunError(f"{law}\n  run it there, or {_plan_again(origin)}")
+    compilation = Compilation(PlanRequest.again(origin, saved.device, here))
     try:
-        _same_graph(path, origin)
-        made_from = (origin.graph, origin.overrides, origin.devices, origin.target)
-        plan = compile_graph(*made_from, here, saved.device)
+        _check_same_graph(path, origin, compilation.tree)
+        plan = compilation.plan
     except GraphError as error:
         law = f"{path} was made from {origin.graph}, which can't be planned now; paths are relative to here"
         problems = textwrap.indent(str(error), "  ")
-        raise RunError(f"{law}\n{problems}\n  mend that, or {_again(origin)}") from error
+        raise RunError(f"{law}\n{problems}\n  mend that, or {_plan_again(origin)}") from error
     if changed := differences(saved, plan):
-        maker = f"rlgraph {origin.rlgraph} made it; this is {version.VERSION}"
-        more = maker if origin.rlgraph != version.VERSION else ""
-        raise _refused(path, f"{origin.graph} gives another plan now", changed, origin, more)
-    return saved if saved.open_values else _typed(saved)
+        if origin.rlgraph != version.VERSION:
+            changed = [*changed, f"rlgraph {origin.rlgraph} made it; this is {version.VERSION}"]
+        raise _refused(path, f"{origin.graph} gives another plan now", changed, origin)
+    compilation.plan = saved if saved.open_values else _typed(saved)
+    return compilation
 
 
 def _typed(plan: Plan) -> Plan:
@@ -202,14 +205,14 @@ def _fields(text: str, name: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         mark = Mark(Source(name, text), error.lineno, error.colno)
         law = f"this is no whole plan: as JSON it is broken here ({error.msg})"
-        raise fail("bad-plan", law, mark, remedy=_again(None)) from error
+        raise fail("bad-plan", law, mark, remedy=_plan_again(None)) from error
     except RecursionError:
         fields = None
     if not isinstance(fields, dict) or not {"version", "digest", "steps"} <= fields.keys():
-        raise fail("bad-plan", f"{name} is no plan of rlgraph", None, remedy=_again(None))
+        raise fail("bad-plan", f"{name} is no plan of rlgraph", None, remedy=_plan_again(None))
     if fields["version"] != VERSION:
         law = f"{name} is a plan of version {json.dumps(fields['version'])}; this rlgraph reads {VERSION}"
-        raise fail("bad-plan", law, None, remedy=_again(None))
+        raise fail("bad-plan", law, None, remedy=_plan_again(None))
     return fields
 
 
@@ -217,7 +220,7 @@ def _bad(name: str, reasons: Iterable[str]) -> GraphError:
     shown, others = (every := [*reasons])[:SHOWN], every[SHOWN:]
     more = f", and {len(others)} more" if others else ""
     law = f"{name} is no plan that this rlgraph wrote: {'; '.join(shown)}{more}"
-    return fail("bad-plan", law, None, remedy=_again(None))
+    return fail("bad-plan", law, None, remedy=_plan_again(None))
 
 
 def _said(error: Mapping[str, Any]) -> str:
@@ -240,21 +243,24 @@ def _absent(read: Any, full: Any, path: str) -> Iterator[str]:
             yield from _absent(item, value, f"{path}[{number}]")
 
 
-def _same_graph(path: Path, origin: Origin) -> None:
+def _check_same_graph(path: Path, origin: Origin, tree: Tree) -> None:
     """Check that the graph of a plan is as it was, but for what it says about itself."""
-    trees = (Tree.of(origin.composed), compose(origin.graph, origin.overrides).written())
-    old, new = (tree.with_item("about", None) if tree.get("about") else tree for tree in trees)
-    if edits := diff_text(old, new):
+    before = _without_about(Tree.of(origin.composed))
+    if edits := diff_text(before, _without_about(tree.written())):
         law = f"the graph that it was made from, {origin.graph}, has changed"
         raise _refused(path, law, edits.splitlines(), origin)
 
 
-def _refused(path: Path, law: str, changed: list[str], origin: Origin, more: str = "") -> RunError:
-    lines = [*changed, *filter(None, [more]), f"undo that, or {_again(origin)}"]
+def _without_about(tree: Tree) -> Tree:
+    return tree.with_item("about", None) if tree.get("about") else tree
+
+
+def _refused(path: Path, law: str, changed: Sequence[str], origin: Origin) -> RunError:
+    lines = [*changed, f"undo that, or {_plan_again(origin)}"]
     return RunError("\n".join([f"{path} is not run: {law}", *(f"  {line}" for line in lines)]))
 
 
-def _again(origin: Origin | None) -> str:
+def _plan_again(origin: Origin | None) -> str:
     """Return the command that plans again."""
     words = [origin.graph, *origin.overrides, *_where(origin)] if origin else []
     return f"plan again: rlgraph plan {shlex.join(words) if words else 'GRAPH'} -o plan.json"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from rlgraph.errors import GraphError, RlgraphError
+from rlgraph.errors import GraphError, RlgraphError, fail
 from rlgraph.ir.best_checkpoints import BestCheckpoints
 from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
@@ -25,11 +23,11 @@ from rlgraph.printing.headline import LABEL, headline
 from rlgraph.reports.measured import MetricsLine, Priced, counted, objects, read_metrics, response_tokens
 from rlgraph.reports.plan_file import load
 from rlgraph.reports.stages import Stage, bottleneck, stages
-from rlgraph.reports.whatif import LEAST, Outlook, outlook
+from rlgraph.search.faster import LEAST_SAVING, Outlook, single_changes
+from rlgraph.search.text import outlook_lines
 from rlgraph.units import middle, range_text, seconds_text, size_text
 
 LAST = ("time/step", "time/eval", "time/save")  # phases of the iteration, and after it
-TOLD = 3  # changes that are printed
 SHORT = 0.01  # share of the critical path; shorter steps are left out
 
 
@@ -115,54 +113,117 @@ def make_report(run_dir: Path, cluster: str | None = None, prompt_tokens: float 
     """
     lines = read_metrics(run_dir)
     timed = counted(lines)
-    plan, changes = None, None
-    why = "the run was planned for no cluster: say with --cluster what it ran on"
-    try:
-        plan = load(run_dir / "plan.json")
-    except GraphError as error:  # measurements can be reported without it
-        why = str(error).splitlines()[0]
-    if cluster and timed:
-        plan = Priced.of(run_dir, cluster, prompt_tokens).priced(timed)
-    rows, whole = _rows(plan, timed)
-    seconds = {row.step: row.measured for row in rows}
-    if timed and (cluster or (plan and plan.origin and plan.origin.target)):
-        try:
-            changes = outlook(Priced.of(run_dir, cluster, prompt_tokens), timed)
-        except RlgraphError as error:
-            why = str(error).splitlines()[0]
-    told = stages(plan, timed) if plan else {}
-    of_steps = {step.id: seconds.get(step.node, 0.0) for step in plan.steps} if plan else {}
-    took = busy(plan, of_steps) if plan and whole else {}
-    chain = critical_path(plan, of_steps) if plan and timed else []
-    # steps of two pools, and those beside devices, overlap: together they may take more than the iteration
-    inside = sum(link.seconds for link in chain) if plan else sum(seconds.values())
-    rest = max(whole.measured - inside, 0.0) if whole else 0.0
+    plan, why_no_plan = _plan_of(run_dir, cluster, prompt_tokens, timed)
+    predicted = plan.predicted if plan else None
+    rows, iteration = _rows(plan, timed)
+    timing = _timing(plan, rows, iteration)
+    stages_by_name = stages(plan, timed) if plan else {}
+    outlook, why_none = _outlook_of(run_dir, plan, cluster, prompt_tokens, timed)
     return RunReport(
         run=str(run_dir),
         iterations=sum("time/step" in line for line in lines),
-        evaluations={
-            name: [(line["step"], line[name]) for line in lines if name in line]
-            for name in dict.fromkeys(itertools.chain(*lines))
-            if name.startswith("eval/")
-        },
+        evaluations=_evaluations(lines),
         alarms=tuple(objects(run_dir / "alarms.jsonl")),
         ended=_ended(plan, lines),
         best=_best(run_dir, plan, lines),
-        cluster=plan.predicted.cluster if plan and plan.predicted else None,
-        assumed=plan.predicted.assumed if plan and plan.predicted else (),
+        cluster=predicted.cluster if predicted else None,
+        assumed=predicted.assumed if predicted else (),
         headline=headline(plan) if plan else {},
         response_tokens=response_tokens(timed),
         steps=tuple(sorted(rows, key=lambda row: -row.off)),
-        outside=ReportRow("outside the steps", rest, rest / whole.measured) if whole else None,
-        iteration=whole,
-        critical_path=tuple(chain),
-        idle={pool: max(1 - work / whole.measured, 0.0) for pool, work in took.items()} if whole else {},
+        outside=timing.outside,
+        iteration=iteration,
+        critical_path=timing.critical_path,
+        idle=timing.idle,
         memory=tuple(_memory(plan, lines)),
-        stages=tuple(told.values()),
-        bottleneck=bottleneck(plan, told) if plan else "",
-        outlook=changes,
-        why_none="" if changes else why,
+        stages=tuple(stages_by_name.values()),
+        bottleneck=bottleneck(plan, stages_by_name) if plan else "",
+        outlook=outlook,
+        why_none="" if outlook else why_no_plan or why_none,
     )
+
+
+def _plan_of(
+    run_dir: Path, cluster: str | None, prompt_tokens: float | None, timed: Sequence[MetricsLine]
+) -> tuple[Plan | None, str]:
+    """Return a run's plan, predicted for a cluster if one is given; or None and why it can't be read."""
+    if cluster and timed:
+        return Priced.of(run_dir, cluster, prompt_tokens).priced(timed), ""
+    try:
+        return load(run_dir / "plan.json"), ""
+    except GraphError as error:  # measurements can be reported without it
+        return None, str(error).splitlines()[0]
+
+
+def _outlook_of(
+    run_dir: Path,
+    plan: Plan | None,
+    cluster: str | None,
+    prompt_tokens: float | None,
+    timed: Sequence[MetricsLine],
+) -> tuple[Outlook | None, str]:
+    """Return what would help a run, or None and why that is not known."""
+    was_planned_for_one = plan is not None and plan.origin is not None and plan.origin.target is not None
+    if not timed or not (cluster or was_planned_for_one):
+        return None, "the run was planned for no cluster: say with --cluster what it ran on"
+    try:
+        return single_changes_of(Priced.of(run_dir, cluster, prompt_tokens), timed), ""
+    except RlgraphError as error:
+        return None, str(error).splitlines()[0]
+
+
+def _evaluations(lines: Sequence[MetricsLine]) -> dict[str, list[tuple[int, float]]]:
+    """Return the metrics of evaluations: name -> (iterations done, value)."""
+    evaluations: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith("eval/"):
+                evaluations.setdefault(name, []).append((line["step"], value))
+    return evaluations
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of an iteration went, apart from its single steps."""
+
+    outside: ReportRow | None = None
+    critical_path: tuple[CriticalStep, ...] = ()
+    idle: Mapping[str, float] = field(default_factory=dict)
+
+
+def _timing(plan: Plan | None, rows: Sequence[ReportRow], iteration: ReportRow | None) -> Timing:
+    """Return the critical path, idle pools, and the time outside of steps; of no iteration nothing."""
+    if iteration is None:
+        return Timing()
+    seconds = {row.step: row.measured for row in rows}
+    critical: list[CriticalStep] = []
+    idle: dict[str, float] = {}
+    inside = sum(seconds.values())
+    if plan:
+        by_id = {step.id: seconds.get(step.node, 0.0) for step in plan.steps}
+        critical = critical_path(plan, by_id)
+        for pool, work in busy(plan, by_id).items():
+            idle[pool] = max(1 - work / iteration.measured, 0.0)
+        # steps of two pools, and those on the host, overlap: together they may take more than the iteration
+        inside = sum(link.seconds for link in critical)
+    rest = max(iteration.measured - inside, 0.0)
+    outside = ReportRow("outside the steps", rest, rest / iteration.measured)
+    return Timing(outside, tuple(critical), idle)
+
+
+def single_changes_of(priced: Priced, lines: Sequence[MetricsLine]) -> Outlook:
+    """Return the changes that shorten an iteration of a run, as the cost model has it from timed iterations.
+
+    The cost model is calibrated on the run first, so that a gain is one of its machine. The graph is planned
+    again for each change, from the files that the run was made from.
+
+    Raises:
+        GraphError: the run's own graph can't be planned here any more.
+    """
+    evaluator = priced.evaluator(lines)
+    if evaluator.plan({}).digest != priced.plan.digest:
+        raise fail("changed", f"{evaluator.request.graph} has changed since the run", None)
+    return single_changes(evaluator, priced.plan)
 
 
 def _ended(plan: Plan | None, lines: Sequence[MetricsLine]) -> str:
@@ -187,12 +248,18 @@ def _rows(plan: Plan | None, timed: Sequence[MetricsLine]) -> tuple[list[ReportR
     timers = dict.fromkeys(name for line in timed for name in line if name.startswith("time/"))
     # a step that some iterations leave out takes nothing there
     means = {name: sum(line.get(name, 0.0) for line in timed) / len(timed) for name in timers}
-    whole = means["time/step"]
-    seconds = {name.removeprefix("time/"): took for name, took in means.items() if name not in LAST}
-    said = {step.node: step.seconds for step in plan.steps} if plan and plan.predicted else {}
-    rows = [ReportRow(node, took, took / whole, said.get(node)) for node, took in seconds.items()]
-    predicted = plan.predicted.seconds if plan and plan.predicted else None
-    return rows, ReportRow("iteration", whole, 1.0, predicted)
+    iteration = means["time/step"]
+    predicted: dict[str, Seconds | None] = {}
+    predicted_iteration = None
+    if plan and plan.predicted:
+        predicted = {step.node: step.seconds for step in plan.steps}
+        predicted_iteration = plan.predicted.seconds
+    rows = []
+    for name, seconds in means.items():
+        if name not in LAST:
+            node = name.removeprefix("time/")
+            rows.append(ReportRow(node, seconds, seconds / iteration, predicted.get(node)))
+    return rows, ReportRow("iteration", iteration, 1.0, predicted_iteration)
 
 
 def _memory(plan: Plan | None, lines: Sequence[MetricsLine]) -> Iterator[Memory]:
@@ -207,96 +274,109 @@ def _memory(plan: Plan | None, lines: Sequence[MetricsLine]) -> Iterator[Memory]
 def _largest(lines: Sequence[MetricsLine], prefix: str) -> dict[str, float]:
     """Return the largest value per pool, of metrics that are named ``prefixPOOL-DEVICE``."""
     largest: dict[str, float] = {}
-    for name, value in (item for line in lines for item in line.items() if item[0].startswith(prefix)):
-        pool = name.removeprefix(prefix).rpartition("-")[0]
-        largest[pool] = max(largest.get(pool, 0.0), value)
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith(prefix):
+                pool = name.removeprefix(prefix).rpartition("-")[0]
+                largest[pool] = max(largest.get(pool, 0.0), value)
     return largest
 
 
 def report_text(report: RunReport, width: int = 100) -> str:
     """Return evaluations, the table of steps, and conclusions from it."""
     console = Console(width=width, record=True, file=io.StringIO(), highlight=False, markup=False)
-    console.print(f"{report.run}: {report.iterations} iterations", soft_wrap=True)
-    if report.ended:
-        console.print(f"  it ended early: {report.ended}", soft_wrap=True)
-    if report.best:
-        console.print(f"  {report.best}", soft_wrap=True)
-    for name, values in report.evaluations.items():
-        said = ", ".join(f"{value:.3f} after {step}" for step, value in values)
-        console.print(f"  {name}: {said}", soft_wrap=True)
-    for alarm in report.alarms:
-        console.print(f"  {alarm_text(alarm)}".replace("\n", "\n  "), soft_wrap=True)
+    for line in _outcome_lines(report):
+        console.print(line, soft_wrap=True)
     if report.iteration:
-        for words in _against(report) if report.cluster else ():
-            console.print(words, soft_wrap=True)
-        console.print(_table(report))
+        if report.cluster:
+            for line in _prediction_lines(report):
+                console.print(line, soft_wrap=True)
+        console.print(_step_table(report))
         if report.stages:
             console.print("", _stage_table(report.stages), report.bottleneck, sep="\n", soft_wrap=True)
-        for words in (*_where(report), *_helps(report)):
-            console.print(words, soft_wrap=True)
+        for line in (*_path_lines(report), *_memory_lines(report), "", *_outlook_lines(report)):
+            console.print(line, soft_wrap=True)
     return console.export_text()
 
 
-def _against(report: RunReport) -> Iterator[str]:
+def _outcome_lines(report: RunReport) -> Iterator[str]:
+    """Yield what the run reached."""
+    yield f"{report.run}: {report.iterations} iterations"
+    if report.ended:
+        yield f"  it ended early: {report.ended}"
+    if report.best:
+        yield f"  {report.best}"
+    for name, values in report.evaluations.items():
+        values_text = ", ".join(f"{value:.3f} after {step}" for step, value in values)
+        yield f"  {name}: {values_text}"
+    for alarm in report.alarms:
+        yield f"  {alarm_text(alarm)}".replace("\n", "\n  ")
+
+
+def _prediction_lines(report: RunReport) -> Iterator[str]:
     """Yield the workload that predictions were made for, and the real one."""
     yield f"predicted for {report.cluster}"
-    yield from (f"  {label:<{LABEL}}{said}" for label, said in report.headline.items())
+    for label, text in report.headline.items():
+        yield f"  {label:<{LABEL}}{text}"
     yield "assuming"
-    yield from (f"  {assumed}" for assumed in report.assumed)
+    for assumption in report.assumed:
+        yield f"  {assumption}"
     if length := report.response_tokens:
         yield f"responses had {length:,.1f} tokens; a ratio is measured over the middle of what was predicted"
 
 
-def _table(report: RunReport) -> Table:
-    more = ("predicted", "ratio") if report.cluster else ()
-    table = Table("step", "ms", "share of the iteration", *more, box=None, header_style="bold")
+def _step_table(report: RunReport) -> Table:
+    columns = ["step", "ms", "share of the iteration"]
+    if report.cluster:
+        columns += ["predicted", "ratio"]
+    table = Table(*columns, box=None, header_style="bold")
     for row in (*report.steps, report.outside, report.iteration):
-        if row:
-            share = f"{100 * row.share:.1f} %" if row is not report.iteration else ""
-            beside = (range_text(row.predicted), f"{row.ratio:.3g}") if row.predicted else ()
-            table.add_row(row.step, f"{1e3 * row.measured:.1f}", share, *beside)
+        if row is None:
+            continue
+        share = "" if row is report.iteration else f"{100 * row.share:.1f} %"
+        cells = [row.step, f"{1e3 * row.measured:.1f}", share]
+        if row.predicted:
+            cells += [range_text(row.predicted), f"{row.ratio:.3g}"]
+        table.add_row(*cells)
     return table
 
 
-def _stage_table(told: Sequence[Stage]) -> Table:
+def _stage_table(by_stage: Sequence[Stage]) -> Table:
     table = Table("stage of the stream", "busy", "starved", "held back", box=None, header_style="bold")
-    for stage in told:
-        spent = (stage.busy, stage.starved, stage.held)
-        table.add_row(stage.about, *(f"{seconds_text(took)}, {stage.share(took)}" for took in spent))
+    for stage in by_stage:
+        states = (stage.busy, stage.starved, stage.held)
+        table.add_row(stage.about, *(f"{seconds_text(state)}, {stage.share(state)}" for state in states))
     return table
 
 
-def _where(report: RunReport) -> Iterator[str]:
-    """Yield what the iteration waits for, the idle pools, and the memory."""
-    if report.critical_path:
+def _path_lines(report: RunReport) -> Iterator[str]:
+    """Yield the steps that an iteration waits for, and the idle pools."""
+    path = report.critical_path
+    if path:
         yield ""
-        long = sum(link.seconds for link in report.critical_path) * SHORT
-        told = [link for link in report.critical_path if link.seconds >= long]
-        said = ", ".join(f"{link.step} {seconds_text(link.seconds)}" for link in told)
-        rest = len(report.critical_path) - len(told)
-        yield f"critical path: {said}" + (f"; {rest} shorter than {SHORT:.0%} of it left out" if rest else "")
+        shortest = SHORT * sum(link.seconds for link in path)
+        links = [link for link in path if link.seconds >= shortest]
+        text = ", ".join(f"{link.step} {seconds_text(link.seconds)}" for link in links)
+        left_out = len(path) - len(links)
+        if left_out:
+            text += f"; {left_out} shorter than {SHORT:.0%} of it left out"
+        yield f"critical path: {text}"
     for pool, share in report.idle.items():
         yield f"pool {pool} is idle for {share:.0%} of an iteration"
-    for one in report.memory:
-        said = f"a device of {one.pool} has held {size_text(one.measured)} at most"
-        if one.predicted is not None:
-            said += f"; predicted {size_text(one.predicted)} of {size_text(one.capacity or 0)}"
-        yield said + (f"; with caches and servers {size_text(one.driver)}" if one.driver is not None else "")
 
 
-def _helps(report: RunReport) -> Iterator[str]:
-    yield ""
+def _memory_lines(report: RunReport) -> Iterator[str]:
+    for memory in report.memory:
+        text = f"a device of {memory.pool} has held {size_text(memory.measured)} at most"
+        if memory.predicted is not None:
+            text += f"; predicted {size_text(memory.predicted)} of {size_text(memory.capacity or 0)}"
+        if memory.driver is not None:
+            text += f"; with caches and servers {size_text(memory.driver)}"
+        yield text
+
+
+def _outlook_lines(report: RunReport) -> Iterator[str]:
     if report.outlook is None:
         yield f"what would help is not known: {report.why_none}"
-        return
-    told = report.outlook.changes[:TOLD]
-    tried = f"of {report.outlook.tried} single changes"
-    if not told:
-        yield f"nothing would help: {tried}, none saves {LEAST:.0%} of an iteration by the cost model"
-        return
-    before = seconds_text(middle(report.outlook.seconds))
-    yield f"what would help most, {tried}, by the cost model calibrated on this run ({before} an iteration)"
-    for number, change in enumerate(told, 1):
-        alters = f"; it alters results: {change.alters}" if change.alters else ""
-        yield f"  {number}. {seconds_text(middle(change.seconds))}, {change.saves:.0%} less{alters}"
-        yield "     " + shlex.join(change.edits)
+    else:
+        yield from outlook_lines(report.outlook, LEAST_SAVING)

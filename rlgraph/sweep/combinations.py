@@ -2,12 +2,14 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Problem, fail
-from rlgraph.frontend.compose import setting
+from rlgraph.frontend.compose import as_written, setting
+from rlgraph.sweep.list_fields import list_depth
+from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow
 
 MOST = 256  # letters of a folder's name
@@ -64,33 +66,65 @@ def combinations(graph: str, settings: Sequence[str], devices: int | None = None
     Raises:
         GraphError: nothing is swept, or a combination is no graph.
     """
-    named = {text: setting(text) for text in settings}
-    lists = {text: (name, tree.value) for text, (name, tree) in named.items() if isinstance(tree.value, list)}
-    first = {text: f"{name}={flow(values[0])}" for text, (name, values) in lists.items() if values}
-    usual = _problems(graph, [first.get(text, text) for text in settings], devices)
-    swept = {}
-    for text in first:  # what is wrong with a list, and not with its first value, says that it is swept
-        wrong = _problems(graph, [t if t == text else first.get(t, t) for t in settings], devices)
-        if {problem.law for problem in wrong} - {problem.law for problem in usual}:
-            swept[text] = lists[text]
-    if not swept and (wrong := _problems(graph, settings, devices)):
-        raise GraphError(wrong)
+    swept = _swept(graph, settings)
     if not swept:
+        _check(graph, [settings], devices)
         law = "nothing is swept: no setting has several values"
         raise fail("no-sweep", law, None, remedy="as `rlgraph sweep GRAPH 'seed=[0,1,2]'`")
     fixed = tuple(text for text in settings if text not in swept)
     names = [name for name, _ in swept.values()]
-    chosen = itertools.product(*([flow(value) for value in values] for _, values in swept.values()))
-    found = [Combination(dict(zip(names, values, strict=True)), fixed) for values in chosen]
-    problems = [problem for one in found for problem in _problems(graph, one.overrides, devices)]
-    if problems:
-        raise GraphError({problem.law: problem for problem in reversed(problems)}.values())
-    return found
+    runs = [
+        Combination(dict(zip(names, values, strict=True)), fixed)
+        for values in itertools.product(*(values for _, values in swept.values()))
+    ]
+    _check(graph, [run.overrides for run in runs], devices)
+    return runs
 
 
-def _problems(graph: str, settings: Sequence[str], devices: int | None) -> Sequence[Problem]:
+def _swept(graph: str, settings: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
+    """Return the settings with lists that are deeper than the graph takes: setting -> name and its values."""
+    lists: dict[str, Tree] = {}
+    single = []  # the settings of one run
+    for text in settings:
+        name, tree = setting(text)
+        if isinstance(tree.value, list) and tree.value:
+            lists[text] = tree
+            single.append(f"{name}={flow(tree.value[0])}")
+        else:
+            single.append(text)
     try:
-        compile_graph(graph, settings, devices or 0)
+        composed = as_written(graph, single)
     except GraphError as error:
-        return error.problems
-    return ()
+        if error.rest is None:
+            raise
+        composed = error.rest
+    swept = {}
+    for text, tree in lists.items():
+        name, _ = setting(text)
+        if _list_depth(tree) > list_depth(composed, name):
+            swept[text] = name, [flow(value) for value in tree.value]
+    return swept
+
+
+def _list_depth(tree: Tree) -> int:
+    """Return how many lists stand in each other in a value."""
+    if not isinstance(tree.value, list):
+        return 0
+    return 1 + max((_list_depth(item) for item in tree.value), default=0)
+
+
+def _check(graph: str, runs: Iterable[Sequence[str]], devices: int | None) -> None:
+    """Compile every run of a sweep.
+
+    Raises:
+        GraphError: with the problems of all of them, each law once.
+    """
+    problems: dict[str, Problem] = {}
+    for overrides in runs:
+        try:
+            compile_graph(graph, overrides, devices or 0)
+        except GraphError as error:
+            for problem in error.problems:
+                problems.setdefault(problem.law, problem)
+    if problems:
+        raise GraphError(problems.values())

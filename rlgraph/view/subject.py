@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import Compilation
 from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
-from rlgraph.ir.plan import Plan, Target
+from rlgraph.ir.plan import Plan
 from rlgraph.reports.plan_file import SETTLED, is_plan, load
+from rlgraph.request import PlanRequest
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,33 @@ class Subject:
     compiled: bool = False
 
 
-def subject(
-    name: str, overrides: Sequence[str] = (), devices: int | None = None, target: Target | None = None
-) -> Subject:
-    """Load the subject: a folder is a run, a JSON file a saved plan, all else a graph.
+def subject(request: PlanRequest) -> Subject:
+    """Load the subject that a request names: a folder is a run, a JSON file a saved plan, all else a graph.
 
-    Nothing of a run or a saved plan is executed: its ops' files are not loaded.
+    Nothing of a run or a saved plan is executed: its ops' files are not loaded. A graph is planned for this
+    machine.
 
     Raises:
         GraphError: the graph is wrong, or the file or the folder holds no plan.
         RunError: a run or a saved plan was given with settings.
     """
-    folder = Path(name)
-    run = folder.is_dir() and (folder / "plan.json").is_file()
-    if (run or is_plan(name)) and (overrides or devices or target):
-        raise RunError(f"{name} {SETTLED if not run else 'is a run: it is shown as it was planned'}")
-    if run:
-        return Subject(load(folder / "plan.json"), folder)
-    if is_plan(name):
-        return Subject(load(folder))
-    return Subject(compile_graph(name, overrides, devices, target, device=local_device()), compiled=True)
+    path = Path(request.graph)
+    has_settings = bool(request.overrides or request.devices or request.target)
+    if path.is_dir() and (path / "plan.json").is_file():
+        if has_settings:
+            raise RunError(f"{request.graph} is a run: it is shown as it was planned")
+        return recorded(path)
+    if is_plan(request.graph):
+        if has_settings:
+            raise RunError(f"{request.graph} {SETTLED}")
+        return Subject(load(path))
+    return Subject(Compilation(replace(request, device=local_device())).plan, compiled=True)
+
+
+def recorded(folder: Path) -> Subject:
+    """Load a run from its directory.
+
+    Raises:
+        GraphError: it holds no plan.
+    """
+    return Subject(load(folder / "plan.json"), folder)

@@ -9,45 +9,22 @@ from pathlib import Path
 
 import networkx as nx
 
-from rlgraph.compiler import Lowered, lower_tree, plan_tree, uncollected
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import GRAMMARS
 from rlgraph.errors import GraphError, Mark, Problem
-from rlgraph.frontend.compose import as_written
 from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.frontend.tree_paths import find
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.ir.trace import read_from, refusal, sampler
+from rlgraph.lowering import Lowered, plan_tree
 from rlgraph.passes.lower import optimizer_steps
 from rlgraph.passes.off_policy_laws import DECOUPLED, clips_around_older, measured, renamed
 from rlgraph.passes.refill import aged
-from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
 from rlgraph.warnings.dead_settings import dead_settings, unread_attributes, unread_settings
 from rlgraph.warnings.intervals import best_of_one, long_intervals
-
-
-@uncollected()
-def warnings_of(plan: Plan, strict: bool = False, lowered: Lowered | None = None) -> list[Problem]:
-    """Return the warnings of the graph that a plan was made from.
-
-    Args:
-        plan: the plan.
-        strict: raise them.
-        lowered: that graph behind all passes, where it is at hand.
-
-    Raises:
-        GraphError: there are any, and ``strict`` makes errors of them.
-    """
-    assert plan.origin, "a plan of a tree without a graph has no origin"
-    written = as_written(plan.origin.graph, plan.origin.overrides)
-    lowered = lowered or lower_tree(interpolate(written), plan.origin.devices, plan.device)
-    problems = find_warnings(written, lowered)
-    if problems and strict:
-        raise GraphError(replace(problem, grade="error") for problem in problems)
-    return problems
 
 
 def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compiler import compile_graph, lower
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.plan import Plan
+from rlgraph.lowering import lower
 from rlgraph.passes.check_laws import LAWS
 from rlgraph.printing.plan_text import plan_text
 

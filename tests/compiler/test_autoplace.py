@@ -11,18 +11,24 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rlgraph.autoplace import autoplace
 from rlgraph.cli.main import main
-from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.lowering import plan_tree
 from rlgraph.planning.predict import Scenario, predict
-from rlgraph.reports.layout import PoolLayout
-from rlgraph.reports.layout_search import Candidate, autoplace, layouts, overrides, search
-from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import load
+from rlgraph.request import PlanRequest
+from rlgraph.search import goals
+from rlgraph.search.candidate import Candidate
+from rlgraph.search.layout import PoolLayout
+from rlgraph.search.layout_search import layouts, search
+from rlgraph.search.moves import overrides
+from rlgraph.search.text import contest_text
 
 SEVEN = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16"]
 SEVEN += [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]
@@ -38,8 +44,8 @@ def call(*args: str) -> Result:
 def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A cluster, and how much of what it allows is tried: on 8 devices by day, on 16 by night."""
     large = request.param == "all"
-    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (4096, 16384) if large else (16384,))
-    monkeypatch.setattr("rlgraph.reports.layout_search.COARSE", 8 if large else 4)
+    monkeypatch.setattr("rlgraph.search.layout_search.MICRO", (4096, 16384) if large else (16384,))
+    monkeypatch.setattr("rlgraph.search.layout_search.COARSE", 8 if large else 4)
     if not large:
         return "h100-8"
     path = tmp_path / "sixteen.yaml"
@@ -57,7 +63,8 @@ def seconds(plan: Plan) -> float:
 @pytest.mark.parametrize("graph", ["grpo", "decoupled_ppo", pytest.param("ppo", marks=pytest.mark.nightly)])
 def test_it_is_never_worse_than_the_graph_as_it_is(graph: str, cluster: str) -> None:
     default = compile_graph(graph, target=Target(cluster))
-    found, best = autoplace(graph, (), Target(cluster))
+    found, compilation = autoplace(PlanRequest(graph, (), target=Target(cluster)))
+    best = compilation.plan
     assert seconds(best) <= seconds(default) + 1e-9
     assert any(candidate.layout is None and candidate.fits for candidate in found)
     assert seconds(best) == pytest.approx(found[0].seconds)
@@ -66,7 +73,8 @@ def test_it_is_never_worse_than_the_graph_as_it_is(graph: str, cluster: str) -> 
 def test_a_pool_that_takes_hosts_whole_takes_whole_ones(cluster: str) -> None:
     there = load_cluster(cluster)
     whole = f"pools={{main: {{hosts: {there.hosts}, devices: {there.total}}}}}"
-    found, best = autoplace("grpo", [*SEVEN, whole], Target(cluster))
+    found, compilation = autoplace(PlanRequest("grpo", [*SEVEN, whole], target=Target(cluster)))
+    best = compilation.plan
     fit = [candidate.settings["pools"] for candidate in found if candidate.fits and candidate.layout]
     assert {"main": {"devices": there.total, "hosts": there.hosts}} in fit
     assert all(p["devices"] == p["hosts"] * there.devices for pools in fit for p in pools.values())
@@ -79,7 +87,7 @@ def test_a_pool_that_takes_hosts_whole_takes_whole_ones(cluster: str) -> None:
 @pytest.mark.parametrize("cluster", ["all"], indirect=True)
 def test_it_is_close_to_trying_everything(cluster: str) -> None:
     graph, target = "decoupled_ppo", Target(cluster)
-    found, _ = autoplace(graph, APART, target)
+    found, _ = autoplace(PlanRequest(graph, APART, target=target))
     total = load_cluster(cluster).total
     plan = compile_graph(graph, APART, total)
     every = list(layouts(plan, range(total), 8))
@@ -99,21 +107,24 @@ def test_pools_get_what_they_need(cluster: str) -> None:
     shares = []
     for tokens in (16, 4000):
         given = [*APART, "rollout.max_new_tokens=8000"]
-        found, _ = autoplace("decoupled_ppo", given, Target(cluster, response_tokens=tokens))
+        found, _ = autoplace(
+            PlanRequest("decoupled_ppo", given, target=Target(cluster, response_tokens=tokens))
+        )
         assert found[0].layout
         shares.append(found[0].layout.generating)
     assert shares[0] < shares[1]
 
 
 def test_staleness_is_what_makes_pools_apart_pay() -> None:
-    together, _ = autoplace("grpo", (), Target("h100-8"))
-    apart, _ = autoplace("decoupled_ppo", (), Target("h100-8"))
+    together, _ = autoplace(PlanRequest("grpo", (), target=Target("h100-8")))
+    apart, _ = autoplace(PlanRequest("decoupled_ppo", (), target=Target("h100-8")))
     assert together[0].layout and apart[0].layout
     assert together[0].layout.generating == 0 < apart[0].layout.generating
 
 
 def test_what_does_not_fit_says_so(cluster: str) -> None:
-    found, best = autoplace("grpo", SEVEN, Target(cluster))
+    found, compilation = autoplace(PlanRequest("grpo", SEVEN, target=Target(cluster)))
+    best = compilation.plan
     short = [candidate for candidate in found if not candidate.fits]
     assert short and all(candidate.why_not for candidate in short)
     assert best.peak and all(peak.bytes <= peak.capacity for peak in best.peak.values())
@@ -121,7 +132,7 @@ def test_what_does_not_fit_says_so(cluster: str) -> None:
 
 def test_where_nothing_fits_the_graph_is_refused() -> None:
     with pytest.raises(GraphError, match="grpo does not fit on cpu"):
-        autoplace("grpo", ["models.policy.path=Qwen/Qwen2.5-72B"], Target("cpu"))
+        autoplace(PlanRequest("grpo", ["models.policy.path=Qwen/Qwen2.5-72B"], target=Target("cpu")))
 
 
 def test_groups_are_tried_where_an_engine_has_them() -> None:
@@ -132,23 +143,23 @@ def test_groups_are_tried_where_an_engine_has_them() -> None:
 
 
 def test_micro_batches_of_one_row_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (2048, 4096, 8192, 16384))
-    monkeypatch.setattr("rlgraph.reports.layout_search.COARSE", 1)
+    monkeypatch.setattr("rlgraph.search.layout_search.MICRO", (2048, 4096, 8192, 16384))
+    monkeypatch.setattr("rlgraph.search.layout_search.COARSE", 1)
     given = [*SEVEN, "rollout.max_new_tokens=16000"]
     plan, scenario = compile_graph("grpo", given, 8, device="cuda"), Scenario(load_cluster("h100-8"))
 
-    def attempt(settings: Mapping[str, Any]) -> Plan:
+    def evaluate(settings: Mapping[str, Any]) -> Candidate:
         tree = compose("grpo", [*given, *overrides(settings)])
-        return predict(plan_tree(tree, 8, "cuda"), scenario, must_fit=False)
+        return Candidate(settings, predict(plan_tree(tree, 8, "cuda"), scenario, must_fit=False))
 
-    every, fewer = search(plan, 8, 8, attempt), search(plan, 8, 8, attempt, row=8256)
+    every, fewer = search(plan, 8, 8, evaluate), search(plan, 8, 8, evaluate, row=8256)
     assert len(fewer) < len(every)
     assert (fewer[0].layout, fewer[0].seconds) == (every[0].layout, every[0].seconds)
 
 
 def test_the_best_is_compared_with_each_other_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (4096, 16384))
-    found, _ = autoplace("grpo", SEVEN, Target("h100-8"))
+    monkeypatch.setattr("rlgraph.search.layout_search.MICRO", (4096, 16384))
+    found, _ = autoplace(PlanRequest("grpo", SEVEN, target=Target("h100-8")))
     said = contest_text(found)
     best = found[0].layout
     assert best and (best.micro, best.recompute) == (4096, False)
@@ -165,7 +176,8 @@ def test_devices_share_rows_that_one_cannot_hold() -> None:
     with pytest.raises(GraphError) as refused:
         compile_graph("dr_grpo", long, target=Target("h100-8"))
     assert "models.policy.train.sequence_parallel=4" in refused.value.problems[0].remedy
-    found, best = autoplace("dr_grpo", long, Target("h100-8"))
+    found, compilation = autoplace(PlanRequest("dr_grpo", long, target=Target("h100-8")))
+    best = compilation.plan
     assert best.models["policy"].train and best.models["policy"].train.sequence_parallel > 1
     assert found[0].layout and found[0].layout.sequence and found[0].fits
     others = [one for one in found if not (one.layout and (one.layout.sequence or one.layout.host))]
@@ -173,9 +185,12 @@ def test_devices_share_rows_that_one_cannot_hold() -> None:
 
 
 def test_a_doubling_that_does_not_fit_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (4096,))
+    monkeypatch.setattr("rlgraph.search.layout_search.MICRO", (4096,))
     paths = [f"models.{name}.path=Qwen/Qwen2.5-7B" for name in ("policy", "ref")]
-    found, best = autoplace("grpo", [*paths, "rollout.max_new_tokens=16000"], Target("h100-4", None, 8000))
+    found, compilation = autoplace(
+        PlanRequest("grpo", [*paths, "rollout.max_new_tokens=16000"], target=Target("h100-4", None, 8000))
+    )
+    best = compilation.plan
     kept = [one for one in found if one.layout and one.layout.sequence and not one.layout.recompute]
     assert {one.layout.sequence for one in kept if one.layout and not one.fits} == {2}
     policy = best.models["policy"].train  # with recompute, rows over 2 devices fit and are no gain
@@ -201,6 +216,6 @@ def test_it_needs_a_cluster(options: str) -> None:
 
 def test_candidates_that_fit_come_first() -> None:
     plan = compile_graph("grpo", target=Target("h100-8"))
-    fits = Candidate(None, {}, plan)
-    broken = Candidate(PoolLayout(0, frozenset(), 1, 2048, False), {}, None, "no")
-    assert sorted([broken, fits], key=lambda candidate: candidate.rank)[0] is fits
+    fits = Candidate({}, plan)
+    broken = Candidate({}, None, "no", layout=PoolLayout(0, frozenset(), 1, 2048, False))
+    assert sorted([broken, fits], key=goals.fit)[0] is fits

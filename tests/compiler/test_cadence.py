@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compiler import compile_graph, lower
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
@@ -16,6 +16,7 @@ from rlgraph.ir.graph import Graph
 from rlgraph.ir.intervals import Cadence, Cadences, count, due, share, union, words
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.ir.steps import Version
+from rlgraph.lowering import lower
 from rlgraph.planning.simulate import BrokenPlanError, simulate, steady, weighed
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text

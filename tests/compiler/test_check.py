@@ -13,6 +13,7 @@ from rlgraph.check import check_graph
 from rlgraph.cli.main import main
 from rlgraph.costs import detect
 from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.request import PlanRequest
 
 FOUR = "models.policy.serve.tensor_parallel=4"
 SIX_AND_FOUR = ("pools={train: {devices: 6}, gen: {devices: 4}}", "models.policy.serve.pool=gen")
@@ -55,7 +56,7 @@ def test_the_verdict_is_that_of_every_machine(settings: tuple[str, ...], said: s
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("name", shipped_graphs())
 def test_every_shipped_graph_is_ok_on_every_machine(name: str) -> None:
-    assert {*check_graph(name)[0].pools.values()} == {2}
+    assert {*check_graph(PlanRequest(name))[0].pools.values()} == {2}
     assert load(name).check()
 
 

@@ -14,6 +14,7 @@ from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.request import PlanRequest
 
 BAD = Path(__file__).parent / "bad"
 KEYS = {"kind", "grade", "law", "file", "override", "line", "column", "accepted", "remedy", "drawing"}
@@ -102,5 +103,5 @@ def test_every_field_of_a_problem_is_told() -> None:
 
 
 def test_the_report_holds_no_more_than_json_has() -> None:
-    report = check_report("demo", ["rolout.n=1"], 1)
+    report = check_report(PlanRequest("demo", ["rolout.n=1"], 1))
     assert json.loads(json.dumps(report)) == report

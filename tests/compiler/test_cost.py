@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rlgraph.cli.main import main
-from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.compiler import Compilation, compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
 from rlgraph.costs.formulas import (
@@ -37,8 +37,14 @@ from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.lengths import Lengths
-from rlgraph.planning.predict import Scenario, predict
+from rlgraph.lowering import plan_tree
+from rlgraph.planning.auto_settings import fixed
+from rlgraph.planning.predict import DoesNotFitError, Scenario, predict
 from rlgraph.reports.plan_file import compile_again, parse
+from rlgraph.request import PlanRequest
+from rlgraph.search.evaluate import Evaluator
+from rlgraph.search.fit import with_remedies
+from rlgraph.syntax.source import Tree
 
 SEVEN = size_of("Qwen/Qwen2.5-7B")
 N = 7_615_616_512
@@ -55,6 +61,20 @@ def rates(devices: int = 8, grade: int = BEST, dtype: str = "bfloat16") -> Rates
 def on(name: str, graph: str = "grpo", *overrides: str, **tokens: float) -> Plan:
     cluster = load_cluster(name)
     return predict(compile_graph(graph, overrides, cluster.total), Scenario(cluster, tokens))
+
+
+def refusal(*overrides: str) -> GraphError:
+    """The refusal of grpo, compiled for devices of which only their number is known, with its remedies."""
+    request = PlanRequest("grpo", overrides, H100.total)
+    compilation, scenario = Compilation(request), Scenario(H100)
+
+    def make_plan(tree: Tree, devices: int) -> Plan:
+        return fixed(plan_tree(tree, devices))
+
+    with pytest.raises(DoesNotFitError) as caught:
+        predict(compilation.plan, scenario)
+    evaluator = Evaluator(request, compilation.written, make_plan, H100.total, scenario)
+    return with_remedies(caught.value, evaluator)
 
 
 def call(*args: str) -> Result:
@@ -309,9 +329,7 @@ def test_a_faster_device_is_not_slower() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:
-    with pytest.raises(GraphError) as caught:
-        on("h100-8", "grpo", "models.policy.path=Qwen/Qwen2.5-7B")
-    said = str(caught.value)
+    said = str(refusal("models.policy.path=Qwen/Qwen2.5-7B"))
     assert "grpo does not fit on h100-8" in said and "in `update_policy`" in said
     assert said.index("activations") < said.index("gathered weights") < said.index("reserve")
     assert "train.recompute=true" in said
@@ -321,9 +339,7 @@ def test_what_does_not_fit_is_refused_with_what_would() -> None:
 
 def test_every_remedy_that_is_named_fits() -> None:
     path = "models.policy.path=Qwen/Qwen2.5-1.5B"
-    with pytest.raises(GraphError) as caught:
-        on("h100-8", "grpo", path)
-    lines = str(caught.value).split("what would make it fit:\n")[1].split("peak of")[0].splitlines()
+    lines = str(refusal(path)).split("what would make it fit:\n")[1].split("peak of")[0].splitlines()
     remedies = [line.strip().removeprefix("or ").partition("  # ")[0] for line in lines if "=" in line]
     assert remedies
     for remedy in remedies:
@@ -331,8 +347,8 @@ def test_every_remedy_that_is_named_fits() -> None:
 
 
 def test_what_no_setting_mends_says_so() -> None:
-    with pytest.raises(GraphError, match="no change of one pool makes it fit: --autoplace"):
-        on("h100-8", "grpo", "models.policy.path=Qwen/Qwen2.5-72B")
+    told = str(refusal("models.policy.path=Qwen/Qwen2.5-72B"))
+    assert "no change of one pool makes it fit: --autoplace" in told
 
 
 def test_a_pool_larger_than_the_cluster() -> None:
@@ -380,7 +396,7 @@ def test_a_plan_saved_for_a_cluster_is_read_and_runs_the_same(tmp_path: Path) ->
     assert call("plan", "grpo", "--cluster", "h100-8", "-o", str(path)).exit_code == 0
     saved = parse(path.read_text())
     assert saved == compile_graph("grpo", target=Target("h100-8")) and saved.predicted
-    again = compile_again(path)  # which would refuse it, did the two differ
+    again = compile_again(path).plan  # which would refuse it, did the two differ
     assert [step.node for step in again.steps] == [step.node for step in saved.steps]
 
 

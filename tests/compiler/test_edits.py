@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Source
 from rlgraph.frontend.compose import as_written, compose
 from rlgraph.frontend.edge_edits import _columns
 from rlgraph.frontend.edits import EDITS, apply
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
+from rlgraph.lowering import plan_tree
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree, parse
 from rlgraph.syntax.yaml_text import show_text

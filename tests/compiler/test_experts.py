@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlgraph.autoplace import autoplace
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED, WORST, Rates
@@ -22,10 +23,12 @@ from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout import PoolLayout
-from rlgraph.reports.layout_search import autoplace, divisions
-from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import parse
+from rlgraph.request import PlanRequest
+from rlgraph.search import goals
+from rlgraph.search.layout import PoolLayout
+from rlgraph.search.layout_search import divisions
+from rlgraph.search.text import contest_text
 
 MIXTURE, DENSE = "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B"
 CLUSTER = load_cluster("h100-8")
@@ -159,11 +162,16 @@ def test_the_experts_that_a_token_chooses_are_counted() -> None:
 
 
 def test_a_search_divides_experts_where_that_is_faster() -> None:
-    found, best = autoplace("dr_grpo", [f"models.policy.path={MIXTURE}"], Target("h100-8", margin=0.0))
+    found, compilation = autoplace(
+        PlanRequest("dr_grpo", [f"models.policy.path={MIXTURE}"], target=Target("h100-8", margin=0.0))
+    )
+    best = compilation.plan
     assert found[0].layout
-    tried = {one.layout.divided: one.rank for one in reversed(found) if one.layout}  # each with its best
+    tried = {
+        one.layout.divided: goals.fit(one) for one in reversed(found) if one.layout
+    }  # each with its best
     sizes = [None, *(("expert_parallel", ranks) for ranks in (2, 4, 8))][: len(tried)]
-    assert {*tried} == {*sizes} and found[0].rank == min(tried.values())
+    assert {*tried} == {*sizes} and goals.fit(found[0]) == min(tried.values())
     gains = [tried[larger] < min(tried[size] for size in sizes[:at]) for at, larger in enumerate(sizes) if at]
     # the search ends where a doubling is no gain, with recomputing and without: here both do
     assert gains and (len(sizes) == 4 or not gains[-1])

@@ -11,11 +11,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlgraph.compiler import plan_tree
 from rlgraph.errors import GraphError, Mark, Source
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
+from rlgraph.lowering import plan_tree
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.syntax.source import Tree, parse
 from rlgraph.syntax.yaml_text import show_text

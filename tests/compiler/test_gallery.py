@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import Compilation, compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.shipped import graphs_folder
-from rlgraph.warnings.laws import warnings_of
+from rlgraph.request import PlanRequest
 
 CASES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("gallery.yaml").read_text())
 PAGE = Path(__file__).parents[2] / "docs" / "gallery.md"
@@ -49,9 +49,11 @@ def said(case: dict[str, Any], folder: Path) -> tuple[str, float]:
     path = folder / "mine.yaml"
     path.write_text(graph_of(case))
     devices, began = case.get("devices", 8), time.perf_counter()
-    plan = compile_graph(str(path), devices=devices) if case.get("strict") else None
+    compilation = Compilation(PlanRequest(str(path), devices=devices))
+    if case.get("strict"):
+        assert compilation.plan
     with pytest.raises(GraphError) as caught:
-        warnings_of(plan, strict=True) if plan else compile_graph(str(path), devices=devices)
+        assert compilation.plan.steps and compilation.warn(strict=True)
     took = (time.perf_counter() - began) * 1000
     text = str(caught.value).replace(f"{graphs_folder()}/", "graphs/").replace(f"{folder}/", "")
     return "\n".join(

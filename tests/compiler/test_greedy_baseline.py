@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compiler import compile_graph, lower
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.plan import Plan
+from rlgraph.lowering import lower
 
 OUTS = ("tokens", "loss_mask", "rollout_logprobs", "responses", "group", "truncated")
 

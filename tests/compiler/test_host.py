@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlgraph.autoplace import autoplace
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import BEST, WORST, Rates
@@ -17,9 +18,12 @@ from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout import HOST, PoolLayout, Settings
-from rlgraph.reports.layout_search import autoplace, overrides, search
-from rlgraph.reports.layout_text import contest_text
+from rlgraph.request import PlanRequest
+from rlgraph.search.candidate import Candidate
+from rlgraph.search.layout import HOST, PoolLayout
+from rlgraph.search.layout_search import search
+from rlgraph.search.moves import Settings, overrides
+from rlgraph.search.text import contest_text
 
 EIGHT, LARGE = "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"
 ON_HOST = "models.policy.train.optimizer_offload=true"
@@ -129,12 +133,12 @@ def test_the_search_tries_it_where_nothing_else_fits() -> None:
     def tried(needs: set[str]) -> set[str]:
         """What the layouts have on the host where only those fit that have so much there."""
 
-        def attempt(settings: Settings) -> Plan:
+        def evaluate(settings: Settings) -> Candidate:
             on_host = {path.rpartition(".")[2] for path in settings if path.endswith("_offload")}
             peak = replace(plan.peak["main"], capacity=2**60 if needs <= on_host else 1)
-            return replace(plan, peak={"main": peak})
+            return Candidate(settings, replace(plan, peak={"main": peak}))
 
-        found = search(plan, 8, 8, attempt)
+        found = search(plan, 8, 8, evaluate)
         assert found[0].fits
         return {candidate.layout.host for candidate in found if candidate.layout}
 
@@ -160,7 +164,8 @@ def test_the_search_leaves_out_what_a_model_refuses() -> None:
 @pytest.mark.nightly
 def test_the_search_finds_where_a_large_model_fits() -> None:
     settings = [f"models.{name}.path={LARGE}" for name in ("policy", "ref")]
-    _, best = autoplace("grpo", settings, Target("h100-8"))
+    _, compilation = autoplace(PlanRequest("grpo", settings, target=Target("h100-8")))
+    best = compilation.plan
     assert best.peak and best.peak["main"].fits
     assert best.models["policy"].train.optimizer_offload and not best.models["ref"].train.optimizer_offload
 
@@ -175,7 +180,8 @@ def test_the_search_finds_where_long_answers_of_large_models_fit(
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text((FOLDER / "h100-8.yaml").read_text().replace("hosts: 1", f"hosts: {hosts}"))
     settings = [f"models.policy.path={model}", f"rollout.max_new_tokens={tokens}"]
-    candidates, best = autoplace("dr_grpo", settings, Target(str(cluster)))
+    candidates, compilation = autoplace(PlanRequest("dr_grpo", settings, target=Target(str(cluster))))
+    best = compilation.plan
     assert best.peak and all(peak.fits for peak in best.peak.values())
     assert candidates[0].layout and candidates[0].layout.group == 8
     assert "the same with " in contest_text(candidates)

@@ -15,6 +15,7 @@ from rlgraph.compiler import compile_graph
 from rlgraph.errors import visible
 from rlgraph.ops.registry import without_code
 from rlgraph.printing.plan_text import plan_text
+from rlgraph.request import PlanRequest
 from rlgraph.view.terminal import terminal_text
 
 ESCAPES = "\x1b]0;owned\x07 \x1b[2J\r \u202e"
@@ -91,7 +92,7 @@ def test_no_module_that_a_graph_names_is_loaded_where_that_is_asked(
 def test_a_graph_without_files_is_checked_and_code_runs_again_behind(own: Path) -> None:
     assert "ok" in call("check", "grpo", "--no-code").output
     with without_code():
-        assert not check_report("own.yaml")["ok"]
+        assert not check_report(PlanRequest("own.yaml"))["ok"]
     call("check", "own.yaml", expect=1)  # its loss is not there
     assert Path("ran").exists()
 

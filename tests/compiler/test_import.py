@@ -25,6 +25,7 @@ from rlgraph.importing.trl import import_trl
 from rlgraph.importing.verl import BY as verl_converters
 from rlgraph.importing.verl import import_verl
 from rlgraph.importing.verl_sft import BY as sft_converters
+from rlgraph.request import PlanRequest
 
 EXAMPLES = Path(__file__).parent / "imported"
 VERL = ("grpo", "ppo", "dapo", "rloo", "reinforce_pp", "remax", "multi_turn")
@@ -58,7 +59,7 @@ def arguments(example: str) -> list[str]:
 def checked(imported: Imported) -> dict[str, Any]:
     """The composed graph, in which `check` finds nothing wrong and nothing to warn of."""
     Path("out.yaml").write_text(imported.graph())
-    report = check_report("out.yaml")
+    report = check_report(PlanRequest("out.yaml"))
     assert not report["problems"] + report["warnings"], report
     return dict(compose("out.yaml").plain())
 
@@ -79,7 +80,7 @@ def test_an_example_becomes_a_graph_that_checks(example: str, golden: Callable[[
     graph = Path("out.yaml").read_text()
     golden(f"import/{example.partition('.')[0]}.yaml", graph)
     golden(f"import/{example.partition('.')[0]}.txt", result.output)
-    report = check_report("out.yaml")
+    report = check_report(PlanRequest("out.yaml"))
     assert not report["problems"] + report["warnings"], report
 
 
@@ -212,7 +213,7 @@ def test_paths_are_relative_to_the_graph() -> None:
     Path("sub").mkdir()
     assert call("verl", "grpo.txt=1", FUNCTION, "-o", "sub/g.yaml").exit_code == 0
     assert compose("sub/g.yaml").plain()["nodes"]["rewards"]["function"] == "../verl_reward.py:compute_score"
-    assert not check_report("sub/g.yaml")["problems"]
+    assert not check_report(PlanRequest("sub/g.yaml"))["problems"]
 
 
 def test_no_code_of_a_graph_is_loaded_where_it_is_refused() -> None:

@@ -13,6 +13,7 @@ from rlgraph.errors import GraphError
 from rlgraph.importing.areal import import_areal, sizes_of
 from rlgraph.importing.importer import Imported
 from rlgraph.importing.table import table_of
+from rlgraph.request import PlanRequest
 
 KEYS = json.loads((Path(__file__).parent / "imported/areal_defaults.json").read_text())
 GSM8K = (
@@ -37,7 +38,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def imported(*settings: str) -> Imported:
     result = import_areal(None, settings)
     Path("graph.yaml").write_text(result.graph())
-    assert check_report("graph.yaml")["problems"] == []
+    assert check_report(PlanRequest("graph.yaml"))["problems"] == []
     return result
 
 

@@ -22,6 +22,7 @@ from rlgraph.importing.openrlhf import import_openrlhf
 from rlgraph.importing.slime import BY as slime_converters
 from rlgraph.importing.slime import import_slime
 from rlgraph.importing.table import table_of
+from rlgraph.request import PlanRequest
 
 EXAMPLES = Path(__file__).parent / "imported"
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def test_a_launch_script_becomes_a_graph_that_checks(name: str, golden: Callable
     assert result.exit_code == 0, result.output
     golden(f"import/{name}.yaml", Path("out.yaml").read_text())
     golden(f"import/{name}.txt", result.output)
-    assert not check_report("out.yaml")["problems"]
+    assert not check_report(PlanRequest("out.yaml"))["problems"]
 
 
 FLAGS = {

@@ -14,6 +14,7 @@ from rlgraph.importing.importer import Imported
 from rlgraph.importing.inherited import read_inherited, resolved
 from rlgraph.importing.nemo_rl import import_nemo_rl
 from rlgraph.importing.table import table_of
+from rlgraph.request import PlanRequest
 
 DEFAULTS = json.loads((Path(__file__).parent / "imported/nemo_rl_defaults.json").read_text())
 TRAINERS = ("grpo", "ppo", "sft", "dpo", "rm", "distillation")
@@ -28,7 +29,7 @@ def imported(*settings: str) -> Imported:
     """The graph of some settings, which checks."""
     result = import_nemo_rl(None, settings)
     Path("graph.yaml").write_text(result.graph())
-    assert check_report("graph.yaml")["problems"] == []
+    assert check_report(PlanRequest("graph.yaml"))["problems"] == []
     return result
 
 

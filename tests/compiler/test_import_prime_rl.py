@@ -18,6 +18,7 @@ from rlgraph.errors import GraphError
 from rlgraph.importing.importer import Imported
 from rlgraph.importing.prime_rl import BY, import_prime_rl
 from rlgraph.importing.table import table_of
+from rlgraph.request import PlanRequest
 
 EXAMPLES = Path(__file__).parent / "imported"
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def test_a_file_becomes_a_graph_that_checks(golden: Callable[[str, str], None]) 
     assert result.exit_code == 0, result.output
     golden("import/prime_rl.yaml", Path("out.yaml").read_text())
     golden("import/prime_rl.txt", result.output)
-    assert not check_report("out.yaml")["problems"]
+    assert not check_report(PlanRequest("out.yaml"))["problems"]
 
 
 @pytest.mark.parametrize("kind", ["rl", "sft"])

@@ -16,6 +16,7 @@ from rlgraph.importing.nemo_rl import import_nemo_rl
 from rlgraph.importing.prime_rl import import_prime_rl
 from rlgraph.importing.trl import import_trl
 from rlgraph.importing.verl import import_verl
+from rlgraph.request import PlanRequest
 
 BEST = {"metric": "eval/reward", "mode": "max"}
 # eight optimizer steps per iteration
@@ -58,7 +59,7 @@ def prime_rl(*settings: str) -> Imported:
 def sections(imported: Imported) -> tuple[dict[str, Any], dict[str, Any]]:
     """The schedule, and the evaluation without its nodes, of the graph, in which nothing is wrong."""
     Path("graph.yaml").write_text(imported.graph())
-    assert check_report("graph.yaml")["problems"] == []
+    assert check_report(PlanRequest("graph.yaml"))["problems"] == []
     graph: dict[str, Any] = dict(compose("graph.yaml").plain())
     return graph["schedule"], {k: v for k, v in graph.get("eval", {}).items() if k != "nodes"}
 

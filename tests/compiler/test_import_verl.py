@@ -17,6 +17,7 @@ from rlgraph.frontend.compose import compose
 from rlgraph.importing.importer import Imported
 from rlgraph.importing.table import BELOW, table_of
 from rlgraph.importing.verl import import_verl
+from rlgraph.request import PlanRequest
 
 RECORDED = json.loads((Path(__file__).parents[1] / "peers/recorded/verl_config.json").read_text())
 ACTOR, ROLLOUT, CORRECTION = (
@@ -342,7 +343,7 @@ def test_one_sample_per_prompt_is_the_reward_itself(estimator: str, kl: tuple[st
 def test_one_sample_per_prompt_is_refused_where_verl_has_nothing_to_train_on() -> None:
     for estimator in ("rloo_vectorized", "grpo_passk"):
         Path("out.yaml").write_text(import_verl(None, [f"algorithm.adv_estimator={estimator}"]).graph())
-        (problem,) = check_report("out.yaml")["problems"]
+        (problem,) = check_report(PlanRequest("out.yaml"))["problems"]
         assert "compares the samples of a prompt" in str(problem)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlgraph.autoplace import autoplace
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED, WORST, Rates
@@ -20,10 +21,11 @@ from rlgraph.ir.mesh import Mesh, mesh_of
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout import PoolLayout
-from rlgraph.reports.layout_search import autoplace, meshes
-from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import parse
+from rlgraph.request import PlanRequest
+from rlgraph.search.layout import PoolLayout
+from rlgraph.search.layout_search import meshes
+from rlgraph.search.text import contest_text
 
 EIGHT = ["models.policy.path=Qwen/Qwen3-8B", "models.ref.path=Qwen/Qwen3-8B"]
 SHARDED = [f"models.{name}.train.shard=8" for name in ("policy", "ref")]
@@ -143,7 +145,7 @@ def test_what_fits_only_over_all_devices_says_so() -> None:
 
 
 def test_the_search_tries_replicas_between_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (16384,))
+    monkeypatch.setattr("rlgraph.search.layout_search.MICRO", (16384,))
     path = tmp_path / "sixteen.yaml"
     path.write_text(
         (FOLDER / "h100-8.yaml")
@@ -152,13 +154,15 @@ def test_the_search_tries_replicas_between_hosts(tmp_path: Path, monkeypatch: py
         .replace("inter_link: 50e9", "inter_link: 5e9")
     )
     given = [*EIGHT, "models.policy.serve.engine=transformers"]
-    found, best = autoplace("grpo", given, Target(str(path)))
+    found, compilation = autoplace(PlanRequest("grpo", given, target=Target(str(path))))
+    best = compilation.plan
     assert {candidate.layout.shard for candidate in found if candidate.layout} == {None, 8}
     assert found[0].layout and found[0].layout.shard == 8
     assert mesh_of(best, "policy") == mesh_of(best, "ref") == Mesh(2, 8)
     said = contest_text(found)
     assert "main 16, 8-way shard" in said and "models.policy.train.shard=8" in said
-    _, one_host = autoplace("grpo", given, Target("h100-8"))
+    _, compilation = autoplace(PlanRequest("grpo", given, target=Target("h100-8")))
+    one_host = compilation.plan
     assert mesh_of(one_host, "policy") == Mesh(1, 8)
     assert one_host.models["policy"].train and one_host.models["policy"].train.shard is None
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compiler import compile_graph, lower
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
+from rlgraph.lowering import lower
 
 APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
 REINFORCE = "set: {update_policy.loss: {kind: reinforce}, update_policy.minibatches: 1}"

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_text import graph_text
-from rlgraph.compiler import compile_graph, lower, plan_tree
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.lowering import lower, plan_tree
 from rlgraph.passes import PASSES
 from rlgraph.passes.prune import prune
 from rlgraph.passes.verify import verify

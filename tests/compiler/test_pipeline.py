@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlgraph.compiler import compile_graph, lower
+from rlgraph.compiler import compile_graph
 from rlgraph.frontend.bind import bind
 from rlgraph.ir.plan import Plan
+from rlgraph.lowering import lower
 from rlgraph.passes.lower import make_plan
 from rlgraph.planning.overlap import guess, pipeline
 from rlgraph.planning.simulate import BrokenPlanError, Event, busy, period, simulate, slot_steps

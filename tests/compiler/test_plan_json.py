@@ -23,7 +23,16 @@ from rlgraph.errors import GraphError, RunError
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan, checksum
 from rlgraph.ir.prediction import Peak, Prediction
-from rlgraph.reports.plan_file import compile_again, is_plan, load, parse, plan_given, plan_schema
+from rlgraph.reports.plan_file import (
+    check_inline,
+    compilation_of,
+    compile_again,
+    is_plan,
+    load,
+    parse,
+    plan_schema,
+)
+from rlgraph.request import PlanRequest
 from share import examples, rest_nightly
 
 SCHEMA = plan_schema()
@@ -69,7 +78,7 @@ def test_it_remembers_what_it_was_made_from(own: Path) -> None:
     assert origin is not None
     assert (origin.graph, origin.overrides, origin.devices) == ("own.yaml", ("rollout.temperature=0.5",), 2)
     assert origin.composed["nodes"]["rollout"]["temperature"] == 0.5
-    plan = compile_again(own)
+    plan = compile_again(own).plan
     assert plan == load(own)
 
 
@@ -80,7 +89,7 @@ def test_predictions_read_back_and_are_run_with(own: Path) -> None:
     peak = {"main": Peak(1, 2, "rollout", {"weights": 1})}
     plan = replace(plan, steps=steps, peak=peak, predicted=prediction)
     own.write_text(plan.json())
-    assert load(own) == compile_again(own) == plan
+    assert load(own) == compile_again(own).plan == plan
     assert VALIDATOR.is_valid(json.loads(plan.json()))
 
 
@@ -179,7 +188,7 @@ def test_a_plan_goes_with_no_settings(own: Path, command: str, args: tuple[str, 
     assert result.exit_code == 2 and not result.stdout
     assert "plan.json is a saved plan: its overrides, devices and cluster are settled" in result.stderr
     with pytest.raises(RunError, match=r"are settled"):
-        plan_given(str(own), ["rollout.n=2"], None, False)
+        compilation_of(PlanRequest(str(own), ["rollout.n=2"]), inline=False)
 
 
 def test_a_graph_may_be_json_and_is_none(own: Path) -> None:
@@ -217,7 +226,7 @@ def test_a_number_of_the_environment_is_part_of_it_and_a_text_is_not(
     monkeypatch.setenv("COUNT", "4")
     call("plan", "own.yaml", "-o", "plan.json")
     monkeypatch.setenv("WEIGHTS", "b")
-    assert compile_again(own).models["policy"].path == "${env:WEIGHTS}"
+    assert compile_again(own).plan.models["policy"].path == "${env:WEIGHTS}"
     monkeypatch.setenv("COUNT", "8")
     with pytest.raises(RunError, match=r"own.yaml gives another plan now"):
         compile_again(own)
@@ -281,7 +290,7 @@ def test_attributes_come_back_in_the_types_that_their_op_declares(own: Path) -> 
     )
     call("plan", "own.yaml", "--devices", "1", "-o", "plan.json")
     plan = compile_graph("own.yaml", devices=1)
-    again = compile_again(own)
+    again = compile_again(own).plan
     attributes = again.functions["train"]["rewards"].attributes
     assert attributes["sizes"] == (1, 2) and attributes["file"] == Path("a.txt")
     assert type(attributes["way"]).__name__ == "Way" and attributes["most"] == float("inf")
@@ -292,7 +301,7 @@ def test_attributes_come_back_in_the_types_that_their_op_declares(own: Path) -> 
 def test_a_saved_plan_runs_with_the_functions_that_it_was_saved_with(name: str, tmp_path: Path) -> None:
     plan = compile_graph(name, devices=1)
     (tmp_path / "plan.json").write_text(plan.json())
-    assert compile_again(tmp_path / "plan.json") == plan
+    assert compile_again(tmp_path / "plan.json").plan == plan
 
 
 @pytest.mark.parametrize(
@@ -319,7 +328,7 @@ def test_inline_takes_a_plan_for_one_device(own: Path) -> None:
     with pytest.raises(
         RunError, match=r"for 2 devices in a pool, and --inline runs on one\n.*--devices 1 -o plan.json"
     ):
-        plan_given(str(own), (), None, True)
+        check_inline(compilation_of(PlanRequest(str(own)), inline=True))
 
 
 def test_a_plan_of_no_graph_by_name_is_not_run(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graph_text import graph_text
-from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import sizes_of
@@ -17,6 +17,7 @@ from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind
 from rlgraph.ir.plan import Plan
+from rlgraph.lowering import plan_tree
 from rlgraph.passes import PASSES
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports import plan_file

@@ -6,11 +6,12 @@ import re
 
 import pytest
 
+from rlgraph.autoplace import autoplace
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.reports.layout_search import autoplace
-from rlgraph.reports.layout_text import contest_text
+from rlgraph.request import PlanRequest
+from rlgraph.search.text import contest_text
 from rlgraph.units import middle, range_text
 
 NARROW = [f"models.policy.{engine}.dtype=bfloat16" for engine in ("train", "serve")]
@@ -104,20 +105,29 @@ def test_devices_are_offered_where_none_of_a_cluster_is_enough() -> None:
     assert any(re.match(r"\d+ devices", change) for change, _ in changes)
 
 
+def test_more_devices_are_offered_with_the_sizes_of_pools_that_the_graph_fixes() -> None:
+    given = ["models.policy.path=Qwen/Qwen2.5-72B", *NARROW, "pools={main: {devices: 8}}"]
+    change, price = next(offer for offer in offered(given, "h100-8") if "devices with" in offer[0])
+    assert change.endswith(" pools.main.devices=16")
+    plan = typed(change, given, "h100-8")
+    assert plan.pools == {"main": 16} and plan.predicted
+    assert range_text(plan.predicted.seconds) == price
+
+
 def test_a_search_in_which_nothing_fits_refuses_the_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (16384,))
-    monkeypatch.setattr("rlgraph.reports.layout_search.COARSE", 1)
+    monkeypatch.setattr("rlgraph.search.layout_search.MICRO", (16384,))
+    monkeypatch.setattr("rlgraph.search.layout_search.COARSE", 1)
     given = ["models.policy.path=Qwen/Qwen2.5-72B", "models.policy.train.recompute=true"]
     with pytest.raises(GraphError) as plain:
         compile_graph("grpo", given, target=Target("h100-1"))
     with pytest.raises(GraphError) as searched:
-        autoplace("grpo", given, Target("h100-1"))
+        autoplace(PlanRequest("grpo", given, target=Target("h100-1")))
     assert str(searched.value) == str(plain.value)
 
 
 def test_layouts_that_differ_in_name_only_are_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (16384, 2**20, 2**21))
-    found, _ = autoplace("sft", ["examples.batch=8"], Target("h100-8"))
+    monkeypatch.setattr("rlgraph.search.layout_search.MICRO", (16384, 2**20, 2**21))
+    found, _ = autoplace(PlanRequest("sft", ["examples.batch=8"], target=Target("h100-8")))
     best = [one for one in found if one.fits and one.plan and one.plan.predicted]
     same = {(one.seconds, tuple(p.bytes for p in (one.plan.peak or {}).values())) for one in best if one.plan}
     assert len(same) < len(best)  # whole batches in one pass, whatever else it could hold

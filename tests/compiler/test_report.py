@@ -19,9 +19,9 @@ from rlgraph.costs.workload import workload
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.simulate import critical_path
 from rlgraph.reports.measured import Priced, counted, read_metrics
-from rlgraph.reports.report import make_report, report_text
+from rlgraph.reports.report import make_report, report_text, single_changes_of
 from rlgraph.reports.stages import bottleneck, stages
-from rlgraph.reports.whatif import LEAST, outlook
+from rlgraph.search.faster import LEAST_SAVING
 from rlgraph.units import middle
 
 PROMPT, LENGTHS = 200.0, (500.0, 600.0, 550.0)
@@ -111,7 +111,7 @@ def test_what_is_told_is_what_the_planner_says_of_the_edited_graph() -> None:
     wide = "models.policy.train.dtype=float32"
     folder, _ = a_run(wide)
     priced, lines = Priced.of(folder), counted(read_metrics(folder))
-    found = outlook(priced, lines)
+    found = single_changes_of(priced, lines)
     whole = sum(line["time/step"] for line in lines) / len(lines)
     assert middle(found.seconds) == pytest.approx(whole, rel=0.02), "calibrated, it foretells the run itself"
     assert [change.saves for change in found.changes] == sorted(
@@ -132,7 +132,7 @@ def test_what_is_told_is_what_the_planner_says_of_the_edited_graph() -> None:
 def test_streaming_is_told_with_what_corrects_for_it(corrected: tuple[str, ...]) -> None:
     """Of a run on two pools, whose answers vary in length."""
     folder, _ = a_run(SPLIT[0], *corrected)
-    found = outlook(Priced.of(folder), counted(read_metrics(folder)))
+    found = single_changes_of(Priced.of(folder), counted(read_metrics(folder)))
     (change,) = [
         change for change in found.changes if any("schedule.stream=" in edit for edit in change.edits)
     ]
@@ -144,7 +144,7 @@ def test_streaming_is_told_with_what_corrects_for_it(corrected: tuple[str, ...])
 
 def test_computing_again_without_need_is_found() -> None:
     folder, _ = a_run("models.policy.train.recompute=true")
-    found = outlook(Priced.of(folder), counted(read_metrics(folder)))
+    found = single_changes_of(Priced.of(folder), counted(read_metrics(folder)))
     assert ("models.policy.train.recompute=false",) in [change.edits for change in found.changes]
 
 
@@ -159,7 +159,7 @@ def test_where_nothing_helps_it_says_so() -> None:
     lines = [json.dumps({"step": n, "time/step": 2.0, **took}) for n in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     text = report_text(make_report(folder))
-    assert "nothing would help: of " in text and f"none saves {LEAST:.0%}" in text
+    assert "nothing would help: of " in text and f"none saves {LEAST_SAVING:.0%}" in text
 
 
 def test_a_graph_that_has_changed_is_not_guessed_at() -> None:

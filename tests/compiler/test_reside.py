@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.memory import Footprint, Item, away_items
@@ -18,6 +18,7 @@ from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.lowering import plan_tree
 from rlgraph.planning import offload
 from rlgraph.planning.auto_settings import fixed
 from rlgraph.planning.offload import Gap, _over_iterations, _Search, _taken, reside

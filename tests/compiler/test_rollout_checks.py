@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compiler import compile_graph, lower
+from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.trace import sampler, writer
+from rlgraph.lowering import lower
 from rlgraph.printing.plan_text import plan_text
 
 APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"

@@ -21,6 +21,7 @@ from rlgraph.nodes import LOSSES, OPS
 from rlgraph.reference.describe import find
 from rlgraph.reference.json_schema import graph_schema
 from rlgraph.reference.schema_parts import EDITS as SAID
+from rlgraph.request import PlanRequest
 from rlgraph.syntax import source
 from rlgraph.syntax.validate import NODE_KEYS
 
@@ -232,7 +233,7 @@ def test_typical_mistakes_are_refused_where_they_are(path: str, value: str, wher
 def test_check_refuses_them_too(path: str, value: str, where: str, tmp_path: Path) -> None:
     file = tmp_path / "graph.yaml"
     file.write_text(json.dumps(changed(path, value)))
-    report = check_report(str(file), (), 1)
+    report = check_report(PlanRequest(str(file), (), 1))
     assert report["ok"] == (not where), report
 
 

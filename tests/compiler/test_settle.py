@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rlgraph.autoplace import autoplace
 from rlgraph.cli.main import main
-from rlgraph.compiler import compile_graph, plan_tree
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster, local_device, of_gpus
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.memory import Footprint
@@ -21,10 +22,11 @@ from rlgraph.errors import GraphError, RunError
 from rlgraph.frontend.bind_model import on_device
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.plan import Plan, Target
+from rlgraph.lowering import plan_tree
 from rlgraph.planning.auto_settings import PAGE, as_planned
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout_search import autoplace
 from rlgraph.reports.plan_file import compile_again, parse
+from rlgraph.request import PlanRequest
 from rlgraph.syntax.model_settings import ModelSection, Serve, Train
 
 EIGHT_B = "models.policy.path=Qwen/Qwen3-8B"
@@ -198,9 +200,10 @@ def test_a_search_over_layouts_fills_each(
     micro: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if micro:
-        monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", micro)
-        monkeypatch.setattr("rlgraph.reports.layout_search.COARSE", 4)
-    found, best = autoplace("grpo", LONG, H100)
+        monkeypatch.setattr("rlgraph.search.layout_search.MICRO", micro)
+        monkeypatch.setattr("rlgraph.search.layout_search.COARSE", 4)
+    found, compilation = autoplace(PlanRequest("grpo", LONG, target=H100))
+    best = compilation.plan
     caches = {serve(one.plan)["cache_tokens"] for one in found if one.plan and one.fits}
     assert len(caches) >= 4 and 65_536 not in caches
     assert seconds(best) <= seconds(planned(*LONG))
@@ -290,7 +293,7 @@ def test_a_plan_saved_on_gpus_without_sglang_is_that_of_its_graph(
     monkeypatch.setattr("rlgraph.compiler.is_installed", lambda name: False)
     path, plan = tmp_path / "plan.json", compile_graph("grpo", [EIGHT_B], device="cuda")
     path.write_text(plan.json())
-    assert compile_again(path) == plan
+    assert compile_again(path).plan == plan
 
 
 @pytest.mark.usefixtures("gpus")

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from region_work import STREAMED, work
+from rlgraph.autoplace import autoplace, offer
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan, Target
@@ -25,10 +26,10 @@ from rlgraph.planning.predict import Scenario
 from rlgraph.planning.simulate import occupied
 from rlgraph.planning.stream_simulation import simulate_stream, stream_course
 from rlgraph.printing.headline import headline
-from rlgraph.reports.layout import PoolLayout
-from rlgraph.reports.layout_search import autoplace, overrides
-from rlgraph.reports.layout_text import contest_text
-from rlgraph.reports.stream_offer import offer
+from rlgraph.request import PlanRequest
+from rlgraph.search.layout import PoolLayout
+from rlgraph.search.moves import overrides
+from rlgraph.search.text import contest_text
 from rlgraph.units import middle
 from rlgraph.view.contents import contents
 from rlgraph.view.stream import LANES
@@ -274,8 +275,9 @@ def test_text_page_and_json_say_the_same() -> None:
 
 def test_a_search_offers_what_streams_and_does_not_take_it() -> None:
     settings, target = ["rollout.max_new_tokens=8192"], Target("h100-2", response_tokens=1000)
-    found, best = autoplace("grpo", settings, target)
-    offered = offer("grpo", settings, target, found)
+    found, compilation = autoplace(PlanRequest("grpo", settings, target=target))
+    best = compilation.plan
+    offered = offer(PlanRequest("grpo", settings, target=target), found)
     assert best.schedule.stream is None and offered and offered.plan and offered.plan.predicted
     assert offered.seconds < 0.8 * found[0].seconds
     told = contest_text(found, offer=offered)
@@ -287,11 +289,11 @@ def test_a_search_offers_what_streams_and_does_not_take_it() -> None:
 
 def test_a_search_offers_no_stream_where_nothing_generates_or_it_streams() -> None:
     target = Target("h100-2")
-    found, _ = autoplace("sft", [], target)
-    assert offer("sft", [], target, found) is None
+    found, _ = autoplace(PlanRequest("sft", [], target=target))
+    assert offer(PlanRequest("sft", [], target=target), found) is None
     plan, _ = planned()
     streaming = replace(found[0], layout=PoolLayout(4, frozenset(), 1, 2048, False), plan=plan)
-    assert offer("grpo", [*STREAMED], Target("h100-8"), [streaming]) is None
+    assert offer(PlanRequest("grpo", [*STREAMED], target=Target("h100-8")), [streaming]) is None
 
 
 def test_the_buffer_is_counted_on_its_host() -> None:

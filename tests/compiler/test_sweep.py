@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from click.testing import CliRunner
 
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
+from rlgraph.frontend.compose import compose
 from rlgraph.sweep.combinations import combinations, shortened
+from rlgraph.sweep.list_fields import list_depth
 from rlgraph.sweep.results import results
 
 FILES = "prompts.files=[a.jsonl]"
@@ -103,3 +106,51 @@ def test_a_sweep_without_an_evaluation_compares_the_reward(tmp_path: Path) -> No
     found = results("grpo", runs, tmp_path)
     assert found.text().split() == ["runs", "reward/mean", "1", "0.250", "*"]
     assert found.said(runs[0]) == "reward/mean 0.250"
+
+
+OPS = """from rlgraph.ops import float32, op, samples, text
+
+
+@op()
+def marked(responses: text[samples], *, words: list[str] = [], bonus: float = 1.0) -> float32[samples]: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [
+        ("seed", 0),
+        ("use", 1),
+        ("rollout.n", 0),
+        ("rollout.stop", 1),
+        ("prompts.files", 1),
+        ("prompts.where.level", 1),
+        ("update_policy.rows", 1),
+        ("update_policy.rows.is", 1),
+        ("update_policy.loss", 0),
+        ("update_policy.loss.clip", 0),
+        ("update_policy.loss.clip.linear", 1),
+        ("models.policy.train", 0),
+        ("models.policy.train.lora.targets", 1),
+        ("models.policy.optimizer.betas", 1),
+        ("models.policy.serve.options.anything", 0),
+        ("prompts.template_options.anything", math.inf),
+        ("schedule.epochs.prompts", 0),
+        ("eval.report.accuracy", 0),
+        ("eval.nodes.rollout.stop", 1),
+        ("pools.main.devices", 0),
+        ("mine.words", 1),
+        ("mine.bonus", 0),
+        ("rollout.nothing", 0),
+    ],
+)
+def test_lists_are_as_deep_as_what_the_graph_declares(name: str, depth: float, tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(OPS)
+    graph = tmp_path / "mine.yaml"
+    graph.write_text("graph: mine\nextends: grpo\nedits: [{add: {mine: {op: 'ops.py:marked'}}}]\n")
+    assert list_depth(compose(str(graph)), name) == depth
+
+
+def test_values_of_a_wrong_type_are_not_taken_for_a_sweep() -> None:
+    with pytest.raises(GraphError, match=r"prompts.files"):
+        combinations("grpo", ["prompts.files=[1,2]"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlgraph.autoplace import autoplace
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
@@ -25,10 +26,12 @@ from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.model_limits import dividing
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.layout import PoolLayout
-from rlgraph.reports.layout_search import autoplace, divisions
-from rlgraph.reports.layout_text import contest_text
 from rlgraph.reports.plan_file import parse
+from rlgraph.request import PlanRequest
+from rlgraph.search import goals
+from rlgraph.search.layout import PoolLayout
+from rlgraph.search.layout_search import divisions
+from rlgraph.search.text import contest_text
 
 EIGHT = "Qwen/Qwen3-8B"
 CLUSTER = load_cluster("h100-8")
@@ -195,12 +198,14 @@ def test_what_it_excludes_is_not_proposed() -> None:
 
 
 def test_a_search_divides_layers_of_what_can_be_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlgraph.reports.layout_search.MICRO", (16384,))
+    monkeypatch.setattr("rlgraph.search.layout_search.MICRO", (16384,))
     given = [f"models.policy.path={EIGHT}", "models.policy.serve.engine=transformers"]
-    found, _ = autoplace("dr_grpo", [*given, "rollout.max_new_tokens=30000"], Target("h100-8"))
+    found, _ = autoplace(
+        PlanRequest("dr_grpo", [*given, "rollout.max_new_tokens=30000"], target=Target("h100-8"))
+    )
     tried = {one.layout.divided: one for one in reversed(found) if one.layout}
     assert {*tried} >= {None, ("tensor_parallel", 2)}
-    assert found[0].rank == min(one.rank for one in tried.values())
+    assert goals.fit(found[0]) == min(goals.fit(one) for one in tried.values())
     for division, one in tried.items():
         if one.plan and division:
             train = one.plan.models["policy"].train

@@ -71,7 +71,7 @@ def test_a_plan_has_references_and_is_read_where_the_variables_are_not(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call("plan", "own.yaml", "-o", "plan.json")
-    again = compile_again(Path("plan.json")).functions["train"]["rewards"]
+    again = compile_again(Path("plan.json")).plan.functions["train"]["rewards"]
     assert again.attributes["url"] == "${env:URL}?key=${env:CANARY}"
     for name in ("CANARY", "MODELS", "URL", "DTYPE", "COUNT"):
         monkeypatch.delenv(name)

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from rlgraph.cli.main import main
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import VERSION, Target, checksum
+from rlgraph.request import PlanRequest
 from rlgraph.view.contents import contents
 from rlgraph.view.page import ASSETS, SCRIPTS, page
 from rlgraph.view.serve import CONTENTS, server
@@ -40,7 +41,7 @@ def data(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", shipped_graphs())
 def test_a_page_holds_every_step_with_its_docs(name: str) -> None:
-    new = subject(name, devices=2)
+    new = subject(PlanRequest(name, devices=2))
     found = data(page(contents(new)))
     steps = found["phases"]["train"]["steps"]
     assert [step["node"] for step in steps] == [step.node for step in new.plan.steps]
@@ -51,12 +52,12 @@ def test_a_page_holds_every_step_with_its_docs(name: str) -> None:
 
 
 def test_the_page_of_grpo_is_small() -> None:
-    text = page(contents(subject("grpo", target=Target("h100-8"))))
+    text = page(contents(subject(PlanRequest("grpo", target=Target("h100-8")))))
     assert len(text.encode()) < 1_500_000
 
 
 def test_values_say_where_they_were_written() -> None:
-    found = contents(subject("grpo", ["rollout.temperature=0.7"], devices=1))
+    found = contents(subject(PlanRequest("grpo", ["rollout.temperature=0.7"], devices=1)))
     rollout = next(step for step in found["phases"]["train"]["steps"] if step["node"] == "rollout")
     places = {name: place for name, _, place in rollout["attributes"]}
     assert places["temperature"] == "command line"
@@ -66,7 +67,7 @@ def test_values_say_where_they_were_written() -> None:
 
 
 def test_memory_over_time_peaks_where_the_plan_says() -> None:
-    plan = subject("ppo", target=Target("h100-8")).plan
+    plan = subject(PlanRequest("ppo", target=Target("h100-8"))).plan
     found = footprint(plan)
     assert found and plan.peak
     for pool, peak in plan.peak.items():
@@ -76,7 +77,7 @@ def test_memory_over_time_peaks_where_the_plan_says() -> None:
 def test_an_optimizer_on_the_host_is_not_drawn_on_the_device() -> None:
     for settings, parts in (((), ("parameters", "optimizer")), (["optimizer_offload=true"], ("parameters",))):
         given = [f"models.policy.train.{setting}" for setting in settings]
-        new = subject("grpo", given, target=Target("h100-8"))
+        new = subject(PlanRequest("grpo", given, target=Target("h100-8")))
         assert contents(new)["engines"]["policy.train"]["parts"] == parts
 
 
@@ -87,26 +88,26 @@ def test_of_a_saved_plan_no_file_is_loaded(tmp_path: Path) -> None:
     )
     graph = tmp_path / "mine.yaml"
     graph.write_text("graph: mine\nextends: grpo\nedits: [{replace: {rewards: {op: ops.py:short}}}]\n")
-    now = subject(str(graph), devices=1)
+    now = subject(PlanRequest(str(graph), devices=1))
     assert contents(now)["docs"]["ops.py:short"]["summary"] == "Rewards brevity."
     (tmp_path / "plan.json").write_text(now.plan.json())
     (tmp_path / "ops.py").write_text("raise SystemExit('loaded')")
-    assert "ops.py:short" not in contents(subject(str(tmp_path / "plan.json")))["docs"]
+    assert "ops.py:short" not in contents(subject(PlanRequest(str(tmp_path / "plan.json"))))["docs"]
 
 
 def test_a_saved_plan_is_shown_where_its_graph_is_not(tmp_path: Path) -> None:
     graph = tmp_path / "mine.yaml"
     graph.write_text("graph: mine\nextends: grpo\nedits: []\n")
     saved = tmp_path / "plan.json"
-    saved.write_text(subject(str(graph), devices=1).plan.json())
+    saved.write_text(subject(PlanRequest(str(graph), devices=1)).plan.json())
     graph.unlink()
-    found = contents(subject(str(saved)))
+    found = contents(subject(PlanRequest(str(saved))))
     assert found["graph"] == "mine"
     assert {step["place"] for step in found["phases"]["train"]["steps"]} == {""}
 
 
 def test_a_diff_marks_what_was_added_removed_and_changed() -> None:
-    found = contents(subject("grpo", devices=1), subject("ppo", devices=1))["diff"]
+    found = contents(subject(PlanRequest("grpo", devices=1)), subject(PlanRequest("ppo", devices=1)))["diff"]
     status = found["status"]
     assert {name for name, how in status.items() if how == "removed"} >= {"values", "shaped", "update_critic"}
     assert (status["advantages"], status["rollout"]) == ("changed", "changed")
@@ -115,7 +116,7 @@ def test_a_diff_marks_what_was_added_removed_and_changed() -> None:
 
 
 def test_no_text_can_end_the_block_that_it_stands_in() -> None:
-    text = page({**contents(subject("grpo", devices=1)), "graph": NASTY, "about": NASTY})
+    text = page({**contents(subject(PlanRequest("grpo", devices=1))), "graph": NASTY, "about": NASTY})
     assert data(text)["about"] == NASTY
     assert text.count("<script") == text.count("</script>") == 4
     assert "<img" not in text
@@ -123,7 +124,7 @@ def test_no_text_can_end_the_block_that_it_stands_in() -> None:
 
 
 def test_only_the_page_s_own_scripts_may_run_and_nothing_may_connect() -> None:
-    text = page(contents(subject("grpo", devices=1)))
+    text = page(contents(subject(PlanRequest("grpo", devices=1))))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)
     assert policy and policy[1].startswith("default-src 'none'; ") and "connect-src" not in policy[1]
     scripts = re.findall(r"<script>(.*?)</script>", text, re.S)
@@ -174,7 +175,7 @@ def test_view_refuses_what_does_not_go_together(args: list[str], said: str) -> N
 
 def test_a_saved_plan_goes_with_no_settings(tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
-    saved.write_text(subject("grpo", devices=1).plan.json())
+    saved.write_text(subject(PlanRequest("grpo", devices=1)).plan.json())
     result = CliRunner().invoke(main, ["view", str(saved), "rollout.n=2"])
     assert result.exit_code == 1 and "is a saved plan" in result.stderr
 
@@ -184,7 +185,7 @@ def test_a_server_makes_the_page_anew_and_answers_this_machine_alone() -> None:
 
     def make() -> dict[str, Any]:
         made.append(1)
-        return contents(subject("grpo", devices=1))
+        return contents(subject(PlanRequest("grpo", devices=1)))
 
     def get(path: str, **headers: str) -> str:
         request = urllib.request.Request(f"http://127.0.0.1:{serving.server_port}{path}", headers=headers)
@@ -215,15 +216,15 @@ def test_a_server_makes_the_page_anew_and_answers_this_machine_alone() -> None:
 def test_a_server_answers_while_its_files_are_written(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "samples").mkdir(parents=True)
-    (run / "plan.json").write_text(subject("grpo", devices=1).plan.json())
+    (run / "plan.json").write_text(subject(PlanRequest("grpo", devices=1)).plan.json())
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     (run / "samples" / "step-000001.jsonl").write_text('{"responses": "a"}\n{"respo')
-    shown = contents(subject(str(run)))["run"]
+    shown = contents(subject(PlanRequest(str(run))))["run"]
     assert shown["metrics"] == {"step": [1], "loss": [0.5]}
     assert shown["samples"]["files"]["step-000001"]["of"] == 1
     (run / "environment.json").write_text('{"pack')
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with server(lambda: contents(subject(str(run))), 0, follow=True) as serving:
+    with server(lambda: contents(subject(PlanRequest(str(run)))), 0, follow=True) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
         try:
@@ -237,7 +238,7 @@ def test_a_server_answers_while_its_files_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "..", "a/b", "-o", "a\n"])
 def test_a_plan_from_elsewhere_writes_where_it_is_told_alone(name: str, tmp_path: Path) -> None:
-    fields = subject("grpo", devices=1).plan.fields
+    fields = subject(PlanRequest("grpo", devices=1)).plan.fields
     fields = {"version": VERSION, **fields, "graph": name}
     (tmp_path / "plan.json").write_text(json.dumps({**fields, "checksum": checksum(fields)}))
     result = CliRunner().invoke(main, ["view", str(tmp_path / "plan.json")])

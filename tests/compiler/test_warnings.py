@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from click.testing import CliRunner
 from rlgraph.api import load
 from rlgraph.check import check_report
 from rlgraph.cli.main import main
-from rlgraph.compiler import compile_graph, lower_tree
+from rlgraph.compiler import Compilation
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.shipped import graphs_folder, shipped_graphs
+from rlgraph.lowering import lower_tree
+from rlgraph.request import PlanRequest
 from rlgraph.syntax.interpolate import interpolate
-from rlgraph.warnings.laws import find_warnings, warnings_of
+from rlgraph.warnings.laws import find_warnings
 
 WARNED = Path(__file__).parent / "warned"
 NAMES = sorted(path.stem for path in WARNED.glob("*.yaml"))
@@ -68,8 +70,8 @@ MENDED = {
 }
 
 
-def warned(graph: str, *overrides: str) -> list[Problem]:
-    return warnings_of(compile_graph(graph, overrides, 1))
+def warned(graph: str, *overrides: str) -> Sequence[Problem]:
+    return Compilation(PlanRequest(graph, overrides, 1)).warnings
 
 
 def edited(graph: str, *texts: str) -> list[Problem]:
@@ -283,10 +285,10 @@ def test_strict_makes_errors_of_warnings(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_check_as_json_lists_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(WARNED)
-    report: dict[str, Any] = check_report("dropped.yaml", devices=1)
+    report: dict[str, Any] = check_report(PlanRequest("dropped.yaml", devices=1))
     assert report["ok"] and report["problems"] == []
     assert [(w["kind"], w["grade"], w["line"]) for w in report["warnings"]] == [("dropped", "warning", 4)]
-    strict = check_report("dropped.yaml", devices=1, strict=True)
+    strict = check_report(PlanRequest("dropped.yaml", devices=1), strict=True)
     assert not strict["ok"] and strict["warnings"] == []
     assert [(p["kind"], p["grade"], p["line"]) for p in strict["problems"]] == [("dropped", "error", 4)]
 
@@ -300,5 +302,5 @@ def test_plan_prints_warnings_beside_the_plan(monkeypatch: pytest.MonkeyPatch, t
 
 def test_strict_makes_an_error_of_a_warning_only() -> None:
     with pytest.raises(GraphError) as caught:
-        warnings_of(compile_graph("grpo", ["rollout.temperature=0"], 1), strict=True)
+        Compilation(PlanRequest("grpo", ["rollout.temperature=0"], 1)).warn(strict=True)
     assert {problem.grade for problem in caught.value.problems} == {"error"}

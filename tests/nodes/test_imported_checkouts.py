@@ -25,6 +25,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import policy_objective
 from rlgraph.ops import Context
 from rlgraph.ops.registry import load
+from rlgraph.request import PlanRequest
 
 RECORDED = Path(__file__).parents[1] / "peers/recorded"
 AREAL = json.loads((RECORDED / "areal_losses.json").read_text())
@@ -56,7 +57,7 @@ def typed(section: str, settings: Mapping[str, Any]) -> list[str]:
 
 def nodes_of(imported: Imported) -> dict[str, Any]:
     Path("out.yaml").write_text(imported.graph())
-    report = check_report("out.yaml")
+    report = check_report(PlanRequest("out.yaml"))
     assert not report["problems"], report
     return dict(compose("out.yaml").plain()["nodes"])
 

@@ -25,6 +25,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import policy_objective
 from rlgraph.ops import Context
 from rlgraph.ops.registry import load
+from rlgraph.request import PlanRequest
 
 RECORDED = Path(__file__).parents[1] / "peers/recorded"
 LOSSES = json.loads((RECORDED / "trl_grpo.json").read_text())
@@ -46,7 +47,7 @@ def graph_of(kind: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[
     Path("settings.yaml").write_text(json.dumps({"max_steps": 10, **settings}))
     imported = import_trl(Path("settings.yaml"), (), trainer=kind)
     Path("out.yaml").write_text(imported.graph())
-    report = check_report("out.yaml")
+    report = check_report(PlanRequest("out.yaml"))
     assert not report["problems"], report
     hands = {o.key: o.text for o in imported.outcomes if o.kind == "hand"}
     return dict(compose("out.yaml").plain()["nodes"]), hands

@@ -159,12 +159,16 @@ def stream_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def streamed(tmp_path_factory: pytest.TempPathFactory, stream_run: Path) -> dict[str, Path]:
     """The pages of a plan and of a run that stream."""
     from rlgraph.ir.plan import Target
+    from rlgraph.request import PlanRequest
     from rlgraph.view.contents import contents
     from rlgraph.view.page import page
     from rlgraph.view.subject import subject
 
     folder = tmp_path_factory.mktemp("streamed")
-    shown = {"plan": subject("grpo", STREAMED, target=Target("h100-8")), "run": subject(str(stream_run))}
+    shown = {
+        "plan": subject(PlanRequest("grpo", STREAMED, target=Target("h100-8"))),
+        "run": subject(PlanRequest(str(stream_run))),
+    }
     for name, one in shown.items():
         (folder / f"{name}.html").write_text(page(contents(one)))
     return {name: folder / f"{name}.html" for name in shown}
@@ -174,6 +178,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory, stream_run: Path) -> dict
 def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a plan with two pools, and a region in one of them."""
     from rlgraph.ir.plan import Target
+    from rlgraph.request import PlanRequest
     from rlgraph.view.contents import contents
     from rlgraph.view.page import page
     from rlgraph.view.subject import subject
@@ -181,5 +186,5 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ahead")
     (folder / "ahead.yaml").write_text(AHEAD)
     path = folder / "ahead.html"
-    path.write_text(page(contents(subject(str(folder / "ahead.yaml"), target=Target("h100-8")))))
+    path.write_text(page(contents(subject(PlanRequest(str(folder / "ahead.yaml"), target=Target("h100-8"))))))
     return path

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlgraph.ir.plan import Target
+from rlgraph.request import PlanRequest
 from rlgraph.view.contents import contents
 from rlgraph.view.page import page
 from rlgraph.view.subject import subject
@@ -71,9 +72,11 @@ def pages(
     """A graph beside another, a plan of two pools, a run, and of each one that streams."""
     folder = tmp_path_factory.mktemp("pages")
     shown = {
-        "grpo": contents(subject("grpo", target=TARGET), subject("ppo", target=TARGET)),
-        "run": contents(subject(str(run_dir))),
-        "long": contents(subject("grpo", ["rollout.n=2048"], target=TARGET)),
+        "grpo": contents(
+            subject(PlanRequest("grpo", target=TARGET)), subject(PlanRequest("ppo", target=TARGET))
+        ),
+        "run": contents(subject(PlanRequest(str(run_dir)))),
+        "long": contents(subject(PlanRequest("grpo", ["rollout.n=2048"], target=TARGET))),
     }
     for name, told in shown.items():
         (folder / f"{name}.html").write_text(page(told))

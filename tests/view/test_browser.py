@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlgraph.ir.plan import Target
+from rlgraph.request import PlanRequest
 from rlgraph.view.contents import contents
 from rlgraph.view.page import page
 from rlgraph.view.serve import server
@@ -22,7 +23,11 @@ TARGET = Target("h100-8")
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "grpo.html"
-    path.write_text(page(contents(subject("grpo", target=TARGET), subject("ppo", target=TARGET))))
+    path.write_text(
+        page(
+            contents(subject(PlanRequest("grpo", target=TARGET)), subject(PlanRequest("ppo", target=TARGET)))
+        )
+    )
     return path
 
 
@@ -39,7 +44,7 @@ def quiet(browser: Any) -> Any:
 @pytest.mark.parametrize("name", families())
 def test_every_panel_of_every_shipped_graph(quiet: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.html"
-    new = subject(name, devices=2)
+    new = subject(PlanRequest(name, devices=2))
     path.write_text(page(contents(new)))
     quiet.open(path)
     steps = len(new.plan.steps)
@@ -231,7 +236,7 @@ def test_the_diff_shows_both_graphs(quiet: Any, grpo: Path) -> None:
 
 def test_a_run_shows_what_happened(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
-    path.write_text(page(contents(subject(str(run_dir)))))
+    path.write_text(page(contents(subject(PlanRequest(str(run_dir))))))
     quiet.open(path)
     quiet.settle()
     assert not quiet.do("return document.getElementById('panel-run').hidden")
@@ -257,7 +262,7 @@ def test_a_run_shows_what_happened(quiet: Any, run_dir: Path, tmp_path: Path) ->
 
 
 def test_lanes_of_a_run_say_what_ran_beside_a_device(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
-    made = contents(subject(str(run_dir)))
+    made = contents(subject(PlanRequest(str(run_dir))))
     bar, lane = made["run"]["bars"][-1], made["timeline"]["lanes"][0]
     bar["device"] = "0 beside"
     made["timeline"]["lanes"].append({**lane, "beside": True})
@@ -297,7 +302,7 @@ def test_arrows_show_what_goes_from_step_to_step(quiet: Any, ahead: Path) -> Non
 def test_a_page_follows_a_run(quiet: Any, run_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     shutil.copytree(run_dir, folder, ignore=shutil.ignore_patterns("checkpoints", "models"))
-    with server(lambda: contents(subject(str(folder))), 0, follow=True) as serving:
+    with server(lambda: contents(subject(PlanRequest(str(folder)))), 0, follow=True) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlgraph.ir.plan import Plan
+from rlgraph.request import PlanRequest
 from rlgraph.view.contents import contents
 from rlgraph.view.page import page
 from rlgraph.view.subject import Subject, subject
@@ -62,9 +63,9 @@ def write_run(plan: Plan, folder: Path) -> Path:
 
 
 def test_hostile_text_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
-    plan = hostile(subject("grpo", devices=1).plan)
-    run = write_run(subject("grpo", devices=1).plan, tmp_path / "<b>run")
-    made = contents(subject(str(run)), subject("ppo", devices=1))
+    plan = hostile(subject(PlanRequest("grpo", devices=1)).plan)
+    run = write_run(subject(PlanRequest("grpo", devices=1)).plan, tmp_path / "<b>run")
+    made = contents(subject(PlanRequest(str(run))), subject(PlanRequest("ppo", devices=1)))
     shown = contents(Subject(plan))
     for part in ("about", "phases", "models", "notes"):
         made[part] = shown[part]
@@ -90,9 +91,9 @@ def test_hostile_text_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def sampled(browser: Any, tmp_path: Path) -> Any:
     """The page of a run with a row of tokens, open."""
-    run = write_run(subject("grpo", devices=1).plan, tmp_path / "run")
+    run = write_run(subject(PlanRequest("grpo", devices=1)).plan, tmp_path / "run")
     path = tmp_path / "page.html"
-    path.write_text(page(contents(subject(str(run)))), encoding="utf-8")
+    path.write_text(page(contents(subject(PlanRequest(str(run))))), encoding="utf-8")
     browser.complaints()
     browser.open(path, "run")
     yield browser
@@ -174,7 +175,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines.append(f"  - set: {{advantages.in.rewards: {level[0]}}}")
     (folder / "large.yaml").write_text("\n".join(["graph: large", "extends: grpo", "edits:", *lines]) + "\n")
     path = folder / "large.html"
-    path.write_text(page(contents(subject(str(folder / "large.yaml"), devices=1))))
+    path.write_text(page(contents(subject(PlanRequest(str(folder / "large.yaml"), devices=1)))))
     return path
 
 

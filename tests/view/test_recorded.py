@@ -9,6 +9,7 @@ import pytest
 
 from rlgraph.errors import GraphError, RunError
 from rlgraph.ir.plan import Plan
+from rlgraph.request import PlanRequest
 from rlgraph.view.recorded import FILE_BYTES, ITERATIONS, POINTS, metrics_so_far, read_timeline, recorded
 from rlgraph.view.subject import subject
 from rlgraph.view.trace import trace
@@ -16,7 +17,7 @@ from rlgraph.view.trace import trace
 
 @pytest.fixture
 def plan() -> Plan:
-    return subject("grpo", devices=1).plan
+    return subject(PlanRequest("grpo", devices=1)).plan
 
 
 @pytest.fixture
@@ -112,17 +113,17 @@ def test_the_environment_is_read_where_there_is_one(folder: Path) -> None:
 
 def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="that is a folder"):
-        subject(str(tmp_path))
+        subject(PlanRequest(str(tmp_path)))
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(GraphError, match="no plan of rlgraph"):
-        subject(str(tmp_path))
+        subject(PlanRequest(str(tmp_path)))
     with pytest.raises(RunError, match="is a run"):
-        subject(str(tmp_path), ["rollout.n=2"])
+        subject(PlanRequest(str(tmp_path), ["rollout.n=2"]))
 
 
 def test_a_real_run_has_both_groups_in_its_trace(run_dir: Path) -> None:
     measured = read_timeline(run_dir), metrics_so_far(run_dir)
-    events = json.loads(trace(subject(str(run_dir)).plan, *measured))["traceEvents"]
+    events = json.loads(trace(subject(PlanRequest(str(run_dir))).plan, *measured))["traceEvents"]
     groups = {event["cat"].partition(",")[0] for event in events if event["ph"] == "X"}
     assert groups == {"predicted", "measured"}
     assert {event["cat"] for event in events if event["ph"] == "s"} == {"predicted,flow", "measured,flow"}

@@ -1,0 +1,314 @@
+"""The goal *fit*: the cheapest changes with which a plan fits on its devices.
+
+A *lever* is one kind of change, from its mildest form to its strongest: precision, groups of devices,
+micro-batches, recomputation, caches and rows of servers, offloads. If single levers make the plan fit, these
+are offered. If none does, all are pulled; those that are not needed are released, the dearest first, each
+time with another one kept. More devices are offered as well. Whether a change fits is a question of memory
+alone; what fits is then evaluated as a user types it, and the fastest comes first.
+
+On GPUs every change is one of a plan in bfloat16: float32 takes twice the memory and many times the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlgraph.costs.memory import Footprint
+from rlgraph.costs.pricing import sizes_of
+from rlgraph.errors import GraphError
+from rlgraph.ir.plan import Plan
+from rlgraph.planning.device_groups import has_groups, sharing_sizes
+from rlgraph.planning.host_memory import fits
+from rlgraph.planning.model_limits import dividing, sharing
+from rlgraph.planning.offload import reside
+from rlgraph.planning.predict import DoesNotFitError
+from rlgraph.search import goals
+from rlgraph.search.candidate import Remedy
+from rlgraph.search.evaluate import Evaluator
+from rlgraph.search.moves import (
+    Settings,
+    applied,
+    division_sizes,
+    group_sizes,
+    halvings,
+    in_every_model,
+    in_graph_order,
+    overrides,
+    with_pools,
+)
+from rlgraph.search.text import remedies_text
+
+MOST_DEVICES = 2**14  # that a remedy may ask for
+LEAST_TOKENS, LEAST_ROWS = 1024, 8  # of micro-batches and of servers: remedies suggest no less
+OFFERED = 5  # remedies on the same devices that an error lists
+STRONGEST = 2**14  # beyond the number of strengths of any lever
+STRENGTHS = 32  # of a lever that are tried one by one
+BFLOAT16: Mapping[str, Any] = {"serve.dtype": "bfloat16", "train.dtype": "bfloat16"}
+RECOMPUTED: Mapping[str, Any] = {"train.recompute": True}
+INPUTS_ON_HOST: Mapping[str, Any] = {**RECOMPUTED, "train.activation_offload": True}
+
+Lever = Callable[[Footprint], Iterable[Settings]]  # settings from the mildest to the strongest
+
+
+def with_remedies(error: DoesNotFitError, evaluator: Evaluator) -> GraphError:
+    """Return the refusal of a plan together with the changes that would make it fit."""
+    (problem,) = error.problems
+    memory = MemoryTest(replace(error.pricing, plan=error.unmoved))
+    text = remedies_text(remedies(memory, evaluator))
+    return GraphError([replace(problem, remedy=text)])
+
+
+def remedies(memory: MemoryTest, evaluator: Evaluator) -> list[Remedy]:
+    """Return the changes with which the plan fits: on its own devices the fastest first, then on more."""
+    by_words: dict[tuple[str, ...], Remedy] = {}
+    for settings in fitting_changes(memory):
+        remedy = _evaluated(settings, memory.footprint.plan, evaluator)
+        words = (str(remedy.devices), *overrides(remedy.candidate.settings))
+        if remedy.candidate.fits and words not in by_words:
+            by_words[words] = remedy
+    ordered = sorted(by_words.values(), key=lambda remedy: goals.cheaper(remedy.candidate))
+    on_same = [remedy for remedy in ordered if remedy.devices is None]
+    on_more = [remedy for remedy in ordered if remedy.devices]
+    return [*on_same[:OFFERED], *on_more[:1]]
+
+
+def _evaluated(settings: Settings, plan: Plan, evaluator: Evaluator) -> Remedy:
+    """Return a change with its candidate, evaluated as a user types it."""
+    typed = {path: value for path, value in in_graph_order(plan, settings).items() if path != "pools"}
+    if "pools" not in settings:
+        return Remedy(evaluator.candidate(typed))
+    sizes = {name: pool["devices"] for name, pool in settings["pools"].items()}
+    devices = sum(sizes.values())
+    on_more = evaluator.on(devices)
+    candidate = on_more.candidate(typed)
+    if candidate.plan is None or candidate.plan.pools != sizes:  # the graph fixes sizes of pools
+        resized = {f"pools.{name}.devices": count for name, count in sizes.items()}
+        candidate = on_more.candidate({**typed, **resized})
+    return Remedy(candidate, devices)
+
+
+class MemoryTest:
+    """Whether a plan with other settings fits on its devices and hosts: memory alone, without prices.
+
+    Invariants:
+        - Settings are always those of ``footprint.plan``, never changes of a plan that was changed before.
+        - The same settings are tested once.
+    """
+
+    def __init__(self, footprint: Footprint) -> None:
+        self.footprint = footprint
+        self._verdicts: dict[tuple[str, ...], bool] = {}
+
+    def changed(self, settings: Settings) -> Footprint:
+        """Return the memory of the plan with these settings."""
+        return replace(self.footprint, plan=applied(self.footprint.plan, settings))
+
+    def fits(self, settings: Settings) -> bool:
+        """Return whether the plan fits with these settings, with engines off their devices if that helps."""
+        key = tuple(sorted(overrides(settings)))
+        if key not in self._verdicts:
+            footprint = self.changed(settings)
+            footprint = replace(footprint, sizes=sizes_of(footprint.plan))
+            self._verdicts[key] = fits(replace(footprint, plan=reside(footprint)))
+        return self._verdicts[key]
+
+    def first_fitting(self, choices: Iterable[Settings]) -> Settings | None:
+        """Return the first of some settings with which the plan fits."""
+        return next((settings for settings in choices if self.fits(settings)), None)
+
+
+def fitting_changes(memory: MemoryTest) -> Iterator[Settings]:
+    """Yield settings with which the plan fits; of each kind the mildest."""
+    start: Settings = {}
+    if memory.footprint.cluster.device == "cuda":
+        start = in_every_model(memory.footprint.plan, BFLOAT16)
+        if start and memory.fits(start):
+            yield start
+            return
+    singles = []
+    for lever in LEVERS:
+        choices = ({**start, **settings} for settings in lever(memory.changed(start)))
+        if (settings := memory.first_fitting(choices)) is not None:
+            singles.append(settings)
+    yield from singles or _combinations(memory, start)
+    larger = memory.first_fitting(_on_more_devices(memory, start))
+    if larger is None and not singles:
+        with_all = _pulled(memory, start, LEVERS, {})
+        larger = memory.first_fitting(_on_more_devices(memory, with_all))
+        if larger is not None:
+            yield from _combinations(memory, {**start, "pools": larger["pools"]})
+    elif larger is not None:
+        yield larger
+
+
+def _combinations(memory: MemoryTest, start: Settings) -> Iterator[Settings]:
+    """Yield settings of several levers that fit: each has a lever that those before it do not need."""
+    needed: set[Lever] = set()
+    for kept in LEVERS:
+        has_effect = any(True for _ in kept(memory.changed(start)))
+        if kept in needed or not has_effect:
+            continue
+        others = [lever for lever in LEVERS if lever is not kept]
+        levers = [kept, *others]
+        if not memory.fits(_pulled(memory, start, levers, {})):
+            continue
+        for lever in (*reversed(others), kept):  # the dearest is released first
+            fewer = [other for other in levers if other is not lever]
+            if memory.fits(_pulled(memory, start, fewer, {})):
+                levers = fewer
+        needed.update(levers)
+        yield _mildest(memory, start, levers)
+
+
+def _mildest(memory: MemoryTest, start: Settings, levers: Sequence[Lever]) -> Settings:
+    """Return the settings of levers that are each pulled no further than needed, one after the other."""
+    strengths: dict[Lever, int] = {}
+    for lever in levers:
+        for strength in (*range(STRENGTHS), STRONGEST):
+            weaker = {**strengths, lever: strength}
+            if memory.fits(_pulled(memory, start, levers, weaker)):
+                strengths = weaker
+                break
+    return _pulled(memory, start, levers, strengths)
+
+
+def _pulled(
+    memory: MemoryTest, start: Settings, levers: Sequence[Lever], strengths: Mapping[Lever, int]
+) -> Settings:
+    """Return the settings of some levers, each pulled as far as its strength says, or all the way."""
+    settings = dict(start)
+    for lever in levers:
+        choices = [*lever(memory.changed(settings))]
+        if choices:
+            strength = min(strengths.get(lever, STRONGEST), len(choices) - 1)
+            settings |= choices[strength]
+    return settings
+
+
+def _on_more_devices(memory: MemoryTest, settings: Settings) -> Iterator[Settings]:
+    """Yield settings with twice the devices in every pool, and twice as many again."""
+    pools = memory.footprint.plan.pools
+    factor = 2
+    while sum(pools.values()) * factor <= MOST_DEVICES:
+        yield {**settings, **with_pools({name: count * factor for name, count in pools.items()})}
+        factor *= 2
+
+
+def precision(footprint: Footprint) -> Iterator[Settings]:
+    """Yield bfloat16 for serving, for training, for both."""
+    for values in ({"serve.dtype": "bfloat16"}, {"train.dtype": "bfloat16"}, BFLOAT16):
+        yield in_every_model(footprint.plan, values)
+
+
+def larger_groups(footprint: Footprint) -> Iterator[Settings]:
+    """Yield servers that span more devices of a host."""
+    plan = footprint.plan
+    for size in group_sizes(footprint.cluster.devices):
+        yield {
+            f"models.{name}.serve.tensor_parallel": size
+            for name, model in plan.models.items()
+            if model.serve and has_groups(model)
+            if model.serve.tensor_parallel < size and plan.pools[model.serve.pool] % size == 0
+        }
+
+
+def smaller_micro_batches(footprint: Footprint) -> Iterator[Settings]:
+    """Yield fewer tokens per micro-batch."""
+    yield from halvings(footprint.plan, "train.micro_tokens", LEAST_TOKENS)
+
+
+def whole_shards(footprint: Footprint) -> Iterator[Settings]:
+    """Yield models that are sharded over all devices of their pool, in place of replicas."""
+    yield in_every_model(footprint.plan, {"train.shard": None})
+
+
+def divided_experts(footprint: Footprint) -> Iterator[Settings]:
+    """Yield experts of mixtures that devices of a host divide."""
+    yield from _divided(footprint, "expert_parallel")
+
+
+def divided_layers(footprint: Footprint) -> Iterator[Settings]:
+    """Yield layers of models other than mixtures that devices of a host divide."""
+    yield from _divided(footprint, "tensor_parallel")
+
+
+def _divided(footprint: Footprint, setting: str) -> Iterator[Settings]:
+    plan = footprint.plan
+    for ranks in division_sizes(plan, setting, footprint.cluster.devices):
+        settings = {}
+        for name in dividing(plan, setting, ranks):
+            train = plan.models[name].train
+            assert train
+            devices = train.shard or plan.pools[train.pool]
+            if devices % ranks == 0 and getattr(train, setting) < ranks:
+                settings[f"models.{name}.train.{setting}"] = ranks
+        yield settings
+
+
+def shared_rows(footprint: Footprint) -> Iterator[Settings]:
+    """Yield rows of every model that trains shared by more devices, of a host and then of several."""
+    plan = footprint.plan
+    for ranks in sharing_sizes(plan, footprint.cluster.devices):
+        settings = {}
+        for name in sharing(plan):
+            train = plan.models[name].train
+            assert train
+            if train.sequence_parallel < ranks and plan.pools[train.pool] % ranks == 0:
+                settings[f"models.{name}.train.sequence_parallel"] = ranks
+        yield settings
+
+
+def recomputed_activations(footprint: Footprint) -> Iterator[Settings]:
+    """Yield activations computed again, and on GPUs on the host: a CPU's memory is the host's."""
+    yield in_every_model(footprint.plan, RECOMPUTED)
+    if footprint.cluster.device == "cuda":
+        yield in_every_model(footprint.plan, INPUTS_ON_HOST)
+
+
+def smaller_caches(footprint: Footprint) -> Iterator[Settings]:
+    """Yield smaller caches, which still hold the longest sample in every copy of attention."""
+    serves = [model.serve for model in footprint.plan.models.values() if model.serve]
+    copies = max((serve.attention_replicas for serve in serves), default=1)
+    yield from halvings(footprint.plan, "serve.cache_tokens", math.ceil(footprint.work.most) * copies)
+
+
+def fewer_rows(footprint: Footprint) -> Iterator[Settings]:
+    """Yield fewer rows that a server generates at a time."""
+    yield from halvings(footprint.plan, "serve.max_rows", LEAST_ROWS)
+
+
+def optimizer_on_host(footprint: Footprint) -> Iterator[Settings]:
+    """Yield optimizers on the host, on GPUs."""
+    if footprint.cluster.device == "cuda":
+        yield in_every_model(footprint.plan, {"train.optimizer_offload": True})
+
+
+def _effective(lever: Lever) -> Lever:
+    """Return a lever without its choices that set nothing."""
+
+    def effective(footprint: Footprint) -> Iterator[Settings]:
+        return (settings for settings in lever(footprint) if settings)
+
+    return effective
+
+
+# those that cost the least time first
+LEVERS: tuple[Lever, ...] = tuple(
+    _effective(lever)
+    for lever in (
+        precision,
+        larger_groups,
+        smaller_micro_batches,
+        whole_shards,
+        divided_experts,
+        shared_rows,
+        recomputed_activations,
+        smaller_caches,
+        fewer_rows,
+        divided_layers,
+        optimizer_on_host,
+    )
+)

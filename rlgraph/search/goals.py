@@ -1,0 +1,26 @@
+"""What the searches look for: each goal is a sort key, and the candidate with the smallest key is best."""
+
+from __future__ import annotations
+
+from rlgraph.search.candidate import Candidate
+
+
+def fit(candidate: Candidate) -> tuple[bool, float, int, int]:
+    """Sort what fits first, the fastest first; else what lacks the least memory.
+
+    Of equals, the one with the fewest moves of engines is best, then the one with the largest micro-batches.
+    """
+    cost = candidate.seconds if candidate.fits else candidate.lacks
+    moves = sum(step.facts.moves == "off" for step in candidate.plan.steps) if candidate.plan else 0
+    micro = candidate.layout.micro if candidate.layout else 0
+    return not candidate.fits, cost, moves, -micro
+
+
+def faster(candidate: Candidate) -> float:
+    """Sort by the seconds of an iteration."""
+    return candidate.seconds
+
+
+def cheaper(candidate: Candidate) -> tuple[int, float]:
+    """Sort by devices, and those on as many devices by the seconds of an iteration."""
+    return candidate.devices, candidate.seconds

@@ -1,0 +1,257 @@
+"""The goal *fit* over layouts: how a graph is best laid out on a cluster.
+
+Only what leaves results as they are is tried: neither data types nor staleness. Every layout is planned and
+priced in full, so that what wins is a plan, not an estimate of one:
+
+    pools       all devices together, or training and generation apart; apart, each other model on either
+    groups      tensor-parallel sizes of engines that have them
+    micro       tokens of a micro-batch; activations kept or computed again
+    host        where nothing fits: optimizers on the host, then activations too
+    mesh        of the best: models sharded over one host or several, in replicas, rather than all devices
+    sequence    then: the tokens of each row shared by devices of a host; where nothing fits, of several too
+    divided     then: experts of mixtures divided among devices of a host; last, layers of other models
+    offload     follows: rlgraph/planning/offload.py moves engines where a layout would not fit else
+
+A first look over coarse splits, then a closer one around the best of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import combinations, groupby, product
+
+from rlgraph.ir.plan import Plan
+from rlgraph.planning.device_groups import has_groups, sharing_sizes
+from rlgraph.planning.model_limits import sharing
+from rlgraph.search import goals
+from rlgraph.search.candidate import Candidate
+from rlgraph.search.evaluate import Evaluator
+from rlgraph.search.layout import HOST, PoolLayout
+from rlgraph.search.moves import Settings, division_sizes, generates, group_sizes
+
+MICRO = (2048, 4096, 8192, 16384, 32768)
+COARSE = 8  # parts in which the devices are first split
+
+Evaluate = Callable[[Settings], Candidate]
+
+
+def best_layouts(evaluator: Evaluator) -> list[Candidate]:
+    """Return all layouts of a graph on its cluster that were tried, the best first.
+
+    Raises:
+        GraphError: the graph is wrong.
+    """
+    plan = evaluator.plan({})
+    cluster = evaluator.scenario.cluster
+    row = evaluator.scenario.work(plan).mean
+    return search(plan, cluster.total, cluster.devices, evaluator.candidate, row)
+
+
+def search(plan: Plan, total: int, per_host: int, evaluate: Evaluate, row: float = 0) -> list[Candidate]:
+    """Return every layout that was tried, the best first.
+
+    Args:
+        plan: the graph as it is, for its models.
+        total: devices of the cluster.
+        per_host: devices of one host, which bound a group.
+        evaluate: plans and prices the graph with settings.
+        row: tokens of a row, as far as is known: smaller micro-batches are all alike, one row each.
+    """
+    layouts = LayoutSearch(plan, total, per_host, evaluate, row)
+    splits = [0]
+    if generates(plan):
+        splits += range(layouts.coarse, total, layouts.coarse)
+    layouts.try_splits(splits)
+    layouts.try_closer_splits()
+    layouts.try_meshes()
+    layouts.try_shared_rows_and_experts(splits)
+    layouts.try_divided_layers()
+    return sorted(layouts.tried, key=goals.fit)
+
+
+class LayoutSearch:
+    """The layouts that were tried so far, and the neighbourhoods of the best of them.
+
+    Invariants:
+        - ``tried`` begins with the graph as it is, and only grows.
+        - Each step starts at the best layout of all that were tried before it.
+    """
+
+    def __init__(self, plan: Plan, total: int, per_host: int, evaluate: Evaluate, row: float) -> None:
+        self.plan = plan
+        self.total = total
+        self.per_host = per_host
+        self.evaluate = evaluate
+        self.row = row
+        self.coarse = max(total // COARSE, 1)
+        self.tried = [evaluate({})]
+
+    @property
+    def something_fits(self) -> bool:
+        """Whether a layout that was tried, or the graph as it is, fits."""
+        return any(candidate.fits for candidate in self.tried)
+
+    def best(self, generating: int | None = None) -> PoolLayout | None:
+        """Return the best layout other than the graph's own; of those with so many devices that generate."""
+        candidates = [
+            candidate
+            for candidate in self.tried
+            if candidate.layout and generating in (None, candidate.layout.generating)
+        ]
+        return min(candidates, key=goals.fit).layout if candidates else None
+
+    def try_all(self, layouts: Iterable[PoolLayout]) -> list[Candidate]:
+        """Try some layouts, and return them as candidates."""
+        candidates = []
+        for layout in layouts:
+            candidate = self.evaluate(layout.settings(self.plan, self.total))
+            candidates.append(replace(candidate, layout=layout))
+        self.tried += candidates
+        return candidates
+
+    def try_splits(self, splits: Iterable[int]) -> None:
+        """Try all combinations of pools, groups and micro-batches; on the host only what has to be there."""
+        for host in HOST:
+            if host and (self.plan.device != "cuda" or self.something_fits):
+                return
+            choices = layouts(self.plan, splits, self.per_host, self.row)
+            self.try_all(replace(layout, host=host) for layout in choices)
+
+    def try_closer_splits(self) -> None:
+        """Try splits between the coarse ones, ever closer to the best."""
+        best = min(self.tried, key=goals.fit).layout
+        if best is None or not best.generating:
+            return
+        step = self.coarse // 2
+        while step:
+            splits = [best.generating - step, best.generating + step]
+            self.try_all(replace(best, generating=split) for split in splits if 0 < split < self.total)
+            best = self.best()
+            assert best
+            step //= 2
+
+    def try_meshes(self) -> None:
+        """Try replicas of the models that train."""
+        if best := self.best():
+            self.try_all(meshes(self.plan, best, self.total, self.per_host, self.row))
+
+    def try_shared_rows_and_experts(self, splits: Iterable[int]) -> None:
+        """Try devices that share rows, then devices that divide experts.
+
+        Where nothing fits, it is not known which of the splits long rows leave the best: all are tried.
+        """
+        fits = self.something_fits
+        for split in (None,) if fits else splits:
+            if best := self.best(split):
+                for host in list(HOST):  # what shares rows may need less on the host
+                    lighter = replace(best, host=host)
+                    most = min(self.per_host if fits else self.total, self.total - best.generating)
+                    self.try_doublings(sequences(self.plan, lighter, self.per_host, most, self.row))
+                    if host == best.host:
+                        break
+            if best := self.best(split):
+                self.try_doublings(divisions(self.plan, best, "expert_parallel", self.per_host, self.row))
+
+    def try_divided_layers(self) -> None:
+        """Try devices that divide layers; those share no rows."""
+        if best := self.best():
+            start = replace(best, sequence=None, shard=None)
+            self.try_doublings(divisions(self.plan, start, "tensor_parallel", self.per_host, self.row))
+
+    def try_doublings(self, layouts: Iterable[PoolLayout]) -> None:
+        """Try layouts in which ever more devices share rows or divide a model.
+
+        With each doubling a device computes or holds half as much, and sends more instead. So where a
+        doubling fits and is no gain, no further one is tried, unless the graph itself asks for several
+        devices: of those that keep activations, which may fit later, and of those that compute them again,
+        each by itself.
+        """
+        graph_has_several = False
+        finished: set[bool] = set()  # whether activations are computed again
+        for ways, choices in groupby(layouts, key=lambda layout: layout.ways):
+            graph_has_several |= ways == 1
+            before = min(map(goals.fit, self.tried))
+            doubled = self.try_all(
+                layout
+                for layout in choices
+                if layout.recompute not in finished
+                if all(count % ways == 0 for count in layout.training_pools(self.total))
+            )
+            is_gain = min(map(goals.fit, self.tried)) < before
+            if not graph_has_several and not is_gain:
+                finished |= {one.layout.recompute for one in doubled if one.layout and one.fits}
+
+
+def layouts(plan: Plan, splits: Iterable[int], per_host: int, row: float = 0) -> Iterator[PoolLayout]:
+    """Yield every combination, for some numbers of devices that generate."""
+    movable = [name for name, model in plan.models.items() if model.train and not model.serve]
+    has_any_groups = any(has_groups(model) for model in plan.models.values())
+    groups = group_sizes(per_host) if has_any_groups else [1]
+    for split, group, micro, recompute in product(splits, groups, micro_batches(row), _recompute(plan)):
+        for count in range(len(movable) + 1) if split else (0,):
+            for scorers in combinations(movable, count):
+                yield PoolLayout(split, frozenset(scorers), group, micro, recompute)
+
+
+def micro_batches(row: float, ranks: int = 1) -> list[int]:
+    """Return the micro-batches to try on devices that share a row's tokens: of those in which no row of so
+    many tokens has room, and which take one each, the largest alone.
+
+    Example:
+        >>> micro_batches(10_000), micro_batches(10_000, ranks=2)
+        ([8192, 16384, 32768], [8192, 16384, 32768, 65536])
+    """
+    sizes = [ranks * micro for micro in MICRO]
+    next_larger = [*sizes[1:], math.inf]
+    return [size for size, larger in zip(sizes, next_larger, strict=True) if larger > row]
+
+
+def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int, row: float = 0) -> Iterator[PoolLayout]:
+    """Yield the best layout with replicas of its models, each on whole hosts, and other micro-batches; where
+    the graph asks for replicas, with one copy too."""
+    devices = total - best.generating
+    sizes = []
+    if any(model.train and model.train.shard for model in plan.models.values()):
+        sizes.append(devices)
+    shard = per_host
+    while shard < devices:
+        if devices % shard == 0:
+            sizes.append(shard)
+        shard *= 2
+    for size, micro, recompute in product(sizes, micro_batches(row), _recompute(plan)):
+        yield replace(best, micro=micro, recompute=recompute, shard=size)
+
+
+def sequences(plan: Plan, best: PoolLayout, per_host: int, most: int, row: float = 0) -> Iterator[PoolLayout]:
+    """Yield the best layout with rows that at ``most`` so many devices share, and micro-batches as large
+    on each; where the graph asks for such rows, with rows on one device too."""
+    sizes = []
+    if any(model.train and model.train.sequence_parallel > 1 for model in plan.models.values()):
+        sizes.append(1)
+    if sharing(plan):
+        sizes += [size for size in sharing_sizes(plan, per_host) if size <= most]
+    for size, recompute in product(sizes, _recompute(plan)):
+        for micro in micro_batches(row, size):
+            yield replace(best, micro=micro, recompute=recompute, sequence=size)
+
+
+def divisions(
+    plan: Plan, best: PoolLayout, setting: str, per_host: int, row: float = 0
+) -> Iterator[PoolLayout]:
+    """Yield the best layout with experts, or layers, that devices of a host divide, and other micro-batches;
+    where the graph asks for that, with all of them on each device too."""
+    sizes = []
+    if any(model.train and getattr(model.train, setting) > 1 for model in plan.models.values()):
+        sizes.append(1)
+    sizes += division_sizes(plan, setting, per_host)
+    micros = micro_batches(row, best.sequence or 1)
+    for size, micro, recompute in product(sizes, micros, _recompute(plan)):
+        yield replace(best, micro=micro, recompute=recompute, divided=(setting, size))
+
+
+def _recompute(plan: Plan) -> list[bool]:
+    """Return the choices of keeping activations or computing them again; what is frozen has no choice."""
+    trains = any(model.optimizer and model.train for model in plan.models.values())
+    return [False, True] if trains else [False]

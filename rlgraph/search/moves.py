@@ -1,0 +1,198 @@
+"""Changes of settings that the searches try. All of them search this one space.
+
+Settings are a mapping from a path in the graph to a value, as ``models.policy.train.micro_tokens`` -> 4096;
+``pools`` -> name -> ``{"devices": count}`` resizes pools. They are printed as a user types them, and a plan
+with them is that of the graph with them as its last overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlgraph.costs.muon import may_step_on_host
+from rlgraph.engines.registry import EMBEDDED, OFFLOADS, SERVERS
+from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step, TrainPlan
+from rlgraph.ir.steps import ONE
+from rlgraph.planning.auto_settings import with_settings
+from rlgraph.planning.device_groups import GROUPS, has_groups
+from rlgraph.planning.model_limits import dividing
+from rlgraph.syntax.yaml_text import flow
+
+Settings = Mapping[str, Any]
+
+FACTORS = (0.25, 0.5, 2, 4)  # by which sizes are scaled
+STALENESS = (1, 2, 4)
+# what a move does to results
+AHEAD = "rows are one version old, and the ratio is to the weights that sampled them"
+STREAM = "rows are of several versions, the oldest {staleness} updates old, and the loss corrects for it"
+NARROW = "computes in bfloat16"
+
+
+@dataclass(frozen=True)
+class Move:
+    """Settings to try; of the moves of one ``kind`` only the best is of interest."""
+
+    kind: str
+    settings: Settings
+    alters: str = ""  # what it does to results, if anything
+
+
+def overrides(settings: Settings) -> list[str]:
+    """Return settings as ``key=value``, as the command line takes them."""
+    return [f"{path}={flow(value)}" for path, value in settings.items()]
+
+
+def with_pools(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the settings of pools with so many devices."""
+    return {"pools": {name: {"devices": count} for name, count in sizes.items()}}
+
+
+def group_sizes(per_host: int) -> list[int]:
+    """Return how many devices of a host a server may span."""
+    return [size for size in GROUPS if per_host % size == 0]
+
+
+def division_sizes(plan: Plan, setting: str, per_host: int) -> list[int]:
+    """Return how many devices of a host may divide layers or experts of some model, as ``setting`` says."""
+    return [size for size in group_sizes(per_host)[1:] if dividing(plan, setting, size)]
+
+
+def in_every_model(plan: Plan, values: Mapping[str, Any]) -> Settings:
+    """Return the settings that give every model these values, where a model allows and does not have them.
+
+    Args:
+        plan: whose models.
+        values: ``train.NAME`` or ``serve.NAME`` -> value; a number only replaces a larger one.
+    """
+    settings = {}
+    for name, model in plan.models.items():
+        for path, value in values.items():
+            engine, field = path.split(".")
+            spec = getattr(model, engine)
+            if spec and _may_change(model, field, getattr(spec, field), value):
+                settings[f"models.{name}.{path}"] = value
+    return settings
+
+
+def _may_change(model: ModelPlan, field: str, now: Any, value: Any) -> bool:
+    if field == "optimizer_offload" and not may_step_on_host(model):
+        return False
+    if field in ("recompute", *OFFLOADS):  # what is frozen never runs backward
+        return not model.frozen and not now
+    if isinstance(value, str | None):
+        return bool(now != value)
+    return bool(value < now)
+
+
+def halvings(plan: Plan, path: str, least: int) -> Iterator[Settings]:
+    """Yield a size of all engines halved, and halved again, until it is below ``least``."""
+    engine, field = path.split(".")
+    specs = [getattr(model, engine) for model in plan.models.values()]
+    value = max((getattr(spec, field) for spec in specs if spec), default=0) // 2
+    while value >= least:
+        yield in_every_model(plan, {path: value})
+        value //= 2
+
+
+def scaled_serving(name: str, model: ModelPlan, serve: ServePlan, on_gpus: bool) -> Iterator[Move]:
+    """Yield changes of one engine that serves: its groups, its rows and cache, its precision."""
+    path = f"models.{name}.serve"
+    if has_groups(model):
+        for size in GROUPS:
+            yield Move("groups", {f"{path}.tensor_parallel": size})
+    elif on_gpus and serve.engine == EMBEDDED:
+        yield Move(SERVERS, {f"{path}.engine": SERVERS})
+    for factor in FACTORS:
+        yield Move("rows", {f"{path}.max_rows": round(serve.max_rows * factor)})
+        yield Move("cache", {f"{path}.cache_tokens": round(int(serve.cache_tokens) * factor)})
+    if on_gpus and serve.dtype == "float32":
+        yield Move("serve dtype", {f"{path}.dtype": "bfloat16"}, NARROW)
+
+
+def scaled_training(name: str, model: ModelPlan, train: TrainPlan, on_gpus: bool) -> Iterator[Move]:
+    """Yield changes of one engine that trains: its micro-batches, recomputation, its precision."""
+    path = f"models.{name}.train"
+    for factor in FACTORS:
+        yield Move(f"micro {name}", {f"{path}.micro_tokens": round(train.micro_tokens * factor)})
+    if model.optimizer:
+        yield Move(f"recompute {name}", {f"{path}.recompute": not train.recompute})
+    if on_gpus and train.dtype == "float32":
+        yield Move(f"dtype {name}", {f"{path}.dtype": "bfloat16"}, NARROW)
+
+
+def ahead(plan: Plan, pools: Settings) -> Move:
+    """Return the move to generation that is one iteration ahead, on other pools or on those of the plan."""
+    return Move("ahead", {**pools, "schedule.staleness": 1, **corrections(plan, 1)}, AHEAD)
+
+
+def streaming(plan: Plan, pools: Settings) -> Iterator[Move]:
+    """Yield moves to generation that streams, with corrections for rows of older weights."""
+    for staleness in STALENESS:
+        settings = dict(pools)
+        if plan.schedule.staleness:
+            settings["schedule.staleness"] = staleness
+        settings["schedule.stream"] = {"staleness": staleness}
+        settings |= corrections(plan, staleness)
+        yield Move("stream", settings, STREAM.format(staleness=staleness))
+
+
+def corrections(plan: Plan, staleness: int) -> Settings:
+    """Return edits that make up for rows of older weights: the ratio is to those that sampled.
+
+    Where they are older than one update, clipping around them would hold learning up.
+    """
+    updates = {step.node: plan.functions["train"][step.node] for step in plan.steps if step.trains}
+    edits: dict[str, Any] = {}
+    for node, update in updates.items():
+        clips = any(hook.target.endswith(":ppo_clip") for hook in update.hooks.values())
+        if staleness > 1 and clips:
+            edits |= {f"nodes.{node}.loss.kind": "decoupled_ppo", f"nodes.{node}.loss.cap": 2.0}
+            if update.ins.get("old_logprobs", "").startswith("rollout_logprobs"):
+                edits[f"nodes.{node}.in.old_logprobs"] = "old_logprobs"
+        elif "old_logprobs" in update.ins:
+            edits[f"nodes.{node}.in.old_logprobs"] = "rollout_logprobs"
+    return edits
+
+
+def generates(plan: Plan) -> bool:
+    """Return whether a model that trains generates, so that the two can be on different pools."""
+    return any(model.serve and model.train for model in plan.models.values())
+
+
+def applied(plan: Plan, settings: Settings) -> Plan:
+    """Return a plan with settings of its models' engines and of its pools, without compiling its graph."""
+    for path, value in settings.items():
+        if path == "pools":
+            plan = _resized(plan, {name: pool["devices"] for name, pool in value.items()})
+        else:
+            name, engine, field = path.removeprefix("models.").rsplit(".", 2)
+            plan = with_settings(plan, engine, {name: {field: value}})
+    return plan
+
+
+def _resized(plan: Plan, pools: Mapping[str, int]) -> Plan:
+    """Return the plan with so many devices in each pool; a step on one device stays there."""
+
+    def resized(steps: Iterable[Step]) -> tuple[Step, ...]:
+        return tuple(map(spread, steps))
+
+    def spread(step: Step) -> Step:
+        if step.layout == ONE and plan.pools[step.pool] > 1:
+            return step
+        return replace(step, devices=tuple(range(pools[step.pool])))
+
+    return replace(plan, pools=pools, steps=resized(plan.steps), eval_steps=resized(plan.eval_steps))
+
+
+def in_graph_order(plan: Plan, settings: Settings) -> Settings:
+    """Return settings of models in the order in which a plan lists models, engines and their fields."""
+    ordered = {}
+    for name, model in plan.models.items():
+        for engine, spec in (("train", model.train), ("serve", model.serve)):
+            for field in type(spec).model_fields if spec else ():
+                path = f"models.{name}.{engine}.{field}"
+                if path in settings:
+                    ordered[path] = settings[path]
+    return {**ordered, **settings}

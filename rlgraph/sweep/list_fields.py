@@ -1,0 +1,120 @@
+"""How deep a list may stand at a path of a graph, by the types that sections and ops declare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from rlgraph.errors import GraphError
+from rlgraph.frontend.ports import hooked
+from rlgraph.frontend.tree_paths import find, resolve
+from rlgraph.ops.registry import find_hook, find_op
+from rlgraph.reference.schema_parts import PARTS, Schema
+from rlgraph.syntax.settings import GraphFile
+from rlgraph.syntax.source import Tree
+
+
+def list_depth(tree: Tree, name: str) -> float:
+    """Return how many lists may stand in each other at a path: 0 where one value is taken, 1 for a list.
+
+    Args:
+        tree: the composed graph, whose ops say what attributes its nodes have.
+        name: the path as it is typed, as ``rollout.n``.
+
+    Returns:
+        The depth; infinity where any value is taken, and 0 where nothing declares the path.
+
+    Raises:
+        GraphError: the first word of the path is neither a section nor a node.
+    """
+    path = (name,) if name in GraphFile.model_fields else resolve(tree, name, None)
+    if path[:2] == ("eval", "nodes"):
+        path = path[1:]
+    if path[0] == "nodes" and len(path) > 2:
+        return _depth_in_node(tree, path[1], path[2:])
+    return _deepest(_types_at(GraphFile, path))
+
+
+def _depth_in_node(tree: Tree, name: str, path: tuple[str, ...]) -> float:
+    """Return the depth at a path in a node: of a key that all nodes have, or of an attribute."""
+    if path[0] in PARTS["keys"]:
+        return _schema_depth(PARTS["keys"][path[0]], path[1:])
+    node = find(tree, ("nodes", name)) or find(tree, ("eval", "nodes", name))
+    attributes, path = _declared(node, path) if node else (None, path)
+    if attributes is None:
+        return 0
+    depth = _deepest(_types_at(attributes, path))
+    if len(path) > 1:  # the ends of a number that changes over the iterations
+        depth = max(depth, _schema_depth(PARTS["definitions"]["course"], path[-1:]))
+    return depth
+
+
+def _declared(node: Tree, path: tuple[str, ...]) -> tuple[type[BaseModel] | None, tuple[str, ...]]:
+    """Return the attributes of a node's op, or of the hook that a path leads into, and the path in them."""
+    op_name = node.get("op")
+    if op_name is None:
+        return None, path
+    try:
+        op, _ = find_op(str(op_name.value), op_name.mark)
+        for hook_path, hook, item in hooked(op, node):
+            words = tuple(hook_path.split("."))
+            kind = item.get("kind")
+            if kind and len(path) > len(words) and path[: len(words)] == words:
+                loaded, _ = find_hook(hook, str(kind.value), kind.mark)
+                return loaded.attributes, path[len(words) :]
+    except GraphError:  # it is reported where the graph is compiled
+        return None, path
+    return op.attributes, path
+
+
+def _schema_depth(schema: Schema, path: tuple[str, ...]) -> float:
+    """Return the depth at a path in a JSON schema."""
+    if path:
+        inner = schema.get("properties", {}).get(path[0])
+        return _schema_depth(inner, path[1:]) if inner else 0
+    options = [schema, *schema.get("anyOf", ())]
+    return 1 if any("array" in option.get("type", ()) for option in options) else 0
+
+
+def _types_at(annotation: Any, path: tuple[str, ...]) -> Iterator[Any]:
+    """Yield the types that may stand at a path inside a type: in records by field, in mappings by value."""
+    if not path:
+        yield annotation
+        return
+    for option in _options(annotation):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            if path[0] in option.model_fields:
+                yield from _types_at(option.model_fields[path[0]].annotation, path[1:])
+        elif get_origin(option) is dict:
+            yield from _types_at(get_args(option)[1], path[1:])
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    """Yield the members of a union, and any other type itself, without what annotates it."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _options(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for option in get_args(annotation):
+            yield from _options(option)
+    else:
+        yield annotation
+
+
+def _deepest(annotations: Iterable[Any]) -> float:
+    return max(map(_depth, annotations), default=0)
+
+
+def _depth(annotation: Any) -> float:
+    depths = [0.0]
+    for option in _options(annotation):
+        if option is Any:
+            depths.append(math.inf)
+        elif get_origin(option) in (list, tuple):
+            items = [item for item in get_args(option) if item is not Ellipsis]
+            depths.append(1 + _deepest(items))
+    return max(depths)
