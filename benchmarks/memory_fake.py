@@ -39,7 +39,6 @@ from rlgraph.costs.muon import step_bytes
 from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import workload
-from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Step
 from rlgraph.lengths import Lengths
 
@@ -226,7 +225,7 @@ def predicted_bytes(setting: Setting) -> Counter[str]:
     if setting.step == "sync":
         return Counter({"allgather_": round(pricing.priced(step).bytes or 0)})
     (name,), (model, size) = step.models, pricing.model_of(step)
-    mesh = mesh_of(pricing.plan, name)
+    mesh = pricing.plan.meshes[name]
     size, rates = part_of(size, mesh.tensor), pricing._rates(step.pool, setting.dtype, BEST, mesh)
     group, update = replace(rates, devices=setting.sequence), setting.step == "update"
     passes = 2 if update and mesh.replicate > 1 else 1

@@ -14,7 +14,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlgraph.variables import hidden
 
@@ -63,7 +63,7 @@ class Problem:
     accepted: tuple[str, ...] = ()
     remedy: str = ""
     drawing: str = ""  # the piece of the graph, for a problem between nodes
-    grade: str = "error"  # or warning: the graph runs, and likely does not what is meant
+    grade: Literal["error", "warning"] = "error"  # a graph with warnings runs, and likely not as meant
 
     def render(self) -> str:
         """Return the problem as text: place and law, the line with a caret, what is accepted, the remedy."""
@@ -177,6 +177,18 @@ def divisors(number: int) -> list[str]:
         ['1', '2', '3', '6']
     """
     return [str(size) for size in range(1, number + 1) if number % size == 0]
+
+
+def warning(kind: str, law: str, mark: Mark | None, remedy: str = "") -> Problem:
+    """Return a problem that a run may have: the graph likely does not mean it."""
+    return Problem(kind, law, mark, (), remedy, grade="warning")
+
+
+def raise_problems(problems: Iterable[Problem]) -> None:
+    """Raise the problems, each once, as a ``GraphError``; do nothing where there is none."""
+    unique = tuple(dict.fromkeys(problems))
+    if unique:
+        raise GraphError(unique)
 
 
 def fail(

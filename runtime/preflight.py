@@ -15,6 +15,7 @@ from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.errors import GraphError, Mark, Problem, RlgraphError, shortened
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan
+from rlgraph.laws.settings import intervals, longer_than_the_run
 from rlgraph.nodes import OPS, PARSERS
 from rlgraph.nodes.agent.template import unread_call
 from rlgraph.nodes.agent.toolbox import check_tools
@@ -33,7 +34,6 @@ from rlgraph.runtime.engines.model_files import ConfigError, ConfigFileError, Mo
 from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
-from rlgraph.warnings.intervals import intervals, longer_than_the_run
 
 # a source op -> what loads all of its data from the same attributes
 LOADERS: dict[str, Callable[..., Any]] = {

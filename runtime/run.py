@@ -162,7 +162,7 @@ def ready(request: PlanRequest, there: Devices | None, strict: bool = False) -> 
 
 def _copy_models(tree: Tree) -> None:
     """Copy the models of a graph that are at URLs to this machine."""
-    models = tree.get("models") or Tree({}, None)
+    models = tree.get("models") or Tree({}, NOWHERE)
     for model in models.items.values():
         if path := model.get("path"):
             local_path(str(with_values(path.value)))

@@ -27,7 +27,6 @@ from rlgraph.costs.plan_size import cache_on_device, part_of
 from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside, growth
 from rlgraph.engines.registry import serving
-from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step
 from rlgraph.ir.prediction import Peak
 
@@ -121,7 +120,7 @@ class Footprint:
             size, serve = self.sizes.get(name), model.serve
             own = model.train and model.train.pool == pool and self._trains(name)
             if size and model.train and own:
-                mesh = mesh_of(self.plan, name)
+                mesh = self.plan.meshes[name]
                 part, devices = part_of(size, mesh.tensor), mesh.shard
                 shard, trained = part.on_device(devices), trained_on_device(part, model, devices)
                 added = trained * MASTER if model.train.lora else 0
@@ -183,7 +182,7 @@ class Footprint:
             rows = self.slots(step, growth(self.plan, step, self.work) * self.share(step, pool))
             return generating(size, model.serve, rows, self.work.most, cut)
         if step.copied:
-            width, mesh = master(self.plan.models[step.copied]), mesh_of(self.plan, step.copied)
+            width, mesh = master(self.plan.models[step.copied]), self.plan.meshes[step.copied]
             return Counter({"staging": staging(size.tensors, mesh.shard, width, limits.BUCKET, mesh.parts)})
         return max(self.passing(step).values(), key=lambda parts: parts.total())
 
@@ -199,7 +198,7 @@ class Footprint:
         passes = self.plan.passes(step)
         rows = max(self.rows(one.reads, one) * growth(self.plan, one, self.work) for one in passes)
         tokens = int(min(max(model.train.pass_tokens(step.updates), most), rows * most))
-        mesh, own = mesh_of(self.plan, next(iter(step.models))), -(-tokens // model.train.sequence_parallel)
+        mesh, own = self.plan.meshes[next(iter(step.models))], -(-tokens // model.train.sequence_parallel)
         ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
         beside = mask_bytes(model, size, tokens, int(most), self.cluster.device) // ring
         beside += own * max(bytes_beside(self.plan, one) for one in passes)
@@ -220,7 +219,7 @@ class Footprint:
             return sent
         # a bucket is of one data type: where weights are narrower, adapters in float32 end it
         apart = lora_size.unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
-        mesh = mesh_of(self.plan, next(iter(step.models)))
+        mesh = self.plan.meshes[next(iter(step.models))]
         gathered = max(staging(t, mesh.shard, width, limits.BUCKET, mesh.parts) for t in apart)
         merged = lora_size.merging(size, lora, width, mesh.shard) if lora else 0
         # a bucket as it was gathered, cast where it was not before, and laid into one buffer

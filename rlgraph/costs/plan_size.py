@@ -3,7 +3,6 @@ experts of a mixture."""
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ from rlgraph.costs.efficiency import WIDTH
 from rlgraph.costs.model_size import Size, padded, size_of
 from rlgraph.engines.sglang_options import FP8_BLOCK
 from rlgraph.errors import GraphError
-from rlgraph.ir.plan import ModelPlan, ServePlan
+from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
 
 SCALE = 4  # bytes of the scale of a block of 8-bit weights
 # bytes that a sync of bfloat16 weights has to send at a learning rate, of all: the demo's GRPO, two optimizer
@@ -30,14 +29,24 @@ def planned_size(model: ModelPlan) -> Size:
     return with_experts_divided(size, model.train.expert_parallel) if model.train else size
 
 
+def known_sizes(plan: Plan) -> dict[str, Size | None]:
+    """Return the size of each of a plan's models; None where it is not known."""
+    return {name: _known_size(model) for name, model in plan.models.items()}
+
+
+def _known_size(model: ModelPlan) -> Size | None:
+    try:
+        return planned_size(model)
+    except GraphError:
+        return None
+
+
 def attention_share(models: Mapping[str, ModelPlan]) -> float:
     """Return the ``Size.attention_share`` by which rows are balanced: that of the largest model that trains
     or scores; 0, so that tokens alone count, where the size of none is known."""
-    sizes: list[Size] = []
-    for model in models.values():
-        with suppress(GraphError):
-            sizes += [planned_size(model)] if model.train else []
-    return max(sizes, key=lambda size: size.multiplied).attention_share if sizes else 0.0
+    sizes = [_known_size(model) for model in models.values() if model.train]
+    largest = max(filter(None, sizes), key=lambda size: size.multiplied, default=None)
+    return largest.attention_share if largest else 0.0
 
 
 def sent_share(model: ModelPlan) -> float:

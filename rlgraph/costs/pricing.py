@@ -17,7 +17,7 @@ from rlgraph.costs.plan_size import part_of, planned_size, sent_share
 from rlgraph.costs.workload import row_work
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
-from rlgraph.ir.mesh import Mesh, devices_of, mesh_of
+from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ColumnPlan, Plan, Step, TrainPlan
 from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import DOMAINS, LISTED
@@ -85,7 +85,7 @@ class Pricing(Footprint):
 
     def generation(self, step: Step, grade: int) -> tuple[Size, Rates, bool]:
         """Return the model that generates, the rates of its engine, and whether that replays CUDA graphs."""
-        (_, size), first = self.model_of(step), devices_of(self.plan, step.pool).start
+        (_, size), first = self.model_of(step), self.plan.devices[step.pool].start
         serve = self.serve(next(iter(step.models)))
         group, graphs = serve.tensor_parallel, serving(serve).cuda_graphs
         return size, Rates(self.cluster, group, serve.dtype, grade, first=first, group=group), graphs
@@ -110,7 +110,7 @@ class Pricing(Footprint):
         assert model.train
         function = self.plan.functions[step.phase][step.node]
         minibatches, epochs = int(function.value("minibatches", 1)), int(function.value("epochs", 1))
-        mesh = mesh_of(self.plan, next(iter(step.models)))
+        mesh = self.plan.meshes[next(iter(step.models))]
         size = part_of(size, mesh.tensor)
         rates = replace(self._rates(step.pool, model.train.dtype, grade, mesh), reshard=model.train.reshard)
         times = minibatches * epochs if step.updates else 1
@@ -166,7 +166,7 @@ class Pricing(Footprint):
 
     def _rates(self, pool: str, dtype: str, grade: int, mesh: Mesh | None = None) -> Rates:
         """Return the rates of the devices of a pool, in a mesh or all of them together."""
-        devices = devices_of(self.plan, pool)
+        devices = self.plan.devices[pool]
         mesh = mesh or Mesh(1, len(devices))
         rates = Rates(self.cluster, mesh.shard, dtype, grade, first=devices.start)
         return replace(rates, replicas=mesh.replicate, tensor=mesh.tensor)
@@ -174,12 +174,12 @@ class Pricing(Footprint):
     def _sync(self, step: Step, grade: int) -> tuple[float, float]:
         if step.copied:  # all weights are gathered, and each device keeps its shard
             size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
-            rates = self._rates(step.pool, "float32", grade, mesh_of(self.plan, step.copied))
+            rates = self._rates(step.pool, "float32", grade, self.plan.meshes[step.copied])
             moved = formulas.sync_bytes(size, rates.devices, width, rates.tensor)
             return formulas.sync_seconds(size, rates, width), moved
         model, size = self.model_of(step)
         assert model.train and model.serve
-        mesh, width = mesh_of(self.plan, next(iter(step.models))), gathered_width(model)
+        mesh, width = self.plan.meshes[next(iter(step.models))], gathered_width(model)
         rates = self._rates(step.source or step.pool, model.serve.dtype, grade, mesh)
         if lora := served_alone(model):
             whole = sum(adapter_sizes(size, lora)) * rates.width
@@ -255,7 +255,7 @@ def sync_least(plan: Plan, step: Step) -> int:
     (name,) = step.models
     model = plan.models[name]
     assert model.serve
-    size, mesh = planned_size(model), mesh_of(plan, name)
+    size, mesh = planned_size(model), plan.meshes[name]
     if lora := served_alone(model):
         whole = sum(adapter_sizes(size, lora)) * WIDTH[model.serve.dtype]
         return round(whole * (1 if step.source else 1 - 1 / mesh.shard))
@@ -288,6 +288,6 @@ def stepped_on_host(plan: Plan, step: Step) -> int:
     assert model.train
     if not model.train.optimizer_offload:
         return 0
-    mesh = mesh_of(plan, name)
+    mesh = plan.meshes[name]
     size = part_of(planned_size(model), mesh.tensor)
     return MASTER * trained_on_device(size, model, mesh.shard)

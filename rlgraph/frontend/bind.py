@@ -12,26 +12,21 @@ from itertools import product
 from math import lcm
 from typing import Any
 
-from rlgraph.errors import GraphError, Mark, divisors, fail, nearest
-from rlgraph.frontend.bind_model import bind_model, reads_alike, reads_own_weights
+from rlgraph.errors import GraphError, Mark, fail, nearest
+from rlgraph.frontend.bind_model import bind_model
 from rlgraph.frontend.bind_node import bind_node, states_are_kept, with_leads
 from rlgraph.frontend.bind_schedule import evaluation_times, run_length
 from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
-from rlgraph.ir.graph import Graph, Model, Node
+from rlgraph.ir.graph import Graph, Model
+from rlgraph.laws.models import BOUND_LAWS, GROUP_SIZES
+from rlgraph.laws.views import BoundView
 from rlgraph.ops.declare import Port
-from rlgraph.syntax.model_settings import Train
 from rlgraph.syntax.section import Section
 from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, Binder, validate
-
-# engine -> the settings that are sizes of its groups
-GROUPED = {
-    "serve": ("tensor_parallel",),
-    "train": ("shard", "sequence_parallel", "tensor_parallel", "expert_parallel"),
-}
 
 OF_TRAINING = ("epochs", "stop", "best", "save_every", "record_every")  # keys of the schedule
 
@@ -55,13 +50,12 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     nodes = [node for n, t in stages.items() if (node := bind_node(n, t, models, binder))]
     states_are_kept(nodes, binder)
     nodes = with_leads(nodes, stages, binder)
-    reads_own_weights(nodes, models, binder)
-    reads_alike(models, binder)
     pools = _pools(_section(tree, "pools", binder), devices, _least(models), binder)
     _pools_exist(sections, stages, pools, binder)
     engines = _engine_pools(models, [*pools])
-    _groups_fill_pools(nodes, models, sections, engines, pools, binder)
-    _divided_alone(models, sections, binder)
+    bound = BoundView(models, nodes, sections, engines, pools)
+    for law in BOUND_LAWS:
+        binder.problems += law(bound)
     schedule = run_length(_validated(Schedule, tree, "schedule", binder), nodes, tree, binder)
     evaluation = _validated(Eval, tree, "eval", binder)
     graph = Graph(
@@ -197,8 +191,8 @@ def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binde
 def _least(models: Mapping[str, Model]) -> int:
     """Return the least devices, and at least two, that groups of every size in a graph divide."""
     sizes = []
-    for model, kind in product(models.values(), GROUPED):
-        sizes += [getattr(getattr(model.spec, kind), setting) for setting in GROUPED[kind]]
+    for model, kind in product(models.values(), GROUP_SIZES):
+        sizes += [getattr(getattr(model.spec, kind), setting) for setting in GROUP_SIZES[kind]]
     return lcm(2, *(size for size in sizes if size))
 
 
@@ -224,54 +218,6 @@ def _engine_pools(models: Mapping[str, Model], pools: Sequence[str]) -> dict[str
     taken = {trains, *train.values()}
     serves = next((pool for pool in pools if pool not in taken), trains)
     return {n: pool or trains for n, pool in train.items()} | {n: p or serves for n, p in serve.items()}
-
-
-def _groups_fill_pools(
-    nodes: Sequence[Node],
-    models: Mapping[str, Model],
-    sections: Mapping[str, Tree],
-    engines: Mapping[str, str],
-    pools: Mapping[str, int],
-    binder: Binder,
-) -> None:
-    """Check that the devices that share a copy of a model, or work on one batch, divide those of its pool."""
-    used = {(node.model, node.op.engine) for node in nodes}
-    for name, kind in product(models, GROUPED):
-        pool = engines[f"{name}.{kind}"]
-        for setting in GROUPED[kind] if (name, kind) in used and pool in pools else ():
-            size, path = getattr(getattr(models[name].spec, kind), setting), f"models.{name}.{kind}.{setting}"
-            if size and pools[pool] % size:
-                law = f"pool `{pool}` has {pools[pool]} devices, which `{name}` can't share out "
-                law += f"in groups of {size} ({path})"
-                remedy = f"give one of {', '.join(divisors(pools[pool]))}, or the pool a multiple of {size}"
-                mark = sections[name].at((kind, setting)).mark
-                binder.problem(setting.replace("_", "-"), law, mark, remedy=remedy)
-
-
-# what devices may divide -> its name, and the settings that this excludes
-DIVIDED = {
-    "tensor_parallel": ("layers", ("shard", "sequence_parallel", "lora", "compile")),
-    "expert_parallel": ("experts", ("tensor_parallel", "lora", "compile")),
-}
-
-
-def _divided_alone(models: Mapping[str, Model], sections: Mapping[str, Tree], binder: Binder) -> None:
-    """Check that models whose layers or experts are divided among devices ask for nothing that this excludes,
-    and that experts are divided within a copy."""
-    for name, (setting, (what, excluded)) in product(models, DIVIDED.items()):
-        train, default = models[name].spec.train, Train()
-        ranks = getattr(train, setting)
-        both = [key for key in excluded if getattr(train, key) != getattr(default, key)]
-        mark, path = sections[name].at(("train", setting)).mark, f"models.{name}.train"
-        if ranks > 1 and both:
-            law = f"the {what} of `{name}` are divided among {ranks} devices "
-            law += f"({path}.{setting}), which can't be combined with {', '.join(both)}"
-            remedy = f"leave out {path}.{both[0]}, or set {setting} to 1"
-            binder.problem(setting.replace("_", "-"), law, mark, remedy=remedy)
-        if what == "experts" and train.shard and train.shard % ranks:
-            law = f"`{name}` is sharded over {train.shard} devices ({path}.shard), which can't be shared out "
-            law += f"in groups of {ranks} that divide its experts ({path}.{setting})"
-            binder.problem("expert-parallel", law, mark, divisors(train.shard))
 
 
 def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:

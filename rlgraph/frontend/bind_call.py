@@ -11,13 +11,13 @@ from typing import Any
 
 from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.ports import hooked
-from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.ir.graph import Call
 from rlgraph.ir.schedules import Varying, take_courses
 from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.column_types import DTYPES, ColumnType, FunctionMarker, PathMarker, holds
 from rlgraph.ops.declare import Hook, Op, Port
 from rlgraph.ops.registry import find_function, find_hook, find_op, load
+from rlgraph.syntax.shipped_files import graphs_folder
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
 from rlgraph.syntax.yaml_text import flow

@@ -7,13 +7,13 @@ from typing import Any
 
 from rlgraph.errors import Mark, nearest
 from rlgraph.frontend.bind_call import KEYS, bind_call, joins, names
-from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.ir.domains import Route
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.intervals import ALWAYS, Cadence, Cadences
 from rlgraph.ops.declare import Op, Role
 from rlgraph.ops.registry import find_function
 from rlgraph.syntax.settings import Refill
+from rlgraph.syntax.shipped_files import graphs_folder
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder, validate
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rlgraph.errors import Mark, fail, nearest
 from rlgraph.frontend.bind_call import bind_call, names
 from rlgraph.frontend.ports import declared, wanted, written
-from rlgraph.frontend.tree_paths import changed, find, put
+from rlgraph.frontend.tree_paths import changed, put
 from rlgraph.ir.graph import Node
 from rlgraph.syntax.interpolate import INTERPOLATION, filled
 from rlgraph.syntax.source import Tree
@@ -62,7 +62,7 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
         law = f"`rename` takes a name and the new one, as {old}: other; letters, digits and _"
         raise fail("bad-edit", law, new.mark)
     section, _, model = old.rpartition(".")
-    if section == "models" and find(tree, ("models", model)):
+    if section == "models" and tree.find(("models", model)):
         _free(new.value, new.mark, tree.items["models"].items)
         tree = _refer_by(tree, ("model", "of", "tokenizer"), model, new.value, mark)
         return _refer(_rekey(tree, ("models",), model, new.value), old, f"models.{new.value}")
@@ -119,9 +119,9 @@ def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     tree = _refer_by(tree, ("rows", "state", "joins"), old, new, mark)
     for section in (TRAIN, EVAL):
         path = (*section, old)
-        if not find(tree, path):
+        if not tree.find(path):
             continue
-        if path in lone and find(tree, (*path, "out", old)):  # a lone output goes by the name of its node
+        if path in lone and tree.find((*path, "out", old)):  # a lone output goes by the name of its node
             node = _rekey(_section(tree, path), ("out",), old, new)
             tree = put(tree, path, _with_ports(node, "out"), mark)
         tree = _rekey(tree, section, old, new)
@@ -242,7 +242,7 @@ def _rekey(tree: Tree, section: TreePath, old: str, new: str) -> Tree:
 
 
 def _section(tree: Tree, path: TreePath) -> Tree:
-    return find(tree, path) or Tree({}, tree.mark)
+    return tree.find(path) or Tree({}, tree.mark)
 
 
 def _names(tree: Tree) -> Iterator[str]:

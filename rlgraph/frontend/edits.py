@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.frontend.edge_edits import insert, rename
-from rlgraph.frontend.tree_paths import SECTIONS, find, put, put_set, resolve
+from rlgraph.frontend.tree_paths import SECTIONS, put, put_set, resolve
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder
 
@@ -61,7 +61,7 @@ def _set(tree: Tree, name: str, child: Tree) -> Tree:
 
 def _add(tree: Tree, name: str, child: Tree) -> Tree:
     path = tuple(name.split(".")) if name.split(".")[0] in SECTIONS else ("nodes", *name.split("."))
-    if find(tree, path):
+    if tree.find(path):
         law = f"`add` names what is there already: `{name}`"
         raise fail("add-existing", law, child.key, remedy="use `replace` or `set`")
     return put(tree, path, child, child.key)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
+from rlgraph.syntax.shipped_files import graphs_folder
 from rlgraph.syntax.source import read
 from rlgraph.syntax.yaml_text import flow
 
@@ -11,13 +12,6 @@ from rlgraph.syntax.yaml_text import flow
 def shipped_graphs() -> dict[str, Path]:
     """Return name -> file of every shipped graph."""
     return {path.stem: path for path in sorted(graphs_folder().glob("*.yaml"))}
-
-
-def graphs_folder() -> Path:
-    """Return the folder of the shipped graphs: the package ``rlgraph.graphs``."""
-    import rlgraph.graphs
-
-    return Path(next(iter(rlgraph.graphs.__path__)))
 
 
 def writer_of(column: str) -> str:

@@ -24,14 +24,6 @@ def changed(node: Tree | None, change: Tree) -> Tree:
     return replace(node, value={**node.items, **change.items})
 
 
-def find(tree: Tree, path: tuple[str, ...]) -> Tree | None:
-    """Return what is at a path, or None."""
-    child: Tree | None = tree
-    for part in path:
-        child = child.get(part) if child else None
-    return child
-
-
 def resolve(tree: Tree, name: str, mark: Mark | None) -> tuple[str, ...]:
     """Resolve ``rollout.n`` to ``(nodes, rollout, n)``; ``models.ref`` stays as it is.
 
@@ -43,7 +35,7 @@ def resolve(tree: Tree, name: str, mark: Mark | None) -> tuple[str, ...]:
         return parts
     nodes = tree.get("nodes")
     known = [*(nodes.items if nodes else ()), *SECTIONS]
-    inside = next((f"{s}.{parts[0]}" for s in ("models", "pools") if find(tree, (s, parts[0]))), "")
+    inside = next((f"{s}.{parts[0]}" for s in ("models", "pools") if tree.find((s, parts[0]))), "")
     if parts[0] not in known:
         hint = f"did you mean `{inside}`?" if inside else nearest(parts[0], known)
         raise fail("edit-missing", f"`{parts[0]}` is neither a node nor a section", mark, known, hint)

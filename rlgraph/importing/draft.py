@@ -6,7 +6,6 @@ from typing import Any
 
 from rlgraph.frontend.compose import as_written
 from rlgraph.frontend.edits import apply
-from rlgraph.frontend.tree_paths import find
 from rlgraph.importing.options import put_in
 from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
@@ -119,7 +118,7 @@ class Draft:
                 yield from (f"      {name}: {flow(value)}" for name, value in content.items())
 
     def has(self, path: str) -> bool:
-        return find(self.tree, _parts(path)) is not None
+        return self.tree.find(_parts(path)) is not None
 
     def value(self, path: str) -> Any:
         """Return what stands at a path, or else the default that is declared for it.
@@ -127,21 +126,21 @@ class Draft:
         ``UNKNOWN`` is returned where the graph has no such node or model, or it takes no such value.
         """
         parts = _parts(path)
-        if (there := find(self.tree, parts)) is not None:
+        if (there := self.tree.find(parts)) is not None:
             return there.plain()
         if parts[0] == "eval" and parts[1:2] == ("nodes",):
-            node = find(self.tree, parts[:3])
+            node = self.tree.find(parts[:3])
             return self.value(".".join(parts[2:])) if node else UNKNOWN
         if parts[0] == "eval":
-            return _of_section(Eval, parts[1:]) if find(self.tree, parts[:1]) else UNKNOWN
+            return _of_section(Eval, parts[1:]) if self.tree.find(parts[:1]) else UNKNOWN
         if parts[0] == "nodes":
             return self._of_node(parts)
         if parts[0] == "models":
-            return _of_section(ModelSection, parts[2:]) if find(self.tree, parts[:2]) else UNKNOWN
+            return _of_section(ModelSection, parts[2:]) if self.tree.find(parts[:2]) else UNKNOWN
         return _of_section(GraphFile, parts) if parts[0] != "pools" else None
 
     def _of_node(self, parts: tuple[str, ...]) -> Any:
-        if (op := find(self.tree, (*parts[:2], "op"))) is None:
+        if (op := self.tree.find((*parts[:2], "op"))) is None:
             return UNKNOWN
         field = load(OPS[op.value], op.value).attributes.model_fields.get(parts[2])
         if field is None:

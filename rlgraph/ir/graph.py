@@ -17,7 +17,7 @@ import networkx as nx
 from rlgraph.errors import Mark, fail
 from rlgraph.ir.dependencies import dependencies
 from rlgraph.ir.domains import GraphDomain, Route, ancestors, origins
-from rlgraph.ir.intervals import Cadences
+from rlgraph.ir.intervals import Cadences, count
 from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ir.steps import NONE, Kind, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
@@ -269,6 +269,14 @@ class Graph:
     def origins(self, domain: str | None) -> list[list[GraphDomain]]:
         """Return a domain's ancestors; of a union, or what was made of one, those by way of each part."""
         return origins(self.domains, domain)
+
+    def optimizer_steps(self, model: str) -> int | None:
+        """Return the optimizer steps of a model in all of a run; None where the run's length is not known."""
+        iterations = self.schedule.iterations
+        if iterations is None:
+            return None
+        updates = [node for node in self.nodes if node.updates and node.model == model]
+        return sum(node.optimizer_steps * count(node.when, iterations) for node in updates)
 
     def readers(self, column: str) -> list[Node]:
         """Return the nodes that read a column, in their order."""

@@ -1,9 +1,6 @@
 """How a train engine's model lies on the devices of its pool: in one copy, or in several replicas."""
 
 from dataclasses import dataclass
-from itertools import accumulate
-
-from rlgraph.ir.plan import Plan
 
 # settings by which devices share a model or a row, as one device has them: they decide no number of a run
 ON_ONE_DEVICE = {"shard": None, "sequence_parallel": 1, "tensor_parallel": 1, "expert_parallel": 1}
@@ -45,18 +42,3 @@ class Mesh:
             return f"{self.shard}-way shard x {self.tensor}-way tensor"
         copies = f" x {self.replicate} replicas" if self.replicate > 1 or self.experts == 1 else ""
         return f"{self.shard}-way shard{copies}" + (f", {self.experts}-way experts" * (self.experts > 1))
-
-
-def mesh_of(plan: Plan, name: str) -> Mesh:
-    """Return the mesh of a model's train engine."""
-    model = plan.models[name]
-    assert model.train
-    devices = plan.pools[model.train.pool] // model.train.tensor_parallel
-    shard = model.train.shard or devices
-    return Mesh(devices // shard, shard, model.train.tensor_parallel, model.train.expert_parallel)
-
-
-def devices_of(plan: Plan, pool: str) -> range:
-    """Return the numbers of a pool's devices."""
-    ends = dict(zip(plan.pools, accumulate(plan.pools.values()), strict=True))
-    return range(ends[pool] - plan.pools[pool], ends[pool])

@@ -22,6 +22,7 @@ from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.function import Function
 from rlgraph.ir.graph import Region
 from rlgraph.ir.intervals import Cadences, due
+from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.prediction import Peak, Prediction
 from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.ir.steps import Facts, Kind, RowLayout, Version
@@ -254,6 +255,28 @@ class Plan:
     def needs(self) -> Mapping[str, nx.DiGraph[int]]:
         """Return phase -> which of its steps needs which, by number (see ``dependencies``)."""
         return {phase: dependencies({s.id: s for s in steps}) for phase, steps in self.phases.items()}
+
+    @cached_property
+    def meshes(self) -> Mapping[str, Mesh]:
+        """Return model -> the mesh of its train engine, for the models that have one."""
+        meshes: dict[str, Mesh] = {}
+        for name, model in self.models.items():
+            if model.train:
+                copies = self.pools[model.train.pool] // model.train.tensor_parallel
+                shard = model.train.shard or copies
+                tensor, experts = model.train.tensor_parallel, model.train.expert_parallel
+                meshes[name] = Mesh(copies // shard, shard, tensor, experts)
+        return meshes
+
+    @cached_property
+    def devices(self) -> Mapping[str, range]:
+        """Return pool -> the numbers of its devices."""
+        devices: dict[str, range] = {}
+        start = 0
+        for pool, count in self.pools.items():
+            devices[pool] = range(start, start + count)
+            start += count
+        return devices
 
     @cached_property
     def lenders(self) -> Mapping[str, Step]:

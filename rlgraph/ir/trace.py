@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from rlgraph.errors import Problem
 from rlgraph.ir.dependencies import reached
@@ -72,13 +73,27 @@ def source(node: Node) -> str:
     return f"written by `{node.name}` ({node.op.name}" + (f", {node.weights})" if node.model else ")")
 
 
-def refusal(kind: str, law: str, graph: Graph, node: Node, before: Sequence[str], remedy: str) -> Problem:
-    """Return a law that the graph breaks, drawn with the nodes ``before`` it; ``remedy`` is an edit.
+def refusal(
+    kind: str,
+    law: str,
+    graph: Graph,
+    node: Node,
+    earlier: Sequence[str],
+    remedy: str,
+    grade: Literal["error", "warning"] = "error",
+) -> Problem:
+    """Return a law that a node breaks, drawn with the ``earlier`` nodes; ``remedy`` is an edit.
 
-    Its place is that of an edit of one of them, the node's own first, or else the node.
+    The place of the problem is the edit that changed the node, else one that changed an earlier node, else
+    the node.
     """
-    edits = [edit for name in (node.name, *before) if (edit := graph.node(name).edited)]
-    return Problem(kind, law, next(iter(edits), node.mark), (), remedy, draw(graph, [*before, node.name]))
+    mark = node.mark
+    for name in (node.name, *earlier):
+        edit = graph.node(name).edited
+        if edit:
+            mark = edit
+            break
+    return Problem(kind, law, mark, (), remedy, draw(graph, [*earlier, node.name]), grade)
 
 
 def draw(graph: Graph, names: Sequence[str]) -> str:

@@ -156,7 +156,7 @@ class Declaration:
         when: optional column, or an attribute -> attribute; the first is read, or written, only where the
             other is neither 0 nor false. A column that it may write and that is not named here it never does.
         own: optional columns that it reads unasked only of a node that runs on the same model.
-        assumes: laws that the graph around it must keep, by their names in ``rlgraph/passes/check_laws.py``.
+        assumes: laws that the graph around it must keep, by their names in ``rlgraph/laws/nodes.py``.
         filters: whether its one boolean column says which rows stay: other nodes then read those alone
             (``rows: NODE``).
         leaves: of one that may leave rows unfinished for a next round, the columns that it leaves

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
 
-from rlgraph.engines.registry import GRAMMARS, SERVING, no_adapter
+from rlgraph.engines.registry import SERVING, serving
 from rlgraph.ir.function import Function
-from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.intervals import count
-from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, ServePlan, Step, TrainPlan
+from rlgraph.ir.graph import Column, Graph, Node
+from rlgraph.ir.plan import ColumnPlan, Plan, Step
+from rlgraph.ir.regions import collects, members
 from rlgraph.ir.renumber import renumbered
 from rlgraph.ir.steps import ONE, Version
-from rlgraph.passes.refill import collects, members
-from rlgraph.syntax.model_settings import Optimizer, Serve, Train
+from rlgraph.passes.lower_models import plan_models
+from rlgraph.syntax.model_settings import Serve
 
-Engine = TypeVar("Engine", TrainPlan, ServePlan)
+# settings of a serve engine that no price counts -> what a plan's time takes in their place
+UNPRICED = {
+    "expert_parallel": "layers were divided",
+    "attention_replicas": "layers were divided",
+    "quantization": "weights were in serve.dtype, and it took no time",
+}
 
 
 def make_plan(
@@ -26,8 +30,10 @@ def make_plan(
     device: str = "cpu",
 ) -> Plan:
     """Return the plan of a graph's iteration, and of an evaluation."""
-    phases = {"train": graph} | ({"eval": evaluation} if evaluation else {})
-    steps = {phase: _steps(g, phase) for phase, g in phases.items()}
+    phases = {"train": graph}
+    if evaluation:
+        phases["eval"] = evaluation
+    steps = {phase: _steps(lowered, phase) for phase, lowered in phases.items()}
     return Plan(
         graph=graph.name,
         about=graph.about,
@@ -36,7 +42,7 @@ def make_plan(
         device=device,
         pools=dict(graph.devices),
         schedule=graph.schedule,
-        models=_models(graph, tuple(phases.values())),
+        models=plan_models(graph, tuple(phases.values())),
         steps=steps["train"],
         slot=tuple(step.id for step in steps["train"]),
         away={},
@@ -44,41 +50,37 @@ def make_plan(
         eval_every=graph.eval_every,
         eval_before=graph.eval_before,
         report=dict(evaluation.report) if evaluation else {},
-        domains={phase: dict(g.domains) for phase, g in phases.items()},
-        columns={phase: _columns(g) for phase, g in phases.items()},
-        functions={phase: {n.name: _function(n) for n in g.nodes if n.call} for phase, g in phases.items()},
+        domains={phase: dict(lowered.domains) for phase, lowered in phases.items()},
+        columns={phase: _columns(lowered) for phase, lowered in phases.items()},
+        functions={phase: _functions(lowered) for phase, lowered in phases.items()},
         regions=dict(graph.regions),
         notes=(*graph.notes, *_unpriced(graph)),
         open_values=graph.open_values,
     )
 
 
-UNPRICED = {
-    "expert_parallel": "layers were divided",
-    "attention_replicas": "layers were divided",
-    "quantization": "weights were in serve.dtype, and it took no time",
-}
-
-
 def _unpriced(graph: Graph) -> Iterator[str]:
     """Yield notes of the settings that no price counts."""
+    default = Serve()
     for name, model in graph.models.items():
-        if options := model.spec.serve.options:
-            yield f"memory and time are planned without `models.{name}.serve.options` ({', '.join(options)})"
-        serve, default = model.spec.serve, Serve()
-        for key, instead in UNPRICED.items():
+        serve = model.spec.serve
+        if serve.options:
+            options = ", ".join(serve.options)
+            yield f"memory and time are planned without `models.{name}.serve.options` ({options})"
+        for key, assumed in UNPRICED.items():
             if getattr(serve, key) != getattr(default, key):
-                yield f"time is planned without `models.{name}.serve.{key}`, as if {instead}"
+                yield f"time is planned without `models.{name}.serve.{key}`, as if {assumed}"
 
 
 def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
     numbers = {node.name: number for number, node in enumerate(graph.nodes, 1)}
-    writer = {column: numbers[node.name] for node in graph.nodes for column in node.writes}
-    ends = collects(graph.nodes)
-    regions = {node.name: end.after[0] for end in ends for node in (*members(graph, end), end)}
+    regions = _regions(graph)
     steps = []
     for node in graph.nodes:
-        needs = {writer[c] for c in node.reads} | {numbers[name] for name in node.after}
+        writers = {numbers[graph.writers[column].name] for column in node.reads}
+        waits_for = {numbers[name] for name in node.after}
+        devices = 1 if node.layout == ONE else graph.devices[node.pool]
+        declared = node.op.declared if node.call else None
         steps.append(
             Step(
                 id=numbers[node.name],
@@ -86,32 +88,49 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
                 kind=node.kind,
                 node=node.name,
                 pool=node.pool,
-                devices=(0,) if node.layout == ONE else tuple(range(graph.devices[node.pool])),
+                devices=tuple(range(devices)),
                 reads=node.reads,
                 writes=node.writes,
                 frees=(),
-                models=_version(node),
+                models=_versions_read(node),
                 layout=node.layout,
                 inserted=node.inserted,
                 because=node.because,
-                after=tuple(needs),
+                after=tuple(writers | waits_for),
                 op=node.op.name if node.call else "",
-                filters=node.call is not None and node.op.declared.filters,
+                filters=bool(declared and declared.filters),
                 updates=node.updates,
                 joins=node.joins,
-                beside=node.call is not None and node.op.declared.beside,
+                beside=bool(declared and declared.beside),
                 leaves=node.leaves,
                 when=node.when,
                 region=regions.get(node.name, ""),
                 source=node.source,
-                path=_path(node, graph),
-                engine=(node.op.engine or "") if node.call else "".join(node.kind.facts.engines[-1:]),
+                path=_sync_path(node, graph),
+                engine=_engine(node),
             )
         )
     return renumbered(steps, graph.report.values())[0]
 
 
-def _path(node: Node, graph: Graph) -> str:
+def _regions(graph: Graph) -> dict[str, str]:
+    """Return the filter to whose region a node belongs, of the nodes that are repeated."""
+    regions = {}
+    for collect in collects(graph.nodes):
+        for node in (*members(graph, collect), collect):
+            regions[node.name] = collect.after[0]
+    return regions
+
+
+def _engine(node: Node) -> str:
+    """Return the engine that a node runs on; of an inserted one, the engine that weights reach last."""
+    if node.call:
+        return node.op.engine or ""
+    engines = node.kind.facts.engines
+    return engines[-1] if engines else ""
+
+
+def _sync_path(node: Node, graph: Graph) -> str:
     """Return how a sync's weights travel: that follows from where the two engines are.
 
     To servers that run already they are broadcast, or go through files, wherever those are.
@@ -126,26 +145,43 @@ def _path(node: Node, graph: Graph) -> str:
 
 def in_one_process(plan: Plan) -> Plan:
     """Return the plan for pools that share a process: weights from pool to pool stay in it, as within one."""
-
-    def handed(step: Step) -> Step:
-        serve = plan.models[next(iter(step.models))].serve if step.source else None
-        if serve is None or serve.addresses:
-            return step
-        return replace(step, path=SERVING[serve.engine].paths[0])
-
-    return replace(plan, steps=tuple(map(handed, plan.steps)), eval_steps=tuple(map(handed, plan.eval_steps)))
+    steps = tuple(_within_process(plan, step) for step in plan.steps)
+    eval_steps = tuple(_within_process(plan, step) for step in plan.eval_steps)
+    return replace(plan, steps=steps, eval_steps=eval_steps)
 
 
-def _version(node: Node) -> dict[str, Version | None]:
-    if node.model is None or node.version is None or (node.call and node.op.engine is None):
+def _within_process(plan: Plan, step: Step) -> Step:
+    if not step.source:
+        return step
+    serve = plan.models[next(iter(step.models))].serve
+    if serve is None or serve.addresses:
+        return step
+    return replace(step, path=serving(serve).paths[0])
+
+
+def _versions_read(node: Node) -> dict[str, Version | None]:
+    """Return the models that a node works on, with the version of each that it reads."""
+    if node.model is None or node.version is None:
         return {}
-    read: dict[str, Version | None] = {node.model: Version(node.version)}
-    return {**read, node.of: Version(node.of_version or 0)} if node.of else read
+    if node.call and node.op.engine is None:
+        return {}
+    versions: dict[str, Version | None] = {node.model: Version(node.version)}
+    if node.of:
+        versions[node.of] = Version(node.of_version or 0)
+    return versions
+
+
+def _functions(graph: Graph) -> dict[str, Function]:
+    return {node.name: _function(node) for node in graph.nodes if node.call}
 
 
 def _function(node: Node) -> Function:
     call = node.called
-    hooks = {n: Function(h.target, h.attributes, courses=h.courses) for n, h in node.hooks.items()}
+    hooks = {
+        attribute: Function(hook.target, hook.attributes, courses=hook.courses)
+        for attribute, hook in node.hooks.items()
+    }
+    holds = [name for name in call.ins if name in call.outs] if call.op.declared.holds else []
     return Function(
         target=call.target,
         attributes=call.attributes,
@@ -157,7 +193,7 @@ def _function(node: Node) -> Function:
         tokenizer=node.tokenizer,
         state=node.state,
         joins=node.joins,
-        holds=tuple(name for name in call.ins if call.op.declared.holds and name in call.outs),
+        holds=tuple(holds),
         courses=call.courses,
         roles=call.op.declared.roles,
         hooks=hooks,
@@ -165,63 +201,15 @@ def _function(node: Node) -> Function:
 
 
 def _columns(graph: Graph) -> dict[str, ColumnPlan]:
-    return {
-        name: ColumnPlan(c.type, c.domain, c.layout, c.writer, c.copy_of or name, c.moved)
-        for name, c in graph.columns.items()
-    }
+    return {name: _column(column) for name, column in graph.columns.items()}
 
 
-def _models(graph: Graph, phases: tuple[Graph, ...]) -> dict[str, ModelPlan]:
-    """Return the models that some step needs, with the engines that hold them."""
-    nodes = [node for phase in phases for node in phase.nodes]
-    used = [node for node in nodes if node.call and node.op.engine]
-    engines = {name: {n.op.engine for n in used if name in (n.model, n.of)} for name in graph.models}
-    tokenizers = {node.tokenizer for node in nodes}
-    models = {}
-    for name, model in graph.models.items():
-        if engines[name] or name in tokenizers:
-            spec, serves = model.spec, "serve" in engines[name]
-            optimizer = None if spec.frozen else _optimizer(spec.optimizer, name, graph)
-            trains = "train" in engines[name] or (engines[name] and SERVING[spec.serve.engine].paths)
-            train = _held(TrainPlan, spec.train, graph.engines[f"{name}.train"]) if trains else None
-            serve = _held(ServePlan, spec.serve, graph.engines[f"{name}.serve"]) if serves else None
-            if serve and "request_timeout" in SERVING[serve.engine].options and serve.request_timeout is None:
-                serve = serve.model_copy(update={"request_timeout": graph.schedule.timeout / 2})
-            calls = [n.called for n in used if n.model == name]
-            if serve and any(call.value("routing") for call in calls):
-                options = {**(serve.options or {}), **(SERVING[serve.engine].routing or {})}
-                serve = serve.model_copy(update={"options": options})
-            if serve and any(call.attributes.get(key) is not None for call in calls for key in GRAMMARS):
-                options = {**(SERVING[serve.engine].grammars or {}), **(serve.options or {})}
-                serve = serve.model_copy(update={"options": options})
-            if serve and train and train.lora and not spec.frozen:
-                beside = SERVING[serve.engine].adapters and not no_adapter(serve, train.lora)
-                fits = train.pool != serve.pool and beside
-                chosen = serve.lora or ("adapter" if fits else "merged")
-                serve = serve.model_copy(update={"lora": chosen})
-            held = (model.path, spec.head, spec.frozen, optimizer, train, serve, model.rate)
-            models[name] = ModelPlan(*held, config=spec.config, trust_remote_code=spec.trust_remote_code)
-    return models
-
-
-def _held(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:
-    """Return an engine with its pool; not validated again, since a value may still be open."""
-    return kind.model_construct(**{**dict(spec), "pool": pool})
-
-
-def _optimizer(spec: Optimizer | None, model: str, graph: Graph) -> Optimizer | None:
-    """Return an optimizer's settings; a schedule without an end ends with the run."""
-    steps = optimizer_steps(graph, model)
-    if spec is None or spec.total_steps or steps is None:
-        return spec
-    if spec.schedule == "constant" and not isinstance(spec.warmup_steps, float):
-        return spec
-    return spec.model_copy(update={"total_steps": steps})
-
-
-def optimizer_steps(graph: Graph, model: str) -> int | None:
-    """Return the optimizer steps of a model in all of a run; None where its length is not known."""
-    if (last := graph.schedule.iterations) is None:
-        return None
-    updates = [node for node in graph.nodes if node.updates and node.model == model]
-    return sum(node.optimizer_steps * count(node.when, last) for node in updates)
+def _column(column: Column) -> ColumnPlan:
+    return ColumnPlan(
+        type=column.type,
+        domain=column.domain,
+        layout=column.layout,
+        writer=column.writer,
+        origin=column.copy_of or column.name,
+        moved=column.moved,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.ir.graph import Graph
-from rlgraph.passes.refill import collects, members
+from rlgraph.ir.regions import collects, members
 
 
 def order(graph: Graph) -> Graph:

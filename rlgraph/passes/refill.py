@@ -9,15 +9,16 @@ on; who reads its columns reads them behind the ``collect``, for only what the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from rlgraph.errors import GraphError, Problem
-from rlgraph.ir.dependencies import reached
+from rlgraph.errors import Problem, raise_problems
 from rlgraph.ir.graph import Column, Graph, Node, Region
+from rlgraph.ir.regions import members
 from rlgraph.ir.steps import Kind
-from rlgraph.ir.trace import draw, older, writer
+from rlgraph.laws.regions import REGION_LAWS, same_source
+from rlgraph.laws.views import RegionView
 
 TOLD = ("text[samples]", "float32[samples]")
 
@@ -31,40 +32,17 @@ def refill(graph: Graph) -> Graph:
     """
     if graph.report:
         return graph
-    filters = [node for node in graph.nodes if node.refill and _selects(graph, node)]
-    problems = [*_same_source(graph, filters)]
-    for node in filters if not problems else ():
-        graph = _collected(graph, node)
-        inside = members(graph, graph.node(f"collect:{node.name}"))
-        problems += [p for check in REGION_LAWS for p in check(graph, graph.regions[node.name], inside)]
-    if problems:
-        raise GraphError(problems)
+    raise_problems(same_source(graph))
+    problems: list[Problem] = []
+    for node in graph.nodes:
+        if node.refill and _selects(graph, node):
+            graph = _collected(graph, node)
+            inside = members(graph, graph.node(f"collect:{node.name}"))
+            view = RegionView(graph, graph.regions[node.name], inside)
+            for law in REGION_LAWS:
+                problems += law(view)
+    raise_problems(problems)
     return graph
-
-
-def members(graph: Graph, collect: Node) -> list[Node]:
-    """Return the nodes of a region in order: its filter, and all that its ``collect`` is computed from."""
-    copies = {node.name for node in graph.nodes if node.inserted}  # a selection needs its filter
-    inside = reached(graph.needs, graph.needs[collect.name], waits=lambda node, _: node in copies)
-    return [node for node in graph.nodes if node.name in inside]
-
-
-def collects(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that end a region."""
-    return [node for node in nodes if node.kind.facts.collects]
-
-
-def aged(graph: Graph) -> Graph:
-    """Return the graph as its oldest rows see it: of a region that keeps a surplus, nodes read older weights.
-
-    A row that waits for an iteration was sampled, and whatever was measured of it in the region, by the
-    weights of the iteration before.
-    """
-    then: dict[str, Node] = {}
-    for collect in collects(graph.nodes):
-        waits = graph.regions[collect.after[0]].keep
-        then |= {node.name: older(graph, node, waits) for node in members(graph, collect)}
-    return replace(graph, nodes=tuple(then.get(node.name, node) for node in graph.nodes))
 
 
 def _selects(graph: Graph, filtering: Node) -> list[Node]:
@@ -131,116 +109,3 @@ def _region(graph: Graph, filtering: Node) -> Region:
         policy=wanted.policy or "",
         streams=graph.schedule.stream is not None,
     )
-
-
-def _keeps_no_state(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
-    for node in inside:
-        if node.call and node.op.declared.state == "keeps":
-            law = (
-                f"`{node.name}` keeps a state from iteration to iteration, and `{region.filter}` repeats it "
-            )
-            law += "in rounds"
-            remedy = (
-                "what a filter with `refill` reads keeps no state; read one in it, as filter.difficulty does"
-            )
-            yield Problem("state-in-rounds", law, node.mark, (), remedy)
-
-
-def _source_given(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
-    source = graph.node(region.source)
-    if not source.op.source or not isinstance(source.called.value("rows"), int):
-        law = f"`{region.filter}` refills from `{source.name}` ({source.op.name}), which is asked for more "
-        batch = source.called.name_of("rows") or "batch"
-        law += f"prompts by its attribute `{batch}`, a number"
-        yield Problem("no-batch", law, source.mark, (), f"set: {{{source.name}.{batch}: 128}}")
-
-
-def _whole_groups(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
-    filtering = graph.node(region.filter)
-    if filtering.op.declared.rows == "group" and region.rows % region.times:
-        law = f"`{region.filter}` keeps whole groups of {region.times}; {region.rows} rows are none"
-        rows = max(region.rows // region.times, 1) * region.times
-        remedy = f"set: {{{region.filter}.refill.rows: {rows}}}"
-        yield Problem("cut-groups", law, filtering.mark, (), remedy)
-
-
-def _read_outside(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
-    """Check that only rows kept by the filter leave a region."""
-    names, written = {node.name for node in inside}, {column for node in inside for column in node.writes}
-    for node in graph.nodes:
-        read = [column for column in node.reads if column in written]
-        if read and node.name not in names and not node.kind.facts.collects:
-            reader = _reader(graph, node)
-            law = f"`{reader.name}` reads `{read[0]}` of all rows, and `{region.filter}` refills: only the "
-            law += "rows that it keeps are collected"
-            remedy = f"set: {{{reader.name}.rows: {region.filter}}}"
-            drawing = draw(graph, [writer(graph, read[0]).name, reader.name])
-            yield Problem("before-refill", law, reader.mark, (), remedy, drawing)
-
-
-def _reader(graph: Graph, node: Node) -> Node:
-    """Return the node that the user wrote behind an inserted one."""
-    return node if node.call else _reader(graph, graph.readers(node.writes[0])[0])
-
-
-def _one_leaves(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
-    """Check that one step marks the finished groups of a round, and that there is one where it streams."""
-    leaving = [node for node in inside if node.leaves]
-    if region.streams and not leaving:
-        law = f"`{region.filter}` refills, and where generation streams a filter behind it does"
-        remedy = f"set: {{{region.filter}.refill: false}}, add: {{whole: {{op: filter.all, refill: true}}}}, "
-        remedy += "or set: {schedule.stream: null}"
-        yield Problem("no-stream", law, graph.node(region.filter).mark, (), remedy)
-    if len(leaving) > 1:
-        first, second = (f"`{node.name}`" for node in leaving[:2])
-        law = f"{first} and {second} both leave groups unfinished, and `{region.filter}` refills"
-        remedy = f"replace: {{{leaving[1].name}: {{op: rollout, ...}}}}"
-        if region.streams:  # which makes every rollout such a step
-            remedy = "set: {schedule.stream: null}"
-        yield Problem("two-partial", law, leaving[1].mark, (), remedy)
-
-
-def _none_varies(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
-    """Check that no step of a round makes a number of rows that varies."""
-    for node in inside:
-        if node.call and node.op.declared.counts:
-            law = f"`{region.filter}` refills, and `{node.name}` ({node.op.name}), which it repeats, makes a "
-            law += "number of rows that varies: rounds count rows before they come"
-            remedy = f"set: {{{region.filter}.refill: false}}, or refill by a filter before `{node.name}`"
-            yield Problem("varying-refill", law, node.mark, (), remedy)
-
-
-def _same_source(graph: Graph, filters: Sequence[Node]) -> Iterator[Problem]:
-    """Check that the steps behind a source are repeated for one filter."""
-    first: dict[str, Node] = {}
-    for node in filters:
-        source = graph.ancestors(node.domain)[-1].maker
-        other = first.setdefault(source, node)
-        if other is not node:
-            law = f"`{other.name}` and `{node.name}` both refill from `{source}`"
-            yield Problem("two-regions", law, node.mark, (), f"set: {{{other.name}.refill: false}}")
-            return
-
-
-def _same_lead(graph: Graph, region: Region, inside: Sequence[Node]) -> Iterator[Problem]:
-    """Check that a region runs ahead of the updates as a whole, or not at all."""
-    trained = {node.model for node in graph.nodes if node.updates}
-    ahead = [node for node in inside if node.version is not None and node.version < 0]
-    for node in inside:
-        if ahead and node.model in trained and node not in ahead:
-            law = f"`{region.filter}` refills, and what it repeats runs ahead of training with "
-            law += f"`{ahead[0].name}` ({ahead[0].weights}); `{node.name}` scores by {node.weights}"
-            remedy = f"set: {{{node.name}.rows: {region.filter}}}"
-            yield Problem("region-ahead", law, node.mark, (), remedy)
-            return
-
-
-REGION_LAWS = (
-    _source_given,
-    _whole_groups,
-    _read_outside,
-    _one_leaves,
-    _none_varies,
-    _same_lead,
-    _keeps_no_state,
-)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from rlgraph.errors import GraphError, Problem
+from rlgraph.errors import raise_problems
 from rlgraph.ir.graph import Graph, Node
+from rlgraph.laws.streams import is_on_separate_pool, runs_ahead
 
 
 def version(graph: Graph) -> Graph:
@@ -47,7 +48,7 @@ def version(graph: Graph) -> Graph:
             before += tuple(term.name for term in terms[node.name])
             changed[node.name] = replace(node, version=count, after=node.after + before)
             before = (node.name,)
-    _runs_ahead(graph, updates)
+    raise_problems(runs_ahead(graph))
     return replace(graph, nodes=tuple(changed.get(node.name, node) for node in graph.nodes))
 
 
@@ -69,23 +70,4 @@ def ahead(graph: Graph, node: Node) -> int:
     """Return the iterations that a node runs ahead of its model's updates: generation on its own pool."""
     if graph.report or node.op.engine != "serve":
         return 0
-    apart = graph.engines[f"{node.model}.serve"] != graph.engines[f"{node.model}.train"]
-    return graph.schedule.staleness if apart else 0
-
-
-def _runs_ahead(graph: Graph, updates: dict[str, list[Node]]) -> None:
-    """Give staleness to nodes that ask for it, or report what is missing."""
-    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
-    trained = [node for node in serving if updates[str(node.model)]]
-    if not graph.schedule.staleness or graph.report or any(ahead(graph, node) for node in trained):
-        return
-    law = f"`schedule.staleness` is {graph.schedule.staleness}: generation is to run ahead of training; "
-    if trained:
-        node = trained[0]
-        law += f"`{node.model}` generates and trains on one pool, {graph.engines[f'{node.model}.serve']}"
-        remedy = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}}, or schedule.staleness=0"
-    else:
-        law += "nothing generates with a model that is trained"
-        remedy = "set: {schedule.staleness: 0}"
-    marks = [node.mark for node in (*trained, *serving, *graph.nodes)]
-    raise GraphError([Problem("no-overlap", law, marks[0] if marks else None, (), remedy)])
+    return graph.schedule.staleness if is_on_separate_pool(graph, node) else 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlgraph.engines.registry import SERVING
-from rlgraph.errors import fail
+from rlgraph.errors import raise_problems
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.steps import Kind
+from rlgraph.laws.pools import delta_goes_between_pools
 
 
 def sync(graph: Graph) -> Graph:
@@ -30,12 +31,7 @@ def sync(graph: Graph) -> Graph:
 
 def _sync(reader: Node, graph: Graph) -> Node:
     assert reader.model and reader.version is not None
-    serve = graph.models[reader.model].spec.serve
-    if serve.sync == "delta" and (serve.addresses or graph.engines[f"{reader.model}.train"] == reader.pool):
-        law = f"`models.{reader.model}.serve.sync: delta` is for weights that go to another pool; these "
-        law += "go to servers at addresses" if serve.addresses else f"stay on {reader.pool}"
-        mark = graph.models[reader.model].mark
-        raise fail("sync-delta", law, mark, remedy=f"set: {{models.{reader.model}.serve.sync: full}}")
+    raise_problems(delta_goes_between_pools(graph, reader))
     updates = [n for n in graph.nodes if n.updates and n.model == reader.model]
     source = graph.engines[f"{reader.model}.train"]
     return Node(

@@ -18,9 +18,10 @@ from math import lcm
 from rlgraph.costs.hardware import Cluster
 from rlgraph.engines.registry import serving
 from rlgraph.engines.sglang_options import WITHIN
-from rlgraph.errors import fail
-from rlgraph.ir.mesh import devices_of
+from rlgraph.errors import raise_problems
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
+from rlgraph.laws.devices import GROUP_LAWS, HOST_LAWS, devices_per_host
+from rlgraph.laws.views import GroupView, HostsView
 
 GROUPS = (1, 2, 4, 8)  # numbers of devices per server that are tried
 
@@ -39,12 +40,7 @@ def groups(plan: Plan) -> Iterator[tuple[str, ServePlan, range]]:
     """Yield each model whose servers span several devices: its name, its engine, and its pool's devices."""
     for name, model in plan.models.items():
         if model.serve and model.serve.tensor_parallel > 1:
-            yield name, model.serve, devices_of(plan, model.serve.pool)
-
-
-def part(serve: ServePlan) -> int:
-    """Return how many devices of one host a server spans."""
-    return serve.tensor_parallel // serve.hosts
+            yield name, model.serve, plan.devices[model.serve.pool]
 
 
 def sharing_sizes(plan: Plan, per_host: int) -> list[int]:
@@ -61,7 +57,7 @@ def together(plan: Plan) -> dict[str, int]:
     for model in plan.models.values():
         if model.serve:
             pool = model.serve.pool
-            sizes[pool] = lcm(sizes[pool], part(model.serve))
+            sizes[pool] = lcm(sizes[pool], devices_per_host(model.serve))
     return sizes | {pool: plan.pools[pool] // hosts for pool, hosts in whole_hosts(plan).items()}
 
 
@@ -78,19 +74,11 @@ def on_whole_hosts(plan: Plan, cluster: Cluster | None) -> Plan:
         GraphError: one can't.
     """
     for pool, hosts in whole_hosts(plan).items():
-        count, at = plan.pools[pool], f"pools.{pool}"
-        law, remedy = f"pool `{pool}` takes {hosts} whole hosts ({at}.hosts)", f"or {at}.hosts=null"
-        parts = [part(serve) for _, serve, _ in groups(plan) if serve.pool == pool]
-        if count % hosts or any(count // hosts % size for size in parts):
-            law += f", and its {count} devices can't be shared out among them, in whole groups"
-            remedy = f"set {at}.devices to a multiple of {hosts}, {remedy}"
-            raise fail("whole-hosts", law, None, remedy=remedy)
-        first = devices_of(plan, pool).start
-        if cluster and (count // hosts != cluster.devices or first % cluster.devices):
-            law += f", {count // hosts} devices each from device {first} on; hosts of {cluster.cluster} have "
-            law += f"{cluster.devices} devices"
-            remedy = f"set {at}.devices={hosts * cluster.devices}, before pools of parts of hosts, {remedy}"
-            raise fail("whole-hosts", law, None, remedy=remedy)
+        devices = plan.devices[pool]
+        sizes = [devices_per_host(serve) for _, serve, _ in groups(plan) if serve.pool == pool]
+        view = HostsView(pool, hosts, len(devices), devices.start, sizes, cluster)
+        for law in HOST_LAWS:
+            raise_problems(law(view))
     return plan
 
 
@@ -100,21 +88,7 @@ def inside_hosts(plan: Plan, cluster: Cluster) -> None:
     Raises:
         GraphError: one does not.
     """
-    for name, serve, devices in groups(plan):
-        size, group = part(serve), _text(name, serve)
-        if serve.hosts > 1 and size != cluster.devices:
-            law = f"a group of {group} has {size} devices of each host, and {cluster.cluster} has hosts of "
-            law += f"{cluster.devices}: a server over several hosts takes whole ones"
-            whole, at = serve.hosts * cluster.devices, f"models.{name}.serve"
-            remedy = f"set {at}.tensor_parallel={whole}, or leave out {at}.hosts"
-            raise fail("tensor-parallel", law, None, remedy=remedy)
-        for first in devices[::size]:
-            host, last = first // cluster.devices, first + size - 1
-            if last // cluster.devices != host:
-                law = f"devices {first} to {last}, a group of {group}, reach over "
-                law += f"hosts {host} and {last // cluster.devices} of {cluster.cluster}, "
-                law += f"which have {cluster.devices} devices each"
-                raise fail("tensor-parallel", law, None, remedy=_remedy(name, serve, cluster.devices))
+    _check_groups(plan, cluster)
 
 
 def aligned(plan: Plan) -> Plan:
@@ -125,26 +99,16 @@ def aligned(plan: Plan) -> Plan:
     Raises:
         GraphError: a group begins at another number, so that it would reach over such hosts.
     """
+    _check_groups(plan, None)
     notes = []
-    for name, serve, devices in groups(plan):
-        size = part(serve)
-        if devices.start % size:
-            law = f"groups of {_text(name, serve)} begin at device {devices.start}, and where "
-            law += f"hosts end at multiples of {size} they reach over two of them"
-            remedy = f"{_remedy(name, serve)}, or give --cluster, which says how many devices a host has"
-            raise fail("tensor-parallel", law, None, remedy=remedy)
+    for name, serve, _ in groups(plan):
+        size = devices_per_host(serve)
         notes.append(f"hosts are assumed to have a multiple of {size} devices, for the servers of `{name}`")
     return replace(plan, notes=(*plan.notes, *notes))
 
 
-def _text(name: str, serve: ServePlan) -> str:
-    hosts = f", hosts: {serve.hosts}" if serve.hosts > 1 else ""
-    return f"`{name}` (tensor_parallel: {serve.tensor_parallel}{hosts})"
-
-
-def _remedy(name: str, serve: ServePlan, host: int = 0) -> str:
-    size = part(serve)
-    if 0 < host < size and size % host == 0:
-        return f"set models.{name}.serve.hosts={size // host}: a server over several hosts takes whole ones"
-    divisor = f"choose a tensor_parallel that divides {host}, and " if host % size else ""
-    return f"{divisor}put pools before it whose devices are together a multiple of {size}, or none"
+def _check_groups(plan: Plan, cluster: Cluster | None) -> None:
+    for name, serve, devices in groups(plan):
+        view = GroupView(name, serve, devices, cluster)
+        for law in GROUP_LAWS:
+            raise_problems(law(view))

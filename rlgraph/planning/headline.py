@@ -18,7 +18,6 @@ from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import Pricing
 from rlgraph.costs.workload import workload
 from rlgraph.ir.intervals import share
-from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import Figure, Headline, Prediction
 from rlgraph.planning.simulate import critical_path, depth, occupied, simulate, steady, weighed
@@ -135,7 +134,7 @@ def _checkpoint(pricing: Pricing) -> float | None:
     disk, numbers = pricing.cluster.disk, 0
     for name, model in pricing.plan.models.items():
         if model.train and model.optimizer and not model.frozen:
-            mesh = mesh_of(pricing.plan, name)
+            mesh = pricing.plan.meshes[name]
             size, devices = part_of(pricing.sizes[name], mesh.tensor), mesh.shard
             held = trained_on_device(size, model, devices) + averages_on_device(size, model, devices)
             numbers += held * devices * mesh.tensor

@@ -12,7 +12,6 @@ from rlgraph.costs.memory import Footprint
 from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.workload import Workload
 from rlgraph.errors import fail
-from rlgraph.ir.mesh import devices_of, mesh_of
 from rlgraph.ir.plan import Plan
 from rlgraph.units import size_text
 
@@ -51,7 +50,7 @@ def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
     for name, model in footprint.plan.models.items():
         train, size = model.train, footprint.sizes.get(name)
         if train and size and train.pool == pool and train.optimizer_offload:
-            mesh = mesh_of(footprint.plan, name)
+            mesh = footprint.plan.meshes[name]
             size, devices = part_of(size, mesh.tensor), mesh.shard
             trained = trained_on_device(size, model, devices)
             largest = max(limits.BUCKET // MASTER, max(size.numbers) // devices)
@@ -92,9 +91,9 @@ def _fullest(footprint: Footprint) -> tuple[int, list[str]]:
         own = sum(size for (name, engine, part), size in sizes if engine == "train" and (name, part) in moved)
         each[pool] = own + kept_on_host(footprint, pool).total()
     hosts, kept = [], held_bytes(plan, footprint.work)
-    stores = [(devices_of(plan, s.pool).start, kept[s.node]) for s in plan.steps if s.node in kept]
+    stores = [(plan.devices[s.pool].start, kept[s.node]) for s in plan.steps if s.node in kept]
     for first in range(0, sum(plan.pools.values()), per_host):
-        spans = {pool: devices_of(plan, pool) for pool, size in each.items() if size}
+        spans = {pool: plan.devices[pool] for pool, size in each.items() if size}
         here = {p: min(s.stop, first + per_host) - max(s.start, first) for p, s in spans.items()}
         held = {pool: each[pool] * count for pool, count in here.items() if count > 0}
         rows = sum(size for device, size in stores if first <= device < first + per_host)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlgraph.ir.mesh import ON_ONE_DEVICE, mesh_of
+from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import ModelPlan, Plan, TrainPlan
 from rlgraph.syntax.source import OPEN
 
@@ -77,5 +77,5 @@ def _differences(plan: Plan, name: str, holder: str) -> Iterator[str]:
         if getattr(model, key) != getattr(held, key):
             both = f"{getattr(held, key)} and {getattr(model, key)}"
             yield f"train.{key} is {both}"
-    if model.pool == held.pool and (own := mesh_of(plan, name)) != (theirs := mesh_of(plan, holder)):
+    if model.pool == held.pool and (own := plan.meshes[name]) != (theirs := plan.meshes[holder]):
         yield f"their meshes are {theirs} and {own}"

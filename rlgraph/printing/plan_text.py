@@ -11,7 +11,7 @@ from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, visible
 from rlgraph.ir.intervals import words
-from rlgraph.ir.mesh import Mesh, mesh_of
+from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
 from rlgraph.printing.headline import headline_text
@@ -42,7 +42,7 @@ def _lines(plan: Plan, failed: tuple[str, int] | None, width: int) -> Iterator[s
         yield f"  pool {pool}: {count} device{'s' * (count != 1)}"
     for name, model in plan.models.items():
         state = "frozen" if model.frozen else "trained" if model.optimizer else "tokenizer only"
-        mesh = mesh_of(plan, name) if model.train else None
+        mesh = plan.meshes.get(name)
         by = " and ".join(_engine(e, mesh, model) for e in (model.train, model.serve) if e) or "no engine"
         rate = f", lr {model.rate}" if model.rate else ""
         state += " by muon" if model.optimizer and model.optimizer.kind == "muon" else ""

@@ -4,20 +4,20 @@ import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Mark, Source, fail, nearest
+from rlgraph.laws.nodes import CALL_LAWS
 from rlgraph.nodes import HOOKS, LOSSES, OPS
 from rlgraph.ops.column_types import PathMarker, holds
 from rlgraph.ops.declare import Loop, Loss, Op, PairLoss, Parser, Port
 from rlgraph.ops.docstring import Docstring, read_docstring
 from rlgraph.ops.registry import find_hook, find_op, load
 from rlgraph.ops.tools import Tool, tool_schema
-from rlgraph.passes.check_laws import LAWS
 from rlgraph.reference.words import default_of, in_words
 
 ROWS = {
@@ -217,8 +217,11 @@ def _made(op: Op) -> str:
 
 
 def _assumed(op: Op) -> str:
-    laws: Mapping[str, Any] = LAWS
-    return " ".join((inspect.getdoc(laws[name]) or name).partition("\n")[0] for name in op.declared.assumes)
+    sentences = []
+    for name in op.declared.assumes:
+        doc = inspect.getdoc(CALL_LAWS[name]) or name
+        sentences.append(doc.partition("\n")[0])
+    return " ".join(sentences)
 
 
 def _aligned(rows: Sequence[Sequence[str]], indent: int) -> list[str]:

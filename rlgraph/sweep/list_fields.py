@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from rlgraph.errors import GraphError
 from rlgraph.frontend.ports import hooked
-from rlgraph.frontend.tree_paths import find, resolve
+from rlgraph.frontend.tree_paths import resolve
 from rlgraph.ops.registry import find_hook, find_op
 from rlgraph.reference.schema_parts import PARTS, Schema
 from rlgraph.syntax.settings import GraphFile
@@ -43,7 +43,7 @@ def _depth_in_node(tree: Tree, name: str, path: tuple[str, ...]) -> float:
     """Return the depth at a path in a node: of a key that all nodes have, or of an attribute."""
     if path[0] in PARTS["keys"]:
         return _schema_depth(PARTS["keys"][path[0]], path[1:])
-    node = find(tree, ("nodes", name)) or find(tree, ("eval", "nodes", name))
+    node = tree.find(("nodes", name)) or tree.find(("eval", "nodes", name))
     attributes, path = _declared(node, path) if node else (None, path)
     if attributes is None:
         return 0

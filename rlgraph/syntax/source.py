@@ -114,6 +114,13 @@ class Tree:
         for part, child in children:
             yield from child.walk((*path, part))
 
+    def find(self, path: tuple[str, ...]) -> Tree | None:
+        """Return what is at a path of names, or None."""
+        child: Tree | None = self
+        for part in path:
+            child = child.get(part) if child else None
+        return child
+
     def at(self, path: tuple[Any, ...]) -> Tree:
         """Return the deepest tree along a path that is there."""
         tree = self

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.edge_edits import TreePath
-from rlgraph.frontend.shipped import graphs_folder
-from rlgraph.frontend.tree_paths import find, put
+from rlgraph.frontend.tree_paths import put
 from rlgraph.ir.function import Function
-from rlgraph.ir.graph import Call, Graph
 from rlgraph.ir.plan import Plan
+from rlgraph.laws.settings import decides_nothing
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import OPEN, Tree
 
@@ -48,49 +46,7 @@ def dead_settings(
         held["models"] = ALL  # vocabularies are not known either then
     search = Search(written, interpolate(written), plan, held, plan_of)
     for path in (path for section in held for path in search.dead((section,), known)):
-        yield _decides_nothing(search.tree, path, "whatever it is, the plan is the same")
-
-
-def unread_attributes(tree: Tree, train: Graph, evaluation: Graph | None) -> Iterator[Problem]:
-    """Yield a problem for each attribute that its op reads only where another is not 0
-    (``Declaration.when``), and the other is 0 wherever the node runs."""
-    both = {("nodes",): (train, evaluation), ("eval", "nodes"): (evaluation,)}
-    for section, graphs in both.items():
-        called: dict[str, list[Call]] = {}
-        for node in (node for graph in graphs if graph for node in graph.nodes if node.call):
-            called.setdefault(node.name, []).append(node.called)
-        for name, item in (place.items if (place := find(tree, section)) else {}).items():
-            calls = called.get(name, [])
-            for key, other in calls[0].op.declared.when.items() if calls else ():
-                open_value = (set_to := item.get(other)) and set_to.value == OPEN
-                read = open_value or any(call.attributes[other] or other in call.courses for call in calls)
-                if key != other and key in calls[0].attributes and item.get(key) and not read:
-                    why = f"{calls[0].op.name} reads it only where `{other}` is not 0"
-                    yield _decides_nothing(tree, (*section, name, key), why)
-
-
-# a setting of an optimizer -> the schedules that read it
-SCHEDULED = {"min_lr_ratio": ("cosine", "linear"), "cycles": ("cosine",)}
-
-
-def unread_settings(tree: Tree, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem for each setting of a model that another one makes idle."""
-    for name, model in plan.models.items():
-        for key, schedules in SCHEDULED.items():
-            path = ("models", name, "optimizer", key)
-            if model.optimizer and find(tree, path) and model.optimizer.schedule not in schedules:
-                yield _decides_nothing(tree, path, f"only a {' or '.join(schedules)} schedule reads it")
-        path, limit = ("models", name, "serve", "request_timeout"), plan.schedule.timeout
-        if model.serve and find(tree, path) and (model.serve.request_timeout or 0) >= limit:
-            yield _decides_nothing(tree, path, f"`schedule.timeout` ends the step before, after {limit:g} s")
-
-
-def _decides_nothing(tree: Tree, path: TreePath, why: str) -> Problem:
-    place, name = tree.at(path), ".".join(path)
-    mark = place.key or place.mark
-    shipped = Path(mark.source.name).parent == graphs_folder()
-    remedy = f"remove: [{name}]" if shipped else f"leave out `{name}`"
-    return Problem("dead", f"`{name}` decides nothing: {why}", mark, (), remedy)
+        yield decides_nothing(search.tree, path, "whatever it is, the plan is the same")
 
 
 @dataclass(frozen=True)
@@ -115,7 +71,7 @@ class Search:
             yield from self.dead((*path, name), known)
 
     def _leaves(self, path: TreePath) -> Iterator[TreePath]:
-        place = find(self.tree, path)
+        place = self.tree.find(path)
         if place and not place.items:
             yield path
         for name in place.items if place else ():

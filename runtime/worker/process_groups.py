@@ -34,7 +34,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
-from rlgraph.ir.mesh import mesh_of
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup
 from rlgraph.runtime.engines.sequence.groups import RowGroup, SequenceGroup, row_group, sequence_group
@@ -104,7 +103,7 @@ def meet(
     sizes = {name: plan.models[name].train.tensor_parallel for name in meshes}
     apart = {n: row_group(mesh.get_group(), n, "tensor_parallel") for n in sorted({*sizes.values()})}
     tensors = {name: apart[size] for name, size in sizes.items()}
-    ways = {name: mesh_of(plan, name) for name in meshes}
+    ways = {name: plan.meshes[name] for name in meshes}
     divided = {way: expert_group(mesh, way.shard, way.experts) for way in dict.fromkeys(ways.values())}
     experts = {name: divided[way] for name, way in ways.items()}
     links: dict[str, Transport] = {}
@@ -140,13 +139,13 @@ def _meshes(plan: Plan, pool: str, whole: DeviceMesh) -> dict[str, DeviceMesh]:
     that have the same part of its layers."""
     names = [name for name, model in plan.models.items() if model.train and model.train.pool == pool]
     made = {}
-    for mesh in dict.fromkeys(mesh_of(plan, name) for name in names):
+    for mesh in dict.fromkeys(plan.meshes[name] for name in names):
         made[mesh] = whole
         if mesh.replicate > 1:
             made[mesh] = hybrid_mesh(whole, mesh.shard)
         elif mesh.tensor > 1:
             made[mesh] = strided_mesh(whole, mesh.tensor)
-    return {name: made[mesh_of(plan, name)] for name in names}
+    return {name: made[plan.meshes[name]] for name in names}
 
 
 def hybrid_mesh(whole: DeviceMesh, shard: int) -> DeviceMesh:

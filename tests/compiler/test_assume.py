@@ -12,8 +12,8 @@ from rlgraph.frontend.bind import bind
 from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.plan import Plan
+from rlgraph.laws.nodes import CALL_LAWS
 from rlgraph.lowering import lower
-from rlgraph.passes.check_laws import LAWS
 from rlgraph.printing.plan_text import plan_text
 
 
@@ -138,7 +138,7 @@ def test_every_law_is_assumed_by_something_shipped() -> None:
     from rlgraph.ops.registry import load
 
     assumed = {law for target in (*OPS.values(), *LOSSES.values()) for law in load(target).declared.assumes}
-    assert assumed == LAWS.keys()
+    assert assumed == CALL_LAWS.keys()
 
 
 def test_rollout_logprobs_may_stand_in_for_the_recompute_when_the_graph_says_so() -> None:

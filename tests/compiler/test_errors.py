@@ -9,7 +9,7 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Mark, Problem, Source
-from rlgraph.frontend.shipped import graphs_folder
+from rlgraph.syntax.shipped_files import graphs_folder
 
 BAD = Path(__file__).parent / "bad"
 NAMES = sorted(path.stem for path in BAD.glob("*.yaml"))

@@ -19,7 +19,7 @@ from rlgraph.costs.plan_size import largest_layer, planned_size, with_experts_di
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
-from rlgraph.ir.mesh import Mesh, mesh_of
+from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
@@ -44,11 +44,11 @@ def planned(ranks: int, *more: str, path: str = MIXTURE, devices: int = 8, clust
 
 def test_the_plan_shows_the_mesh() -> None:
     one, two = planned(1), planned(2)
-    assert mesh_of(two, "policy") == Mesh(1, 8, experts=2)
+    assert two.meshes["policy"] == Mesh(1, 8, experts=2)
     assert "held by fsdp (float32, 8-way shard, 2-way experts" in plan_text(two)
     assert "expert" not in plan_text(one)
     assert differences(one, two) == [f"model {n}: train.expert_parallel: 1 -> 2" for n in ("policy", "ref")]
-    assert mesh_of(parse(two.json(), "plan.json"), "ref") == Mesh(1, 8, experts=2)
+    assert parse(two.json(), "plan.json").meshes["ref"] == Mesh(1, 8, experts=2)
     copies = planned(2, *(f"models.{name}.train.shard=4" for name in ("policy", "ref")))
     assert "4-way shard x 2 replicas, 2-way experts" in plan_text(copies)
 
@@ -176,7 +176,7 @@ def test_a_search_divides_experts_where_that_is_faster() -> None:
     # the search ends where a doubling is no gain, with recomputing and without: here both do
     assert gains and (len(sizes) == 4 or not gains[-1])
     _, ranks = found[0].layout.divided or ("", 1)
-    assert mesh_of(best, "policy").experts == ranks
+    assert best.meshes["policy"].experts == ranks
     others = "all of a layer on each device" if ranks > 1 else r"experts over \d devices"
     assert re.search(rf"the same with {others}: (\d.\d\d x the time|main needs)", contest_text(found))
     layout = PoolLayout(0, frozenset(), 8, 2048, True)

@@ -12,8 +12,8 @@ import yaml
 
 from rlgraph.compiler import Compilation, compile_graph
 from rlgraph.errors import GraphError
-from rlgraph.frontend.shipped import graphs_folder
 from rlgraph.request import PlanRequest
+from rlgraph.syntax.shipped_files import graphs_folder
 
 CASES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("gallery.yaml").read_text())
 PAGE = Path(__file__).parents[2] / "docs" / "gallery.md"

@@ -17,7 +17,7 @@ from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
-from rlgraph.ir.mesh import Mesh, mesh_of
+from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
@@ -57,7 +57,7 @@ def test_copies_that_do_not_fill_the_pool_are_refused_at_their_line(shard: int, 
 def test_the_pool_of_the_model_counts_not_all_devices() -> None:
     pools = ["pools={train: {devices: 4}, gen: {devices: 2}}", "models.policy.serve.pool=gen"]
     plan = compile_graph("grpo", [*pools, "models.policy.train.shard=2"])
-    assert mesh_of(plan, "policy") == Mesh(2, 2) and mesh_of(plan, "ref") == Mesh(1, 4)
+    assert plan.meshes["policy"] == Mesh(2, 2) and plan.meshes["ref"] == Mesh(1, 4)
     with pytest.raises(GraphError, match="`train` has 4 devices, which `policy` can't share out"):
         compile_graph("grpo", [*pools, "models.policy.train.shard=6"])
 
@@ -71,7 +71,7 @@ def test_a_plan_shows_a_mesh_only_where_there_are_replicas() -> None:
     )
     assert "model policy: trained, head lm, held by fsdp (float32) and" in plan_text(sharded)
     assert differences(plain, sharded) == ["model ref: train.shard: null -> 2"]
-    assert mesh_of(parse(sharded.json(), "plan.json"), "ref") == Mesh(4, 2)
+    assert parse(sharded.json(), "plan.json").meshes["ref"] == Mesh(4, 2)
 
 
 def test_a_run_may_go_on_on_another_mesh() -> None:
@@ -86,7 +86,7 @@ def test_a_run_may_go_on_on_another_mesh() -> None:
 def test_one_that_shares_the_weights_of_another_has_its_mesh() -> None:
     lora = "models.policy.train={lora: {rank: 4}, shard: 2}"
     plan = compile_graph("grpo", ["models.policy.path=a/b", "models.ref.path=a/b", lora], 8)
-    assert plan.models["ref"].shares == "policy" and mesh_of(plan, "ref") == Mesh(4, 2)
+    assert plan.models["ref"].shares == "policy" and plan.meshes["ref"] == Mesh(4, 2)
 
 
 def test_a_device_holds_its_part_of_one_copy() -> None:
@@ -158,12 +158,12 @@ def test_the_search_tries_replicas_between_hosts(tmp_path: Path, monkeypatch: py
     best = compilation.plan
     assert {candidate.layout.shard for candidate in found if candidate.layout} == {None, 8}
     assert found[0].layout and found[0].layout.shard == 8
-    assert mesh_of(best, "policy") == mesh_of(best, "ref") == Mesh(2, 8)
+    assert best.meshes["policy"] == best.meshes["ref"] == Mesh(2, 8)
     said = contest_text(found)
     assert "main 16, 8-way shard" in said and "models.policy.train.shard=8" in said
     _, compilation = autoplace(PlanRequest("grpo", given, target=Target("h100-8")))
     one_host = compilation.plan
-    assert mesh_of(one_host, "policy") == Mesh(1, 8)
+    assert one_host.meshes["policy"] == Mesh(1, 8)
     assert one_host.models["policy"].train and one_host.models["policy"].train.shard is None
 
 

@@ -21,7 +21,7 @@ from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
-from rlgraph.ir.mesh import Mesh, mesh_of
+from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.planning.model_limits import dividing
 from rlgraph.printing.plan_diff import differences
@@ -50,11 +50,11 @@ def step_of(plan: Plan, node: str) -> Step:
 
 def test_the_plan_shows_the_mesh() -> None:
     one, two = planned(1), planned(2)
-    assert mesh_of(two, "policy") == Mesh(1, 4, 2)
+    assert two.meshes["policy"] == Mesh(1, 4, 2)
     assert "held by fsdp (float32, 4-way shard x 2-way tensor)" in plan_text(two)
     assert "tensor" not in plan_text(one)
     assert differences(one, two) == [f"model {n}: train.tensor_parallel: 1 -> 2" for n in ("policy", "ref")]
-    assert mesh_of(parse(two.json(), "plan.json"), "ref") == Mesh(1, 4, 2)
+    assert parse(two.json(), "plan.json").meshes["ref"] == Mesh(1, 4, 2)
 
 
 def test_a_run_may_go_on_with_whole_layers() -> None:

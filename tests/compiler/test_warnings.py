@@ -17,10 +17,11 @@ from rlgraph.check import check_report
 from rlgraph.cli.main import main
 from rlgraph.compiler import Compilation
 from rlgraph.errors import GraphError, Problem
-from rlgraph.frontend.shipped import graphs_folder, shipped_graphs
+from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.lowering import lower_tree
 from rlgraph.request import PlanRequest
 from rlgraph.syntax.interpolate import interpolate
+from rlgraph.syntax.shipped_files import graphs_folder
 from rlgraph.warnings.laws import find_warnings
 
 WARNED = Path(__file__).parent / "warned"

@@ -23,7 +23,6 @@ from test_sequence import batch_columns, cut, measured, rows_of_rank
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.costs import limits
-from rlgraph.ir.mesh import mesh_of
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines.experts import check
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
@@ -102,7 +101,7 @@ def synced(root: Path, whole: DeviceMesh) -> dict[str, Any]:
     """What a sync gathers on the mesh of a plan."""
     with patch.object(limits, "BUCKET", test_planned_sync.SMALL):
         plan, step = test_planned_sync.planned(root, "rounded", *SYNCED.format(root=root).split(), devices=4)
-        mesh = mesh_of(plan, "policy")
+        mesh = plan.meshes["policy"]
         engine = engine_of(root, "whole", place(whole, mesh.shard, mesh.experts, 1))
         weights, nbytes, _ = test_planned_sync.received(engine.weights("bfloat16"))
     return {"names": [*weights], "bytes": nbytes, "planned": step.bytes, "mesh": str(mesh)}

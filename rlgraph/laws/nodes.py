@@ -1,0 +1,287 @@
+"""Laws of nodes that ops name: ``@op(assumes=("groups",))`` says that ``groups`` holds around the op.
+
+Those of rows that other weights sampled than are trained stand in off_policy.py. Each refusal names the edit
+that would make the graph legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from math import prod
+
+from rlgraph.engines.registry import GRAMMARS, SERVING
+from rlgraph.errors import Problem
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.trace import refusal, sampler, source, writer
+from rlgraph.laws.off_policy import behaviour_logprobs, greedy_baseline, on_policy, sampling_logprobs
+from rlgraph.laws.views import CallView
+
+
+def _groups(view: CallView) -> Iterator[Problem]:
+    """A group has more than one sample."""
+    graph, node = view.graph, view.node
+    group = graph.columns[view.call.ins["group"]]
+    grouped_by = graph.columns[group.copy_of or group.name].domain
+    line = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
+    samples = line[0]
+    if samples.parent is None:
+        return
+    inside_group = list(takewhile(lambda domain: domain.name != grouped_by, line))
+    if prod(domain.times for domain in line[: len(inside_group) + 1]) > 1:
+        return
+    law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{samples.maker}` makes one"
+    yield refusal("small-groups", law, graph, node, [samples.maker], f"set: {{{samples.maker}.n: 8}}")
+
+
+def _answered(view: CallView) -> Iterator[Problem]:
+    """Right answers are in a column: `answer`, or `answers` with several of each question."""
+    node = view.node
+    if {"answer", "answers"} & view.call.ins.keys():
+        return
+    law = f"node `{node.name}` ({node.op.name}) reads column `answer` or `answers`, and nothing writes either"
+    remedy = "name the field of the rows, by `answer:` of data.prompts, or several right ones by "
+    remedy += "columns: {answers: {from: FIELD, type: json}}"
+    yield refusal("no-answer", law, view.graph, node, [], remedy)
+
+
+def _tries(view: CallView) -> Iterator[Problem]:
+    """A question has at least as many samples as tries are counted."""
+    graph, node = view.graph, view.node
+    line = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
+    samples = line[0].times if line[0].parent is not None else 1
+    tries = view.call.attributes.get("k")
+    if not isinstance(tries, int) or not isinstance(samples, int) or tries <= samples:
+        return
+    maker = line[0].maker
+    law = f"node `{node.name}` ({node.op.name}) counts {tries} tries; `{maker}` makes {samples} "
+    law += "samples of a question"
+    section = "eval.nodes." if graph.report else ""
+    remedy = f"set: {{{section}{maker}.n: {tries}}}, or {{{section}{node.name}.k: {samples}}}"
+    yield refusal("too-many-tries", law, graph, node, [maker], remedy)
+
+
+def _reference(view: CallView) -> Iterator[Problem]:
+    """A KL term measures the distance to other weights than those that are trained."""
+    graph, node = view.graph, view.node
+    column = view.call.ins.get("ref_logprobs")
+    if column is None:
+        return
+    scorer = writer(graph, column)
+    if scorer.model != _model_of_kl(graph, node):
+        return
+    if scorer is sampler(graph, node.domain):
+        return  # what holds the policy near to the one that sampled, which is older or another engine
+    law = f"node `{node.name}` measures the KL to a reference; "
+    law += f"`{column}` is of the same weights, {source(scorer)}"
+    frozen = [name for name, model in graph.models.items() if model.spec.frozen and model.spec.head == "lm"]
+    if frozen:
+        remedy = f"set: {{{scorer.name}.model: {frozen[0]}}}"
+    else:
+        remedy = f"set: {{{scorer.name}.model: ref}}, and add models.ref: "
+        remedy += f"{{path: '${{models.{scorer.model}.path}}', frozen: true}}"
+    yield refusal("same-reference", law, graph, node, [scorer.name], remedy)
+
+
+def _model_of_kl(graph: Graph, node: Node) -> str | None:
+    """Return the model that a node's KL is about: the one it updates, or the one that sampled its rows."""
+    if node.trains:
+        return node.model
+    rollout = sampler(graph, node.domain)
+    return rollout.model if rollout else None
+
+
+def _critic_values(view: CallView) -> Iterator[Problem]:
+    """Values are a critic's, and a critic is trained on its own."""
+    graph, node = view.graph, view.node
+    column = view.call.ins["values"]
+    critic = writer(graph, column)
+    if critic.op.engine != "train":
+        return
+    law = f"node `{node.name}` ({node.op.name}) reads `values`, the estimates of a critic; "
+    if critic.op.declared.head != "value":
+        law += f"`{column}` is {source(critic)}, which has no value head"
+        remedy = "add: {values: {op: values, model: critic}}"
+        yield refusal("no-critic", law, graph, node, [critic.name], remedy)
+    elif node.trains and critic.model != node.model:
+        law += f"`{column}` is {source(critic)}, and it trains `{node.model}`"
+        remedy = f"set: {{{node.name}.model: {critic.model}}}"
+        yield refusal("other-critic", law, graph, node, [critic.name], remedy)
+
+
+def _constant_norm(view: CallView) -> Iterator[Problem]:
+    """A sum that is divided by a constant is given the constant, and no other aggregation has one."""
+    graph, node = view.graph, view.node
+    aggregate, norm = view.call.attributes["aggregate"], view.call.attributes["norm"]
+    divides = aggregate == "seq-mean-token-sum-norm"
+    if divides and norm is None:
+        law = f"node `{node.name}`: aggregate {aggregate} divides by a constant number of tokens, `norm`"
+        rollout = sampler(graph, node.domain)
+        limit = rollout.called.name_of("response_limit") if rollout else ""
+        value = f"'${{nodes.{rollout.name}.{limit}}}'" if rollout and limit else "1024"
+        yield refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: {value}}}")
+    elif norm is not None and not divides:
+        law = f"node `{node.name}`: `norm` is read by aggregate seq-mean-token-sum-norm alone, "
+        law += f"not by {aggregate}"
+        yield refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: null}}")
+
+
+def _signed(view: CallView) -> Iterator[Problem]:
+    """A limit on what rows of negative advantages may weigh wants a loss that reads advantages."""
+    node = view.node
+    loss = node.hooks["loss"]
+    if view.call.attributes["off_policy_limit"] is None:
+        return
+    if any(port.name == "advantages" for port in loss.op.inputs):
+        return
+    law = f"node `{node.name}`: off_policy_limit leaves out tokens of negative advantages, and its loss "
+    law += f"{loss.op.name} reads no `advantages`"
+    remedy = f"set: {{{node.name}.off_policy_limit: null}}"
+    yield refusal("no-advantages", law, view.graph, node, [], remedy)
+
+
+def _dropped(view: CallView) -> Iterator[Problem]:
+    """Check that a filter drops samples without a reward where it is told to; evaluations take them as 0."""
+    graph, node = view.graph, view.node
+    if view.call.attributes.get("on_error") != "drop" or graph.report:
+        return
+    rewards, failed = view.call.outs["rewards"], view.call.outs["failed"]
+    if any(reader.op.declared.filters for reader in _user_readers(graph, failed)):
+        return
+    law = f"node `{node.name}` leaves it to a filter to drop samples without a reward (on_error: drop); "
+    law += f"none reads `{failed}`"
+    ports = f", in: {{failed: {failed}}}" if failed != "failed" else ""
+    rows = ", ".join(f"{reader.name}.rows: judged" for reader in _user_readers(graph, rewards))
+    remedy = f"add: {{judged: {{op: filter.judged{ports}}}}}, and set: {{{rows}}}; or on_error: zero"
+    yield refusal("not-dropped", law, graph, node, [], remedy)
+
+
+def _user_readers(graph: Graph, column: str) -> list[Node]:
+    """Return the nodes of the user that read a column, or a copy of it."""
+    readers = graph.readers(column)
+    users = [reader for reader in readers if reader.call]
+    for reader in readers:
+        if reader.inserted:
+            for copy in reader.writes:
+                users += _user_readers(graph, copy)
+    return users
+
+
+def _one_step(view: CallView) -> Iterator[Problem]:
+    """Check that a loss reads what the weights computed that its first optimizer step changes."""
+    node = view.node
+    steps = node.optimizer_steps
+    if steps == 1:
+        return
+    law = f"node `{node.name}`: the loss {view.call.op.name} has the gradient of the weights before the "
+    law += f"update; it makes {steps} optimizer steps, and for all but the first that is another loss's"
+    update = node.joins or node.name
+    remedy = f"set: {{{update}.minibatches: 1, {update}.epochs: 1}}; for as many steps as before, "
+    remedy += f"make the batch smaller by {steps}, and `schedule.iterations` larger"
+    yield refusal("one-step", law, view.graph, node, [], remedy)
+
+
+def _sequence_sum(view: CallView) -> Iterator[Problem]:
+    """Check that a loss that is a sum over the tokens of a sequence is summed."""
+    node = view.node
+    aggregate = node.called.attributes.get("aggregate")
+    if aggregate == "seq-mean-token-sum":
+        return
+    law = f"node `{node.name}`: the loss {view.call.op.name} is a sum over the tokens of each sequence; "
+    law += f"aggregate {aggregate} would weigh sequences by their lengths, or all of them by a constant"
+    settings = f"{node.name}.aggregate: seq-mean-token-sum"
+    if node.called.attributes.get("norm"):
+        settings += f", {node.name}.norm: null"
+    yield refusal("sequence-sum", law, view.graph, node, [], f"set: {{{settings}}}")
+
+
+def _token_sum(view: CallView) -> Iterator[Problem]:
+    """Check that tokens of all sequences count alike in a loss that is -w logprobs of each."""
+    if view.node.called.attributes.get("aggregate") == "seq-mean-token-mean":
+        yield from _sequence_sum(view)
+
+
+def _weighed_losses(view: CallView) -> Iterator[Problem]:
+    """Check that a weight is one of a loss that is there."""
+    node = view.node
+    losses = [path.removeprefix("losses.") for path in node.hooks if path.startswith("losses.")]
+    unknown = [name for name in view.call.attributes["weights"] or {} if name not in losses]
+    if not unknown:
+        return
+    law = f"node `{node.name}`: `weights` has `{unknown[0]}`, which is none of its `losses`"
+    names = ", ".join(losses) or "none: write them by name, as losses: {dpo: {kind: sigmoid}}"
+    yield refusal("unknown-weight", law, view.graph, node, [], f"`losses` has {names}")
+
+
+def _routed(view: CallView) -> Iterator[Problem]:
+    """Check that a serve engine that is asked for its choice of experts tells it."""
+    node = view.node
+    engine = view.graph.models[str(node.model)].spec.serve.engine
+    if not view.call.value("routing") or SERVING[engine].routing is not None:
+        return
+    able = [name for name, record in SERVING.items() if record.routing is not None]
+    law = f"node `{node.name}` writes `routing`; the engine {engine} does not say which experts it chose"
+    remedy = f"set: {{{node.name}.routing: false}}, or models.{node.model}.serve.engine: {' or '.join(able)}"
+    yield refusal("no-routing", law, view.graph, node, [], remedy)
+
+
+def _grammar(view: CallView) -> Iterator[Problem]:
+    """Check that the serve engine draws texts of a grammar, and that one grammar alone says when they end."""
+    graph, node = view.graph, view.node
+    grammars = [key for key in GRAMMARS if view.call.attributes[key] is not None]
+    if not grammars:
+        return
+    grammar = grammars[0]
+    without_grammar = f"{node.name}.{grammars[-1]}: null"
+    engine = graph.models[str(node.model)].spec.serve.engine
+    if len(grammars) > 1:
+        law = f"node `{node.name}` asks for texts of two grammars, regex and json_schema"
+        yield refusal("two-grammars", law, graph, node, [], f"set: {{{without_grammar}}}")
+    elif view.call.attributes["min_new_tokens"]:
+        law = f"node `{node.name}`: a text of `{grammar}` that is whole before it has `min_new_tokens` can "
+        law += "neither end nor go on"
+        remedy = f"set: {{{node.name}.min_new_tokens: 0}}, and let `{grammar}` say how long a text is"
+        yield refusal("whole-grammar", law, graph, node, [], remedy)
+    elif SERVING[engine].grammars is None:
+        able = [name for name, record in SERVING.items() if record.grammars is not None]
+        law = f"node `{node.name}` asks for texts of a grammar, `{grammar}`; "
+        law += f"the engine {engine} draws from the whole vocabulary"
+        remedy = f"set: {{models.{node.model}.serve.engine: {' or '.join(able)}}}, "
+        remedy += f"or set: {{{without_grammar}}}"
+        yield refusal("no-grammar", law, graph, node, [], remedy)
+
+
+def _replayed(view: CallView) -> Iterator[Problem]:
+    """Check that a train engine can replay a choice of experts: its layers are not compiled."""
+    node = view.node
+    routing = view.call.ins.get("routing")
+    if routing is None or not view.graph.models[str(node.model)].spec.train.compile:
+        return
+    law = f"node `{node.name}` replays `{routing}`, a choice of experts; "
+    law += "layers that are compiled choose by themselves"
+    remedy = f"set: {{models.{node.model}.train.compile: false}}"
+    yield refusal("compiled-routing", law, view.graph, node, [], remedy)
+
+
+# the names that ops give these laws
+CALL_LAWS: Mapping[str, Callable[[CallView], Iterator[Problem]]] = {
+    "groups": _groups,
+    "tries": _tries,
+    "answered": _answered,
+    "sampling_logprobs": sampling_logprobs,
+    "on_policy": on_policy,
+    "behaviour_logprobs": behaviour_logprobs,
+    "greedy_baseline": greedy_baseline,
+    "reference": _reference,
+    "critic_values": _critic_values,
+    "constant_norm": _constant_norm,
+    "signed": _signed,
+    "dropped": _dropped,
+    "one_step": _one_step,
+    "sequence_sum": _sequence_sum,
+    "token_sum": _token_sum,
+    "weighed_losses": _weighed_losses,
+    "routed": _routed,
+    "grammar": _grammar,
+    "replayed": _replayed,
+}

@@ -1,0 +1,229 @@
+"""Laws of the rows that nodes see: how many there are, of what, and in which iterations they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from math import prod
+
+from rlgraph.errors import Problem
+from rlgraph.ir.domains import GraphDomain
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.intervals import COUNTED, Cadences, cycle, due, settled, within, words
+from rlgraph.ir.schedules import ValueSchedule
+from rlgraph.ir.trace import draw, refusal, sampler
+from rlgraph.laws.views import CadenceView, NodeView
+
+
+def _row_for_each_minibatch(view: NodeView) -> Iterator[Problem]:
+    """An update has rows for each of its mini-batches."""
+    graph, node = view.graph, view.node
+    if not node.updates or not graph.ancestors(node.domain):
+        return
+    minibatches = node.called.value("minibatches", 1)
+    rows = 0
+    lines = graph.origins(node.domain)
+    for line in lines:
+        batch = graph.node(line[-1].maker).called.value("rows")
+        if not isinstance(batch, int):
+            return
+        rows += batch * prod(domain.times for domain in line)
+    if minibatches <= rows:
+        return
+    law = f"node `{node.name}` ({node.op.name}) makes {minibatches:,} mini-batches of {rows:,} rows"
+    remedy = f"set: {{{node.name}.{node.called.name_of('minibatches')}: {rows}}}, or fewer"
+    yield refusal("few-rows", law, graph, node, [lines[0][-1].maker], remedy)
+
+
+def _one_context(view: NodeView) -> Iterator[Problem]:
+    """A model reads one context at a time, though a sample may be several."""
+    graph, node = view.graph, view.node
+    if not node.call or node.op.engine != "train":
+        return
+    sampled = next((domain for domain in graph.ancestors(node.domain) if not domain.filtered), None)
+    maker = graph.node(sampled.maker) if sampled else None
+    if maker is None or not maker.call or not maker.called.value("contexts", False):
+        return
+    law = f"node `{node.name}` ({node.op.name}) reads whole samples of `{maker.name}`, whose policy "
+    law += "forgets: it never saw all of a sample's tokens in one context"
+    remedy = "add: {segments: {op: segment.contexts}}, and let it read segment_tokens and segment_mask; or "
+    remedy += f"set: {{{maker.name}.{maker.called.name_of('contexts')}: false}}"
+    yield refusal("several-contexts", law, graph, node, [maker.name], remedy)
+
+
+def _groups_are_not_held(view: NodeView) -> Iterator[Problem]:
+    """Rows that a node holds are given one by one: nothing compares those of a prompt."""
+    graph, node = view.graph, view.node
+    if not node.call or not compares_groups(node):
+        return
+    lines = [line for line in graph.origins(node.domain) if line and line[-1].held]
+    if not lines:
+        return
+    holder = graph.node(lines[0][-1].maker)
+    law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{holder.name}` holds "
+    law += "single rows, and gives some of them"
+    remedy = f"let it compare them when they come: set: {{{node.name}.rows: {holder.rows[0]}}}; "
+    remedy += "what it writes is held"
+    yield refusal("held-groups", law, graph, node, [holder.name], remedy)
+
+
+def compares_groups(node: Node) -> bool:
+    """Return whether a node of the user compares the samples of a prompt."""
+    return node.op.declared.rows == "group" or "groups" in node.op.declared.assumes
+
+
+ROW_LAWS: tuple[Callable[[NodeView], Iterator[Problem]], ...] = (
+    _row_for_each_minibatch,
+    _one_context,
+    _groups_are_not_held,
+)
+
+
+def cut_groups(graph: Graph) -> Iterator[str]:
+    """Yield notes of filters of single rows that may leave a part of a group to a node that compares it."""
+    for node in graph.nodes:
+        if not node.call or node.op.declared.rows != "group":
+            continue
+        filtered = takewhile(lambda domain: domain.filtered, graph.ancestors(node.domain))
+        filters = [graph.node(domain.maker) for domain in filtered]
+        names = [f"`{node.name}`" for node in filters if node.op.declared.rows == "each"]
+        if names:
+            yield f"{', '.join(names)} may cut groups: `{node.name}` compares what is left of them"
+
+
+def _same_temperature(view: NodeView) -> Iterator[Problem]:
+    """Samples are scored at the temperature at which they were drawn, and at 0 nothing is scored."""
+    graph, node = view.graph, view.node
+    rollout = sampler(graph, node.domain)
+    if rollout is None or not scores_at_temperature(node):
+        return
+    scored, drawn = temperature(node), temperature(rollout)
+    if scored is not None and drawn is not None and scored != drawn:
+        law = f"node `{node.name}` scores at temperature {scored}; `{rollout.name}` sampled at {drawn}"
+        remedy = f"leave out {node.name}.temperature: it is the rollout's then"
+        yield refusal("temperature", law, graph, node, [rollout.name], remedy)
+    if isinstance(drawn, ValueSchedule) and not all(value for _, value in drawn.points):
+        law = f"node `{node.name}` scores what `{rollout.name}` samples at temperature {drawn}: "
+        law += "at 0 there is no distribution to score by"
+        remedy = f"let {rollout.name}.temperature stay above 0"
+        yield Problem("temperature", law, node.mark, (), remedy)
+
+
+def scores_at_temperature(node: Node) -> bool:
+    """Return whether a node of a train engine has a temperature."""
+    return node.call is not None and node.op.engine == "train" and bool(node.call.name_of("temperature"))
+
+
+def temperature(node: Node) -> float | ValueSchedule | None:
+    """Return the temperature of a node; None where it is open, or 0: greedy has no distribution."""
+    course = node.called.course("temperature")
+    return course if isinstance(course, ValueSchedule) else node.called.value("temperature") or None
+
+
+TEMPERATURE_LAWS: tuple[Callable[[NodeView], Iterator[Problem]], ...] = (_same_temperature,)
+
+
+def holds_rows(node: Node) -> bool:
+    """Return whether a node keeps rows of earlier iterations, and gives some of them."""
+    return node.call is not None and node.op.declared.holds
+
+
+def _rows_come_when_read(view: CadenceView) -> Iterator[Problem]:
+    """A node runs in no iteration in which something that it reads is not written."""
+    graph, available = view.graph, view.available
+    if not any(available.values()):
+        return
+    for node in graph.nodes:
+        if holds_rows(node):
+            continue
+        runs = available[node.name] if node.writes else node.when
+        writers = [graph.writers[column] for column in node.reads]
+        late = [
+            writer
+            for writer in writers
+            if not holds_rows(writer) and not within(runs, available[writer.name])
+        ]
+        if late:
+            yield _misses_rows(view, node, late[0], runs)
+
+
+def _misses_rows(view: CadenceView, node: Node, late: Node, runs: Cadences) -> Problem:
+    graph, comes = view.graph, view.available[late.name]
+    origin = next(n for n in graph.in_order if n.writes and n.when and view.available[n.name] == comes)
+    law = f"node `{node.name}` runs {words(runs) or 'in every iteration'}; what it reads of "
+    law += f"`{origin.name}` comes {words(comes)}"
+    maker = graph.domains[str(late.domain)].maker
+    replay = f"{{op: replay, rows: {maker}, fresh: true, capacity: 1024, max_age: {comes[0].every - 1}}}"
+    remedy = f"set: {{{node.name}.every: {comes[0].every}, {node.name}.from: {comes[0].first}}}; or let rows "
+    remedy += f"last: add: {{kept: {replay}}}, and set: {{{node.name}.rows: kept}}"
+    mark = origin.edited or origin.mark
+    return Problem("misses-rows", law, mark, (), remedy, draw(graph, [origin.name, node.name]))
+
+
+def _held_rows_last(view: CadenceView) -> Iterator[Problem]:
+    """A node runs in no iteration in which what holds its rows has none."""
+    for node in view.graph.nodes:
+        if not node.call or node.writes:
+            continue
+        lines = view.graph.origins(node.domain)
+        if not lines or not all(line and line[-1].held for line in lines):
+            continue
+        held = lines[0][-1]
+        empty = _iteration_without_rows(node.when, view.available[held.maker], held.ages)
+        if empty is not None:
+            yield _no_rows_held(view, node, held, empty)
+
+
+def _no_rows_held(view: CadenceView, node: Node, held: GraphDomain, iteration: int) -> Problem:
+    graph, comes = view.graph, view.available[held.maker]
+    holder = graph.node(held.maker)
+    youngest, oldest = held.ages
+    law = f"in iteration {iteration} `{holder.name}` has no rows for `{node.name}`: they come "
+    law += f"{words(comes) or 'in every iteration'}, and are given when they are {youngest} to {oldest} "
+    law += "iterations old"
+    settings = []
+    if youngest:
+        settings.append(f"{holder.name}.{holder.called.name_of('fresh')}: true")
+    longest_gap = max(oldest, cycle([comes]) - 1)
+    if longest_gap > oldest:
+        settings.append(f"{holder.name}.{holder.called.name_of('oldest')}: {longest_gap}")
+    if _iteration_without_rows(node.when, comes, (0, longest_gap)):
+        origin = next((n for n in graph.in_order if n.writes and n.when), node)
+        settings.append(f"{origin.name}.from: 1")
+    remedy = f"set: {{{', '.join(settings)}}}"
+    return Problem("no-rows-held", law, holder.edited or holder.mark, (), remedy)
+
+
+def _iteration_without_rows(when: Cadences, comes: Cadences, ages: tuple[int, int]) -> int | None:
+    """Return the first iteration in which a node runs, and no rows of these ages have come."""
+    youngest, oldest = ages
+    end = min(settled([when, comes]) + cycle([when, comes]) + oldest, COUNTED)
+    came = [due(comes, iteration) and iteration > 0 for iteration in range(end + 1)]
+    for iteration in range(1, end + 1):
+        usable = came[max(iteration - oldest, 1) : iteration - youngest + 1]
+        if due(when, iteration) and not any(usable):
+            return iteration
+    return None
+
+
+CADENCE_LAWS: tuple[Callable[[CadenceView], Iterator[Problem]], ...] = (
+    _rows_come_when_read,
+    _held_rows_last,
+)
+
+
+def no_idle_iteration(graph: Graph) -> Iterator[Problem]:
+    """Yield the first iteration in which nothing would run."""
+    roots = [node for node in graph.nodes if not (node.writes or node.inserted or node.joins)]
+    when = [node.when for node in roots]
+    if not all(when):
+        return
+    end = min(settled(when) + cycle(when), COUNTED)
+    for iteration in range(1, end):
+        if not any(due(cadences, iteration) for cadences in when):
+            cadences = ", ".join(f"`{node.name}` {words(node.when)}" for node in roots)
+            law = f"in iteration {iteration} nothing would run: {cadences}"
+            name = roots[0].name
+            remedy = f"leave out {name}.every and {name}.from, or let another update run then"
+            yield Problem("idle-iteration", law, roots[0].mark, (), remedy)
+            return

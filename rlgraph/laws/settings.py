@@ -1,0 +1,119 @@
+"""Warnings about settings that come too late in a run, or that another setting makes idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.errors import Problem, warning
+from rlgraph.ir.graph import Call, Graph
+from rlgraph.ir.plan import Plan
+from rlgraph.laws.views import RunView
+from rlgraph.syntax.interval import Interval
+from rlgraph.syntax.shipped_files import is_shipped
+from rlgraph.syntax.source import OPEN, Tree
+
+SAVE, RECORD, EVALUATE = ("schedule", "save_every"), ("schedule", "record_every"), ("eval", "every")
+# the path of an interval -> what comes of it where it is longer than the run
+LONGER_THAN_RUN = {
+    SAVE: "checkpoints come only at the end",
+    RECORD: "only the first iteration is recorded",
+    EVALUATE: "evaluations come only at its ends",
+}
+# a setting of an optimizer -> the schedules that read it
+SCHEDULED = {"min_lr_ratio": ("cosine", "linear"), "cycles": ("cosine",)}
+
+
+def intervals(plan: Plan) -> dict[tuple[str, str], int | Interval]:
+    """Return a plan's intervals by their paths, without those that are 0."""
+    every = {SAVE: plan.schedule.save_every, RECORD: plan.schedule.record_every, EVALUATE: plan.eval_every}
+    return {path: interval for path, interval in every.items() if interval}
+
+
+def long_intervals(view: RunView) -> Iterator[Problem]:
+    """Yield intervals that are longer than the run, in iterations both, or in epochs of one source."""
+    plan = view.plan
+    epochs = plan.schedule.epochs if isinstance(plan.schedule.epochs, dict) else {}
+    for path, every in intervals(plan).items():
+        if isinstance(every, int):
+            if every > plan.iterations > 0:
+                yield from longer_than_the_run(plan, view.tree, path, f"{plan.iterations:,} iterations")
+        elif every.source in epochs and every.epochs > epochs[every.source]:
+            length = f"{epochs[every.source]:g} epochs of {every.source}"
+            yield from longer_than_the_run(plan, view.tree, path, length)
+
+
+def longer_than_the_run(plan: Plan, tree: Tree, path: tuple[str, str], length: str) -> Iterator[Problem]:
+    """Yield the warning of an interval that is longer than the run, which has such a length; none where a
+    shipped graph has the interval, whose run another has made shorter."""
+    place, name = tree.find(path), ".".join(path)
+    if place is None or is_shipped(place.mark):
+        return
+    law = f"`{name}` is {intervals(plan)[path]}, and the run has {length}: {LONGER_THAN_RUN[path]}"
+    yield warning("long-interval", law, place.mark, f"give less, or set: {{{name}: 0}}")
+
+
+def best_of_one(view: RunView) -> Iterator[Problem]:
+    """Yield a best checkpoint that is chosen among one, as no evaluation comes on the way."""
+    plan = view.plan
+    if plan.schedule.best and plan.eval_steps and not plan.eval_every:
+        law = "`schedule.best` chooses among checkpoints by their evaluations, and there is only that after "
+        law += "the last iteration (`eval.every` is 0)"
+        mark = view.tree.at(("schedule", "best")).key
+        yield warning("best-of-one", law, mark, "set: {eval.every: 20}, or another interval")
+
+
+def unread_attributes(view: RunView) -> Iterator[Problem]:
+    """Yield a problem for each attribute that its op reads only where another is not 0
+    (``Declaration.when``), and the other is 0 wherever the node runs."""
+    evaluation = [view.evaluation] if view.evaluation else []
+    yield from _unread_in_section(view.tree, ("nodes",), [view.train, *evaluation])
+    yield from _unread_in_section(view.tree, ("eval", "nodes"), evaluation)
+
+
+def _unread_in_section(tree: Tree, section: tuple[str, ...], graphs: list[Graph]) -> Iterator[Problem]:
+    calls_of: dict[str, list[Call]] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.call:
+                calls_of.setdefault(node.name, []).append(node.call)
+    nodes = tree.find(section)
+    for name, node_tree in (nodes.items if nodes else {}).items():
+        calls = calls_of.get(name, [])
+        if not calls:
+            continue
+        for key, condition in calls[0].op.declared.when.items():
+            is_set = key in calls[0].attributes and node_tree.get(key)
+            if key == condition or not is_set or _may_be_read(node_tree, calls, condition):
+                continue
+            reason = f"{calls[0].op.name} reads it only where `{condition}` is not 0"
+            yield decides_nothing(tree, (*section, name, key), reason)
+
+
+def _may_be_read(node_tree: Tree, calls: list[Call], condition: str) -> bool:
+    """Return whether the attribute is, or may be, other than 0 by which another one is read."""
+    value = node_tree.get(condition)
+    if value and value.value == OPEN:
+        return True
+    return any(call.attributes[condition] or condition in call.courses for call in calls)
+
+
+def unread_settings(view: RunView) -> Iterator[Problem]:
+    """Yield a problem for each setting of a model that another one makes idle."""
+    for name, model in view.plan.models.items():
+        for key, schedules in SCHEDULED.items():
+            path = ("models", name, "optimizer", key)
+            if model.optimizer and view.tree.find(path) and model.optimizer.schedule not in schedules:
+                reason = f"only a {' or '.join(schedules)} schedule reads it"
+                yield decides_nothing(view.tree, path, reason)
+        path, limit = ("models", name, "serve", "request_timeout"), view.plan.schedule.timeout
+        if model.serve and view.tree.find(path) and (model.serve.request_timeout or 0) >= limit:
+            reason = f"`schedule.timeout` ends the step before, after {limit:g} s"
+            yield decides_nothing(view.tree, path, reason)
+
+
+def decides_nothing(tree: Tree, path: tuple[str, ...], reason: str) -> Problem:
+    """Return the warning of a setting, or a whole section, without which the plan is the same."""
+    place, name = tree.at(path), ".".join(path)
+    mark = place.key or place.mark
+    remedy = f"remove: [{name}]" if is_shipped(mark) else f"leave out `{name}`"
+    return warning("dead", f"`{name}` decides nothing: {reason}", mark, remedy)

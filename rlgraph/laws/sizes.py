@@ -1,0 +1,177 @@
+"""Laws of what a model's size allows: sharing its rows, dividing its layers or experts, serving it in 8 bits.
+
+Where a size is not known, an engine asks the model itself, once it has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import gcd
+
+from rlgraph.costs.models.config import Config
+from rlgraph.costs.models.fields import UNDIVIDED, UNSHARED
+from rlgraph.engines.registry import BALANCED
+from rlgraph.engines.sglang_options import FP8_BLOCK, REPLICATED
+from rlgraph.errors import Problem, divisors
+from rlgraph.ir.plan import ServePlan
+from rlgraph.laws.views import SizedView
+
+
+def _rows_can_be_shared(view: SizedView) -> Iterator[Problem]:
+    train, config = view.model.train, view.config
+    if not train or not config or train.sequence_parallel == 1 or config.model_type not in UNSHARED:
+        return
+    family = config.model_type
+    law = f"`{view.name}` is a {family}: its {UNSHARED[family]}, so that devices can't share its rows "
+    law += f"(models.{view.name}.train.sequence_parallel)"
+    yield Problem("sequence-parallel", law, None, ("1",))
+
+
+def _layers_can_be_divided(view: SizedView) -> Iterator[Problem]:
+    train, config = view.model.train, view.config
+    if not train or not config or train.tensor_parallel == 1:
+        return
+    ranks = train.tensor_parallel
+    setting = f"(models.{view.name}.train.tensor_parallel)"
+    reason = undivided_layers(config)
+    if reason:
+        law = f"`{view.name}` {reason} can't be divided among devices {setting}"
+        yield Problem("tensor-parallel", law, None, ("1",))
+        return
+    counts = divided_counts(config)
+    for what, count in counts.items():
+        if count % ranks:
+            law = f"the {count} {what} of `{view.name}` can't be shared out among {ranks} devices {setting}"
+            fitting = divisors(gcd(view.plan.pools[train.pool], *counts.values()))
+            yield Problem("tensor-parallel", law, None, tuple(fitting))
+            return
+
+
+def undivided_layers(config: Config) -> str:
+    """Return why devices can't divide the layers of a model, however many they are; "" where they can."""
+    if config.experts:
+        return "is a mixture of experts, whose layers"
+    reason = UNDIVIDED.get(config.model_type)
+    return f"is a {config.model_type}: its {reason}, so that its layers" if reason else ""
+
+
+def divided_counts(config: Config) -> dict[str, int]:
+    """Return what each device that divides a layer has as much of as the others."""
+    return {
+        "query heads": config.num_attention_heads,
+        "key heads": config.key_heads,
+        "columns of the MLP": config.intermediate_size,
+    }
+
+
+def _experts_can_be_divided(view: SizedView) -> Iterator[Problem]:
+    train, config = view.model.train, view.config
+    if not train or not config or train.expert_parallel == 1:
+        return
+    ranks = train.expert_parallel
+    setting = f"(models.{view.name}.train.expert_parallel)"
+    if not config.experts:
+        law = f"`{view.name}` is no mixture: it has no experts that devices could divide {setting}"
+        yield Problem("expert-parallel", law, None, ("1",))
+    elif config.experts % ranks:
+        law = f"the {config.experts} experts of `{view.name}` can't be shared out among {ranks} devices "
+        law += f"{setting}"
+        fitting = divisors(gcd(view.plan.meshes[view.name].shard, config.experts))
+        yield Problem("expert-parallel", law, None, tuple(fitting))
+
+
+def _experts_can_be_balanced(view: SizedView) -> Iterator[Problem]:
+    train, config = view.model.train, view.config
+    if not train or not config:
+        return
+    path = f"models.{view.name}.train"
+    for setting in BALANCED:
+        if not getattr(train, setting):
+            continue
+        if not config.experts:
+            law = f"`{view.name}` is no mixture: it has no experts to balance ({path}.{setting})"
+            yield Problem("balance", law, None, (), f"leave out {setting}")
+        elif setting == "router_bias_update_rate" and not config.biased_choice:
+            law = f"the routers of `{view.name}`, a {config.model_type}, choose experts without a bias "
+            law += f"({path}.{setting})"
+            remedy = f"leave out {setting}; {path}.router_aux_loss_coef balances them"
+            yield Problem("balance", law, None, (), remedy)
+
+
+def _devices_serve_8_bits(view: SizedView) -> Iterator[Problem]:
+    serve = view.model.serve
+    if not serve or not serve.quantization:
+        return
+    if view.config is None:
+        reason = "the sizes of its layers are not known"
+    elif view.plan.device != "cuda":
+        reason = "that takes Hopper GPUs"
+    else:
+        return
+    law = f"`{view.name}` can't be served in {serve.quantization}: {reason}"
+    yield Problem("quantization", law, None, (), f"leave out models.{view.name}.serve.quantization")
+
+
+def _servers_deal_out_experts(view: SizedView) -> Iterator[Problem]:
+    serve, config = view.model.serve, view.config
+    if not serve or not config or serve.expert_parallel == 1:
+        return
+    devices = serve.expert_parallel
+    if config.experts and config.experts % devices == 0:
+        return
+    what = f"has {config.experts} experts" if config.experts else "is no mixture of experts"
+    law = f"`{view.name}` {what}, which can't be dealt out to {devices} devices "
+    law += f"(models.{view.name}.serve.expert_parallel)"
+    fitting = [size for size in divisors(config.experts or 1) if int(size) <= devices]
+    yield Problem("expert-parallel", law, None, tuple(fitting))
+
+
+def _attention_has_copies(view: SizedView) -> Iterator[Problem]:
+    serve, config = view.model.serve, view.config
+    if not serve or not config or serve.attention_replicas == 1 or config.model_type in REPLICATED:
+        return
+    law = f"SGLang has no copies of attention for `{view.name}`, a {config.model_type} "
+    law += f"(models.{view.name}.serve.attention_replicas)"
+    yield Problem("attention-replicas", law, None, (), "leave it out: tensor_parallel alone")
+
+
+def _layers_have_8_bit_blocks(view: SizedView) -> Iterator[Problem]:
+    serve, config = view.model.serve, view.config
+    if not serve or not config or not serve.quantization or view.plan.device != "cuda":
+        return
+    for what, count in _columns_on_device(serve, config).items():
+        if count % FP8_BLOCK:
+            law = f"the {what} of `{view.name}`, {count} on each device of a server, are no "
+            law += f"blocks of {FP8_BLOCK} (models.{view.name}.serve.quantization: {serve.quantization})"
+            remedy = "let a server span fewer devices (serve.tensor_parallel), or leave out quantization"
+            yield Problem("quantization", law, None, (), remedy)
+            return
+
+
+def _columns_on_device(serve: ServePlan, config: Config) -> dict[str, int]:
+    """Return the columns of each kind of matrix that a device of a server has."""
+    group = serve.tensor_parallel
+    attention_group = group // serve.attention_replicas
+    columns = {
+        "columns of hidden states": config.hidden_size,
+        "columns of queries": config.queries // attention_group,
+        "columns of keys": config.keys // min(attention_group, config.key_heads),
+    }
+    is_sparse = [config.is_sparse(layer) for layer in range(config.num_hidden_layers)]
+    if not all(is_sparse):
+        columns["columns of the MLP"] = config.intermediate_size // group
+    if any(is_sparse):
+        columns["columns of an expert"] = config.expert_size // (group // serve.expert_parallel)
+    return columns
+
+
+SIZE_LAWS: tuple[Callable[[SizedView], Iterator[Problem]], ...] = (
+    _rows_can_be_shared,
+    _layers_can_be_divided,
+    _experts_can_be_divided,
+    _experts_can_be_balanced,
+    _devices_serve_8_bits,
+    _servers_deal_out_experts,
+    _attention_has_copies,
+    _layers_have_8_bit_blocks,
+)

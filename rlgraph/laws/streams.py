@@ -1,0 +1,230 @@
+"""Laws of ``schedule.stream`` and ``schedule.staleness``: generation that runs ahead of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import networkx as nx
+
+from rlgraph.errors import Problem
+from rlgraph.ir.dependencies import reached
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.regions import FINISHED, collects, members
+from rlgraph.laws.views import PlacedView, StreamView
+from rlgraph.nodes import OPS
+from rlgraph.ops.registry import load
+
+TWO_POOLS = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}}"
+NO_STREAM = "set: {schedule.stream: null}"
+
+
+def serving_trained(graph: Graph) -> list[Node]:
+    """Return the nodes that generate with a model that is trained."""
+    trained = {node.model for node in graph.nodes if node.updates}
+    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
+    return [node for node in serving if node.model in trained]
+
+
+def runs_ahead(graph: Graph) -> Iterator[Problem]:
+    """Yield a problem where ``schedule.staleness`` is asked for, and no node generates beside training."""
+    staleness = graph.schedule.staleness
+    if not staleness or graph.report:
+        return
+    generating = serving_trained(graph)
+    if any(is_on_separate_pool(graph, node) for node in generating):
+        return
+    law = f"`schedule.staleness` is {staleness}: generation is to run ahead of training; "
+    if generating:
+        node = generating[0]
+        law += f"`{node.model}` generates and trains on one pool, {graph.engines[f'{node.model}.serve']}"
+        remedy = f"{TWO_POOLS}, or schedule.staleness=0"
+    else:
+        law += "nothing generates with a model that is trained"
+        remedy = "set: {schedule.staleness: 0}"
+    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
+    marks = [node.mark for node in (*generating, *serving, *graph.nodes)]
+    yield Problem("no-overlap", law, marks[0] if marks else None, (), remedy)
+
+
+def is_on_separate_pool(graph: Graph, node: Node) -> bool:
+    """Return whether a node's model generates on another pool than it trains on."""
+    return graph.engines[f"{node.model}.serve"] != graph.engines[f"{node.model}.train"]
+
+
+def _generates_beside_training(view: StreamView) -> Iterator[Problem]:
+    if view.generating:
+        return
+    law = "`schedule.stream`: generation is to stream beside training; "
+    serving = serving_trained(view.graph)
+    if serving:
+        law += f"`{serving[0].model}` generates and trains on one pool"
+        yield Problem("no-stream", law, serving[0].mark, (), f"{TWO_POOLS}, or schedule.stream=null")
+    else:
+        law += "nothing generates with a model that is trained"
+        yield Problem("no-stream", law, None, (), NO_STREAM)
+
+
+def _rollout_goes_on_later(view: StreamView) -> Iterator[Problem]:
+    """A rollout can leave samples for later, with all that the graph asks of it."""
+    for node in view.generating:
+        declared = node.op.declared
+        if declared.leaves:
+            continue
+        if not declared.streams:
+            law = f"`{node.name}` ({node.op.name}) is to stream, and leaves no sample for later"
+            yield Problem("no-stream", law, node.mark, (), "replace it by rollout, or " + NO_STREAM)
+            continue
+        streaming = load(OPS[declared.streams], declared.streams).attributes.model_fields
+        fields = node.op.attributes.model_fields
+        for key, value in node.called.attributes.items():
+            if key not in streaming and value != fields[key].default:
+                law = f"`{node.name}` is to stream, and `{key}` does not hold for a sample that is taken up "
+                law += "again"
+                remedy = f"remove: [{node.name}.{key}], or {NO_STREAM}"
+                yield Problem("no-stream", law, node.mark, (), remedy)
+                break
+
+
+def _kept_rows_are_read(view: StreamView) -> Iterator[Problem]:
+    nodes = view.graph.nodes
+    refills = [node for node in nodes if node.refill]
+    if not refills or any(refill.name in node.rows for refill in refills for node in nodes):
+        return
+    name = refills[0].name
+    law = f"`schedule.stream`: `{name}` refills, and nothing reads the rows that it keeps"
+    updates = [node for node in nodes if node.updates]
+    remedy = f"make a node behind it read the rows that it keeps: set: {{{updates[0].name}.rows: {name}}}"
+    yield Problem("no-stream", law, refills[0].mark, (), remedy)
+
+
+def _stream_has_the_order(view: StreamView) -> Iterator[Problem]:
+    for node in view.graph.nodes:
+        if node.refill and node.refill.policy:
+            law = f"`{node.name}` has a policy for groups that wait; where generation streams, "
+            law += "`schedule.stream.order` says which come next"
+            remedy = f"set: {{{node.name}.refill.policy: null, schedule.stream.order: FILE.py:NAME}}"
+            yield Problem("stream-policy", law, node.mark, (), remedy)
+            return
+
+
+def _stream_has_the_surplus(view: StreamView) -> Iterator[Problem]:
+    for node in view.graph.nodes:
+        if node.refill and node.refill.over_sample > 1:
+            law = f"`{node.name}` asks for more than it needs (`over_sample`); where generation streams, "
+            law += "`schedule.stream.staleness` says how much is begun"
+            remedy = f"set: {{{node.name}.refill.over_sample: 1}}"
+            yield Problem("stream-over-sample", law, node.mark, (), remedy)
+            return
+
+
+def _one_rollout_streams(view: StreamView) -> Iterator[Problem]:
+    if len(view.generating) < 2 or any(node.refill for node in view.graph.nodes):
+        return
+    names = " and ".join(f"`{node.name}`" for node in view.generating)
+    law = f"`schedule.stream`: {names} generate with a model that is trained, and one alone can stream"
+    yield Problem("no-stream", law, view.generating[1].mark, (), NO_STREAM)
+
+
+STREAM_LAWS: tuple[Callable[[StreamView], Iterator[Problem]], ...] = (
+    _generates_beside_training,
+    _rollout_goes_on_later,
+    _kept_rows_are_read,
+    _stream_has_the_order,
+    _stream_has_the_surplus,
+    _one_rollout_streams,
+)
+
+
+def _source_goes_on_by_groups(view: StreamView) -> Iterator[Problem]:
+    """All that a rollout needs can go on one group after the other, as the rollout does."""
+    graph, rollout = view.graph, view.generating[0]
+    needed = reached(graph.needs, [node.name for node in view.generating], waits=lambda *_: True)
+    for node in graph.in_order:
+        if not node.call or node.name not in needed:
+            continue
+        reason = more_than_a_group(graph, node)
+        if reason:
+            subject = f"`{node.name}`"
+            if node.name != rollout.name:
+                subject += f" comes before `{rollout.name}`, which"
+            law = f"{subject} streams, one group after the other, and {reason}"
+            yield Problem("no-stream", law, node.mark, (), NO_STREAM)
+            return
+
+
+def _name_is_free(view: StreamView) -> Iterator[Problem]:
+    for node in view.graph.nodes:
+        if node.name == FINISHED:
+            law = (
+                f"`schedule.stream` names the rows that have finished `{FINISHED}`, and a node has that name"
+            )
+            yield Problem("stream-name", law, node.mark, (), "give the node another")
+
+
+# once the rows of nodes are known
+TYPED_STREAM_LAWS: tuple[Callable[[StreamView], Iterator[Problem]], ...] = (
+    _source_goes_on_by_groups,
+    _name_is_free,
+)
+
+
+def more_than_a_group(graph: Graph, node: Node) -> str:
+    """Return what a node needs beside a group at a time, and devices that train nothing; "" where no more."""
+    declared = node.op.declared
+    if node.op.source:
+        return ""
+    trained = {update.model for update in graph.nodes if update.updates}
+    pools = {graph.engines[f"{model}.train"] for model in trained}
+    pool = graph.engines[f"{node.model}.{node.op.engine}"] if node.op.engine else ""
+    reasons = {
+        "it runs in some iterations only": node.when,
+        "it drops rows": declared.filters,
+        "the number of its rows varies": declared.counts,
+        "it sees all rows of an iteration": declared.rows == "all",
+        "it keeps something from one iteration for the next": declared.state == "keeps" or declared.holds,
+        "it changes weights": node.trains or node.of,
+        "it reads weights that an update of the iteration makes": node.reads_next,
+        f"it is on pool `{pool}`, which trains": pool in pools,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def waits_on_another_pool(view: PlacedView) -> Iterator[Problem]:
+    """Yield what waits for rows that stream, and is on a pool of what draws and measures them.
+
+    A pool takes its steps in order: behind one that waits for the rows, they would never come.
+    """
+    graph, pools = view.graph, view.pools
+    for collect in collects(graph.nodes):
+        if not graph.regions[collect.after[0]].streams:
+            continue
+        names = {collect.name, *nx.ancestors(graph.needs, collect.name)}
+        waiting = [node for node in graph.in_order if node.name in names]
+        waiting_pools = {pools[node.name] for node in waiting}
+        inside = members(graph, collect)
+        drawing_pool = _drawing_pool(inside, view)
+        for node in waiting:
+            if pools[node.name] == drawing_pool:
+                law = f"`{node.name}` is on pool `{drawing_pool}`, where "
+                law += "it waits for rows that stream: they are drawn there, and would wait behind it"
+                yield _stream_waits(node, law, pools[collect.name])
+                return
+        for node in inside:
+            pool = pools[node.name]
+            if pool in waiting_pools and pool != drawing_pool:
+                law = f"`{node.name}` is on pool `{pool}`, where steps wait for the rows that it makes or "
+                law += "measures as they stream"
+                yield _stream_waits(node, law, drawing_pool)
+                return
+
+
+def _drawing_pool(inside: Sequence[Node], view: PlacedView) -> str:
+    for node in inside:
+        if node.leaves:
+            return view.pools[node.name]
+    return view.pools[inside[0].name]
+
+
+def _stream_waits(node: Node, law: str, pool: str) -> Problem:
+    engine = f"models.{node.model}.{node.op.engine}" if node.call and node.op.engine else node.name
+    return Problem("stream-waits", law, node.mark, (), f"set: {{{engine}.pool: {pool}}}")
