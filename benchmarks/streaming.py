@@ -23,12 +23,12 @@ from pathlib import Path
 
 import ray
 
-from rlgraph.planning.admission import Admission
-from rlgraph.planning.stream_simulation import RegionWork, stream_course
 from rlgraph.reports.measured import between_rounds, read_metrics
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.demo import make
 from rlgraph.runtime.run import run_graph
+from rlgraph.streaming.rules import Window
+from rlgraph.streaming.simulate import RegionWork, stream_course
 
 GRAPH = Path(__file__).parent / "streaming.yaml"
 BATCH, N, SLOTS, SECOND, TRAIN, MEDIAN = 16, 4, 64, 0.003, 0.36, 64
@@ -95,7 +95,7 @@ def prices(run: Path) -> tuple[float, float]:
 def simulated(tail: float, count: int, staleness: int, gap: float, sync: float) -> float:
     """Return what the planner's simulator makes of the iterations in the middle of the same run."""
     rounds = RegionWork(
-        rules=Admission(rows=BATCH * N, group=N, staleness=staleness),
+        window=Window(rows=BATCH * N, group=N, staleness=staleness),
         lengths=lengths(tail, count),
         prompt=0.0,
         chunk=CHUNK,
@@ -103,10 +103,10 @@ def simulated(tail: float, count: int, staleness: int, gap: float, sync: float) 
         slots=SLOTS,
         decode=lambda samples, context: SECOND,
         read=lambda samples, tokens: 0.0,
-        measured=(gap, 0.0),
-        beside=(JUDGE, 0.0),
+        measuring_on_pool=(gap, 0.0),
+        measuring_elsewhere=(JUDGE, 0.0),
     )
-    ends = [0.0, *stream_course(rounds, TRAIN, sync, count, last=count).syncs]
+    ends = [0.0, *stream_course(rounds, TRAIN, sync, count, end=count).syncs]
     return statistics.mean(middle([end - start for start, end in pairwise(ends)]))
 
 

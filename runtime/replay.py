@@ -268,7 +268,7 @@ def _compared(
     for step in (step for step in again if not step.inserted):
         now = as_json(metrics([FinishedStep(step, execution.rows.reports[step.id])]))
         compared = [Compared(name, _text(before.get(name)), _text(value)) for name, value in now.items()]
-        parts = [(name, execution.part(name, 0).location.get()) for name in step.writes]
+        parts = [(name, execution.reference(name, 0).location.get()) for name in step.writes]
         compared += [_column(name, columns.get(name), part) for name, part in parts]
         outcomes.append((step, tuple(compared)))
     return tuple(outcomes)

@@ -20,9 +20,8 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.planning.simulate import slot_steps
 from rlgraph.runtime.driver.adaptive import controls_after
 from rlgraph.runtime.driver.driver import Driver
-from rlgraph.runtime.driver.flow import Flow
 from rlgraph.runtime.driver.iteration import Entry, Execution
-from rlgraph.runtime.driver.refill import Rounds
+from rlgraph.runtime.driver.region import RunningRegion
 from rlgraph.runtime.driver.row_buffer import Waiting
 from rlgraph.runtime.driver.states import states_after
 
@@ -101,9 +100,10 @@ def stretch(
 def _open(plan: Plan, driver: Driver, state: State) -> None:
     """Let regions go on from what a checkpoint has."""
     for name, region in plan.regions.items():
-        if name not in driver.flows:
-            past = plan, name, state.waiting.get(name, Waiting()), state.positions.get(region.source, 0)
-            driver.flows[name] = Flow(*past, lambda: driver.sent) if region.streams else Rounds(*past)
+        if name not in driver.regions:
+            waiting = state.waiting.get(name, Waiting())
+            position = state.positions.get(region.source, 0)
+            driver.regions[name] = RunningRegion(plan, name, waiting, position, lambda: driver.sent)
 
 
 def _is_source(entry: tuple[int, Step]) -> bool:
@@ -133,12 +133,11 @@ def _complete(executions: dict[int, Execution], iteration: int, state: State, dr
     execution = executions.pop(iteration)
     state.versions = _versions(execution.plan, execution.entry, iteration + 1)
     state.iteration = iteration + 1
-    waiting = {name: flow.waiting() for name, flow in driver.flows.items()}
+    waiting = {name: region.waiting() for name, region in driver.regions.items()}
     state.waiting = {name: left for name, left in waiting.items() if left.parts()}
     state.positions = execution.positions_after()
-    state.positions |= {flow.region.source: flow.taken() for flow in driver.flows.values()}
+    state.positions |= {region.region.source: region.position() for region in driver.regions.values()}
     state.controls, state.states = controls_after(execution), states_after(execution)
     if follower := executions.get(iteration + 1):
-        follower.before, follower.controls, follower.states = None, state.controls, state.states
-        follower.positions = state.positions
+        follower.follow_completed(state.positions, state.controls, state.states)
     return execution

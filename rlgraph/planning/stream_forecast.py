@@ -17,9 +17,9 @@ from rlgraph.engines.registry import serving
 from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import StreamForecast
-from rlgraph.planning.admission import Admission
 from rlgraph.planning.simulate import busy, occupied, period, simulate, steady, weighed
-from rlgraph.planning.stream_simulation import (
+from rlgraph.streaming.rules import Window
+from rlgraph.streaming.simulate import (
     RegionWork,
     SteadyState,
     StreamCourse,
@@ -146,7 +146,7 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
         return pricing.calibrated("generate", grade, price)
 
     return RegionWork(
-        rules=Admission.of(region, stream),
+        window=Window.of_stream(region, stream),
         lengths=tokens,
         prompt=work.prompt,
         chunk=chunk * rounds,
@@ -154,8 +154,8 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
         slots=pricing.slots(drawn),
         decode=decode,
         read=read,
-        measured=(each[True][0] + rounds * gap, each[True][1]),
-        beside=(each[False][0], each[False][1]),
-        kept=region.expected,
-        lent=sum(plan.pools[pool] for pool in plan.lenders) // serve.tensor_parallel,
+        measuring_on_pool=(each[True][0] + rounds * gap, each[True][1]),
+        measuring_elsewhere=(each[False][0], each[False][1]),
+        kept_share=region.expected,
+        lent_servers=sum(plan.pools[pool] for pool in plan.lenders) // serve.tensor_parallel,
     )

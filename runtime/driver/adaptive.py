@@ -41,8 +41,8 @@ def controls_after(execution: Execution) -> dict[str, float]:
 
 
 def _value(execution: Execution, step: Step, name: str, controller: Controller) -> float:
-    if execution.before is not None:
-        return _next(execution.before, step, name, controller)
+    if execution.previous is not None:
+        return _next(execution.previous, step, name, controller)
     return execution.controls.get(f"{step.node}.{name}", controller.start)
 
 

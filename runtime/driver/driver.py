@@ -25,7 +25,7 @@ from rlgraph.runtime.cluster.failures import cause, culprit, failure, is_gone
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.driver.iteration import Execution, repeated
 from rlgraph.runtime.driver.needs import Need, needs_of
-from rlgraph.runtime.driver.refill import Rounds
+from rlgraph.runtime.driver.region import RunningRegion
 from rlgraph.runtime.driver.step_calls import WorkerCall, calls_of
 from rlgraph.runtime.messages.errors import AwayError
 from rlgraph.runtime.messages.tasks import (
@@ -93,16 +93,16 @@ class Driver:
         self.sent_tasks: Counter[Place] = Counter()  # tasks that each worker was given so far
         self.over: dict[Place, list[str]] = {}  # names of what was shared and nobody reads any more
         self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
-        self.flows: dict[str, Rounds] = {}  # of each region
+        self.regions: dict[str, RunningRegion] = {}  # of each region
 
     def submit(self, steps: Iterable[tuple[Execution, Step]]) -> None:
         """Give the pools steps, behind those that they have."""
         mine = [(execution, step) for execution, step in steps if not repeated(step)]
         self.waiting += [Queued(execution, step, needs_of(execution, step)) for execution, step in mine]
         for execution, step in mine:
-            for name, flow in self.flows.items():
+            for name, flow in self.regions.items():
                 if step.facts.syncs and flow.models & step.models.keys():
-                    flow.synced(execution.entry.iteration)
+                    flow.note_sync(execution.entry.iteration)
                 if step.facts.collects and step.region == name:
                     flow.want(execution)
         self._advance()
@@ -118,9 +118,9 @@ class Driver:
 
     def settle(self) -> None:
         """Where weights change only between groups, go on until none is begun; raises as ``finish``."""
-        for flow in self.flows.values():
-            if flow.whole:
-                self._until(lambda flow=flow: flow.is_settled, flow.whole)
+        for flow in self.regions.values():
+            if flow.iteration:
+                self._until(flow.is_settled, flow.iteration)
 
     def _until(self, there: Callable[[], bool], execution: Execution) -> None:
         last, looks, before = time.monotonic(), 0.0, dict[str, Step]()
@@ -142,19 +142,19 @@ class Driver:
 
     def _advance(self) -> None:
         """Begin the next round of each region, and hand over what can be, what rows were missing for, too."""
-        for flow in self.flows.values():
+        for flow in self.regions.values():
             try:
                 begun = flow.advance()
             except RunError as error:
-                assert flow.whole
-                raise self._failed(flow.whole, flow.collect, (flow.collect.pool, 0), error) from error
+                assert flow.iteration
+                raise self._failed(flow.iteration, flow.collect, (flow.collect.pool, 0), error) from error
             queued = [Queued(*one, needs_of(*one)) for one in begun]
-            if sooner := [one for one in queued if one.step.pool in flow.sooner]:
+            if sooner := [one for one in queued if one.step.pool in flow.urgent_pools]:
                 asks = flow.collect.phase, flow.collect.id
                 places = (n for n, one in enumerate(self.waiting) if (one.step.phase, one.step.id) == asks)
                 at = next(places, 0)  # before what waits for its rows, and behind its weights
                 self.waiting[at:at] = sooner
-            self.waiting += [one for one in queued if one.step.pool not in flow.sooner]
+            self.waiting += [one for one in queued if one.step.pool not in flow.urgent_pools]
         self._hand_over()
 
     def _hand_over(self) -> None:
@@ -181,7 +181,7 @@ class Driver:
     def _start(self, execution: Execution, step: Step) -> None:
         """Take up a step: its calls are made with those of the steps behind it, or now."""
         calls = calls_of(execution, step)
-        beside = step.id in execution.beside
+        beside = step.id in execution.off_worker
         if not beside and not self._goes_along(execution, calls):
             self._send()
         execution.start(step)
@@ -233,9 +233,13 @@ class Driver:
             for ref in call.parts:
                 refs.append(ref if ref.location == WORKER else replace(ref, location=len(parts)))
                 parts += [] if ref.location == WORKER else [ref.location]
-            makes = begun.execution.makes(begun.step, HOST if self.cluster.shares and not beside else STORE)
+            makes = begun.execution.parts.destinations(
+                begun.step, HOST if self.cluster.shares and not beside else STORE
+            )
             makes += (ColumnRef("", STORE),) * call.leaves
-            tasks.append(Task(call.method, call.args, tuple(refs), makes, begun.execution.drops(begun.step)))
+            tasks.append(
+                Task(call.method, call.args, tuple(refs), makes, begun.execution.parts.drops(begun.step))
+            )
         returns = 1 + sum(task.returned for task in tasks)
         if beside:
             reports, *outputs = self.cluster.beside(self.plan, place, tasks, *parts, returns=returns)

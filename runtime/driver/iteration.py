@@ -1,16 +1,14 @@
-"""The state of an iteration: where its columns are, how their rows lie, and the reports of its steps.
+"""The bookkeeping of an execution: an iteration, an evaluation, or one round of a region.
 
-An execution makes no call itself: ``step_calls.py`` says which calls a step is, and it is told what came of
-them (``start``, ``submitted``, ``reported``). It holds references to columns, never their rows. A column that
-only the worker that made it reads stays there.
+An execution makes no call itself. ``step_calls.py`` says which calls a step is; the driver makes them and
+tells the execution what came of them (``start``, ``submitted``, ``reported``). It holds references to
+columns, never their rows. A column that only the worker that made it reads stays there.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,13 @@ import numpy as np
 from rlgraph.ir.intervals import due
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import Version
-from rlgraph.runtime.columns import layouts
+from rlgraph.runtime.driver.intake import Intake
+from rlgraph.runtime.driver.parts import PartTable
+from rlgraph.runtime.driver.round_rows import IntArray, RoundInputs, RoundRows
 from rlgraph.runtime.driver.row_buffer import Arguments, Selection
-from rlgraph.runtime.driver.rows import Awaited, Rows, staying
+from rlgraph.runtime.driver.rows import Awaited, Rows
 from rlgraph.runtime.messages.report import Report
-from rlgraph.runtime.messages.tasks import STORE, WORKER, ColumnRef, Place
-
-EXECUTIONS = count()
+from rlgraph.runtime.messages.tasks import ColumnRef, Place
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,17 @@ class Entry:
 
 
 class Execution:
-    """The bookkeeping of one iteration, or of an evaluation."""
+    """The steps of an iteration, an evaluation or a round, and what is known of them so far.
 
-    asks: int | None = None  # rows that a round asks of its source
-    yields = False  # whether a round ends before its time where others wait for that
+    Invariants:
+        - A step is in ``unsubmitted`` until its calls are made; ``unreported`` counts calls without a report.
+        - ``happened`` only grows: events that other steps may need.
+        - ``previous`` is the iteration before as long as that is in flight. Once it is complete,
+          ``positions``,
+          ``controls`` and ``states`` are what it has left.
+        - ``inputs`` is None of everything but a round. A round has neither ``streams`` nor ``rounds``.
+        - ``rounds[region]`` has the executions of the rounds whose rows ``streams[region]`` has.
+    """
 
     def __init__(
         self,
@@ -60,65 +65,86 @@ class Execution:
         phase: str,
         entry: Entry,
         positions: Mapping[str, int],
-        before: Execution | None = None,
-        keep: frozenset[str] = frozenset(),
+        previous: Execution | None = None,
+        keep: Collection[str] = frozenset(),
         controls: Mapping[str, float] | None = None,
         states: Mapping[str, str] | None = None,
+        inputs: RoundInputs | None = None,
     ) -> None:
-        """Start an iteration.
+        """Start an execution.
 
         Args:
-            plan: whose steps are carried out.
+            plan: the plan whose steps are carried out.
             phase: train or eval.
             entry: the iteration and its versions.
-            positions: rows that each data source had given before ``before``, or before this execution.
-            before: the execution of the iteration before, while that is in flight.
+            positions: rows that each data source had given before ``previous``, or before this execution.
+            previous: the execution of the iteration before, while that is in flight.
             keep: columns that stay in ``refs`` after their last reader.
-            controls: adaptive numbers behind the iterations before ``before``, or before this execution.
-            states: of each node that keeps one, its state then, as JSON.
+            controls: adaptive numbers behind the iterations before ``previous``, or before this execution.
+            states: for each node that keeps a state, that state then, as JSON.
+            inputs: what a round begins with; None: an iteration or an evaluation, whose steps the plan has.
         """
-        self.plan, self.phase, self.entry, self.positions, self.before = plan, phase, entry, positions, before
-        self.controls, self.states = controls or {}, states or {}
+        self.plan = plan
+        self.phase = phase
+        self.entry = entry
+        self.positions = positions
+        self.previous = previous
+        self.controls = controls or {}
+        self.states = states or {}
+        self.inputs = inputs
+        self.columns = plan.columns[phase]
+        self.domains = plan.domains[phase]
+        self.streams: dict[str, Intake] = {}  # for each region that was asked for rows
+        self.rounds: dict[str, list[Execution]] = {}  # for each region whose rows are there
+
         steps = plan.steps if phase == "train" else plan.eval_steps
-        every = [step for step in steps if phase == "eval" or due(step.when, entry.iteration + 1)]
-        self.came = {column for step in every for column in step.writes}
-        every = [self.as_it_runs(step) for step in every]
-        self.pools = {column: step.pool for step in every for column in step.writes}
-        self.columns, self.domains = plan.columns[phase], plan.domains[phase]
-        self.streams: dict[str, Any] = {}  # of each region that was asked for rows, its ``Intake``
-        self.rounds: dict[str, list[Any]] = {}  # once they are there
-        self._begin([step for step in every if not repeated(step)], keep)
+        due_steps = [step for step in steps if phase == "eval" or due(step.when, entry.iteration + 1)]
+        self.written = {column for step in due_steps for column in step.writes}
+        due_steps = [self.as_it_runs(step) for step in due_steps]
+        self.pools = {column: step.pool for step in due_steps for column in step.writes}
+        self.steps: Sequence[Step] = [step for step in due_steps if not repeated(step)]
+        self.round_rows: RoundRows | None = None
+        if inputs:
+            self.steps = inputs.steps
+            for step in inputs.steps:
+                self.pools |= dict.fromkeys(step.writes, step.pool)
+            self.round_rows = RoundRows(inputs, plan.pools, self.columns, self.domains, plan.models)
+            self.rows = self.round_rows.rows
+        else:
+            self.rows = Rows(plan.pools, self.steps, self.columns, self.domains, plan.models)
+
+        self.off_worker = {step.id for step in self.steps if step.beside}
+        self.parts = PartTable(
+            self.steps, plan.pools, self.pools, keep, self.off_worker, may_share=inputs is None
+        )
+        read_elsewhere = self._read_elsewhere()
+        self.awaited = {step.id for step in self.steps if self._is_awaited(step, read_elsewhere)}
+        self.unsubmitted = {step.id for step in self.steps}
+        self.unreported = 0
+        self.happened = set[Awaited]()
 
     def as_it_runs(self, step: Step) -> Step:
         """Return a step as it is in this iteration: what holds rows runs without new ones, too."""
-        return step if self.came.issuperset(step.reads) else replace(step, reads=())
+        return step if self.written.issuperset(step.reads) else replace(step, reads=())
 
-    def _begin(self, steps: Sequence[Step], keep: frozenset[str]) -> None:
-        self.steps, self.keep = steps, keep
-        self.rows = Rows(
-            self.plan.pools, self.steps, self.columns, self.domains, self.plan.models, self.given()
-        )
-        self.unread = Counter(column for step in self.steps for column in {*step.reads, *step.writes})
-        self.unheard = self.unread.copy()  # column -> its steps that have not reported
-        self.freed = {column for step in self.steps for column in step.frees} - keep
-        self.beside = {step.id for step in self.steps if step.beside}
-        self.stays, self.number = staying(self.steps, self.beside) & self.freed, next(EXECUTIONS)
-        self.shared = self.freed - self.stays if self.asks is None else frozenset[str]()  # none in a round
-        away = {column for s in self.steps for column in s.reads if self.pools.get(column, s.pool) != s.pool}
-        self.awaited = {step.id for step in self.steps if self._is_awaited(step, away)}
-        self.refs: dict[str, list[ColumnRef | None]] = {}  # column -> one per device of its pool
-        self.left: dict[int, list[ColumnRef]] = {}  # device -> what a round leaves unfinished
-        self.unsubmitted, self.unreported = {step.id for step in self.steps}, 0
-        self.happened = set[Awaited]()  # what steps may need
+    def _read_elsewhere(self) -> set[str]:
+        """Return the columns that another pool reads than the one that writes them."""
+        columns = set[str]()
+        for step in self.steps:
+            columns |= {column for column in step.reads if self.pools.get(column, step.pool) != step.pool}
+        return columns
 
-    def _is_awaited(self, step: Step, away: Collection[str]) -> bool:
+    def _is_awaited(self, step: Step, read_elsewhere: set[str]) -> bool:
         """Return whether the driver needs a step's rows, or another pool its columns."""
-        made = step in self.rows.makers.values() and (step.reads or self.rows.given is None)
-        return bool(step.filters or made) or any(column in away for column in step.writes)
+        if step.filters or not read_elsewhere.isdisjoint(step.writes):
+            return True
+        is_maker = step in self.rows.makers.values()
+        return is_maker and bool(step.reads or self.rows.given is None)
 
-    def given(self) -> int | None:
-        """Return the rows that sources give, where that is known before they report."""
-        return None
+    @property
+    def refs(self) -> dict[str, list[ColumnRef | None]]:
+        """Return the references of each column's parts, one per device of its pool."""
+        return self.parts.refs
 
     @property
     def done(self) -> bool:
@@ -127,61 +153,34 @@ class Execution:
 
     @property
     def ran(self) -> list[FinishedStep]:
-        """Return the steps in the plan's order, their devices in order."""
-        own = [FinishedStep(step, self._reports(step)) for step in self.steps]
-        inner = [ran for rounds in self.rounds.values() for one in rounds for ran in one.ran]
-        return sorted([*own, *inner], key=lambda ran: ran.step.id)
+        """Return the steps in the plan's order, their devices in order, with those of the rounds."""
+        finished = [FinishedStep(step, self._reports(step)) for step in self.steps]
+        for rounds in self.rounds.values():
+            for execution in rounds:
+                finished += execution.ran
+        return sorted(finished, key=lambda item: item.step.id)
 
     def _reports(self, step: Step) -> dict[Place, Report]:
         """Return a step's reports in order; of a collect, the first with the spans of its rows."""
         reports = dict(sorted(self.rows.reports[step.id].items()))
         if step.facts.collects:
-            first = next(iter(reports))
-            reports[first] = replace(reports[first], spans=self.streams[step.region].spans)
+            place = next(iter(reports))
+            reports[place] = replace(reports[place], spans=self.streams[step.region].spans)
         return reports
-
-    def makes(self, step: Step, shared: str) -> tuple[ColumnRef, ...]:
-        """Return where each column that a step writes goes; ``shared`` is where those do that others read."""
-        kinds = {column: shared if column in self.shared else STORE for column in step.writes}
-        kinds |= dict.fromkeys(self.stays.intersection(step.writes), WORKER)
-        return tuple(ColumnRef(self._name(column), kind) for column, kind in kinds.items())
-
-    def drops(self, step: Step) -> tuple[str, ...]:
-        """Return the names of parts that a step is the last to need."""
-        return tuple(self._name(column) for column in step.frees if column in self.stays)
-
-    def _name(self, column: str) -> str:
-        return f"{column} of execution {self.number}"
 
     def start(self, step: Step) -> None:
         """Note that a step's calls will be made next: steps behind it may read its columns."""
-        for column in self.stays.intersection(step.writes):
-            self.refs[column] = [ColumnRef(self._name(column))] * self.plan.pools[step.pool]
-            self.happened.add(column)
+        self.happened |= self.parts.start(step)
 
     def submitted(self, step: Step, outputs: Mapping[Place, Sequence[Any]]) -> None:
         """Note that a step's calls were made; the references are of its columns that do not stay."""
-        returned = [column for column in step.writes if column not in self.stays]
-        self.happened.update(returned)
-        for number, column in enumerate(returned):
-            parts: list[ColumnRef | None] = [None] * self.plan.pools[step.pool]
-            self.refs[column] = parts
-            for (_, device), references in outputs.items():
-                parts[device] = ColumnRef(self._name(column), references[number])
-        if step.leaves:
-            for (_, device), references in outputs.items():
-                self.left[device] = [ColumnRef("", left) for left in references[len(returned) :]]
+        self.happened.update(self.parts.add_outputs(step, outputs))
         self.unsubmitted.discard(step.id)  # a move of an engine may come again, in a slot that only fills
         self.unreported += len(outputs)
-        # pools get ahead of one another, so the last to read a column need not be the one the plan names
-        for column in {*step.reads, *step.writes}:
-            self.unread[column] -= 1
-            if not self.unread[column] and column in self.freed:
-                self.refs.pop(column, None)  # a collect reads columns of rounds
         if step.facts.collects:
             self.streams[step.region].release()
-            for one in self.rounds[step.region]:
-                one.refs.clear()
+            for execution in self.rounds[step.region]:
+                execution.refs.clear()
 
     def reported(self, step: Step, place: Place, report: Report) -> list[tuple[str, Place]]:
         """Note a device's report of its share; return what was shared, and by whom, that is read no more."""
@@ -191,10 +190,31 @@ class Execution:
         if len(reports) < len(step.devices):
             return []
         self.happened.add(step.id)
-        columns = {*step.reads, *step.writes}
-        self.unheard.subtract(columns)
-        over = [column for column in columns & self.shared if not self.unheard[column]]
-        return [(self._name(column), place) for column in over for place in self.places(self.pools[column])]
+        return self.parts.finish(step)
+
+    def leave_out(self, steps: Iterable[Step]) -> None:
+        """Leave out steps that were not submitted: no row has come to them."""
+        unneeded = {step.id for step in steps}
+        self.steps = [step for step in self.steps if step.id not in unneeded]
+        self.unsubmitted -= unneeded
+
+    def follow_completed(
+        self, positions: Mapping[str, int], controls: Mapping[str, float], states: Mapping[str, str]
+    ) -> None:
+        """Go on from what the iteration before has left, now that it is complete."""
+        self.previous = None
+        self.positions = positions
+        self.controls = controls
+        self.states = states
+
+    def release_previous(self) -> None:
+        """Let go of the iterations before, of which a round that has ended needs nothing."""
+        self.previous = None
+
+    def add_rounds(self, region: str, rounds: list[Execution]) -> None:
+        """Note that a region has the rows of this iteration, which these rounds have made."""
+        self.rounds[region] = rounds
+        self.happened.add(filled(region))
 
     def places(self, pool: str) -> list[Place]:
         """Return the places of a pool's workers."""
@@ -202,25 +222,35 @@ class Execution:
 
     def positions_after(self) -> dict[str, int]:
         """Return the rows that each source outside regions has given, this iteration's among them."""
-        ins = {node: function.ins for node, function in self.plan.functions[self.phase].items()}
-        sources = [step.node for step in self.steps if step.writes and ins.get(step.node) == {}]
-        return {**self.positions, **{n: self.position(n) + self.rows.source_rows(n) for n in sources}}
+        functions = self.plan.functions[self.phase]
+        positions = dict(self.positions)
+        for step in self.steps:
+            is_source = step.node in functions and functions[step.node].ins == {}
+            if step.writes and is_source:
+                positions[step.node] = self.position(step.node) + self.rows.source_rows(step.node)
+        return positions
+
+    def position(self, node: str) -> int:
+        """Return the rows that a data source has given before, those of iterations in flight among them."""
+        if self.previous is None or self.inputs:
+            return self.positions.get(node, 0)
+        return self.previous.position(node) + self.previous.rows.source_rows(node)
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of its regions."""
-        return {name: v for stream in self.streams.values() for name, v in stream.values.items()}
-
-    def holds(self, step: Step) -> set[str]:
-        """Return the pools that get nothing else while a step waits: of a collect, its region's."""
-        stream = self.streams.get(step.region)
-        return stream.pools if stream else {step.pool, step.source} - {""}
+        return {name: value for intake in self.streams.values() for name, value in intake.values.items()}
 
     def versions(self, step: Step) -> dict[str, int]:
         """Return the versions that a step reads: the plan counts from those on entry to the iteration.
 
-        An update that the iteration leaves out has made none.
+        An update that the iteration leaves out has made none. A round of a stream reads those that generation
+        was sent last.
         """
-        return {model: self._version(model, version) for model, version in step.models.items() if version}
+        versions = {model: self._version(model, version) for model, version in step.models.items() if version}
+        if self.inputs and self.inputs.serving:
+            sent = self.inputs.serving()
+            versions |= {model: sent[model] for model in step.models if model in sent}
+        return versions
 
     def _version(self, model: str, version: Version) -> int:
         if version.is_older:
@@ -228,37 +258,59 @@ class Execution:
         entered = self.entry.versions.get(model, 0)
         return entered + self.plan.since_entry(model, version, self.entry.iteration + 1)
 
-    def comes_first(self, step: Step) -> Iterable[Awaited]:
-        """Return what a step waits for although Ray would: what comes late is not to block its pool."""
-        return ()
+    def holds(self, step: Step) -> set[str]:
+        """Return what gets nothing else while a step waits.
 
-    def numbers(self, domain: str) -> Any:
-        """Return int64 ``[rows]``: the number of each row."""
+        That is the step's pool; for a collect, the pools of its region. A step behind the samples of a round
+        holds up its round alone.
+        """
+        intake = self.streams.get(step.region)
+        pools = {*intake.pools} if intake else {step.pool, step.source} - {""}
+        if self._keeps_turn(step):
+            return pools
+        return {f"{pool} in round {self.parts.number}" for pool in pools}
+
+    def comes_first(self, step: Step) -> list[Awaited]:
+        """Return what a step waits for although Ray would: what comes late is not to block its pool.
+
+        A step behind the samples of a round waits for the steps elsewhere whose columns it reads: generation
+        goes on until they are done.
+        """
+        if self._keeps_turn(step):
+            return []
+        events = list[Awaited]()
+        makers = {column: maker for maker in self.steps for column in maker.writes}
+        for column in step.reads:
+            maker = makers.get(column)
+            if maker and (maker.beside or maker.pool != step.pool):
+                events.append(maker.id)
+        return events
+
+    def _keeps_turn(self, step: Step) -> bool:
+        """Return whether pools take a step in its turn; those behind the samples of a round need not wait."""
+        if self.inputs is None or self.inputs.in_turn is None:
+            return True
+        return step.id in self.inputs.in_turn
+
+    def numbers(self, domain: str) -> IntArray:
+        """Return int64 ``[rows]``: the number of each row; in a round, that through the run."""
+        if self.round_rows:
+            return self.round_rows.numbers(domain)
         return np.arange(self.rows.count(domain))
 
-    def taken_up(self, step: Step, rows: Any) -> Arguments:
+    def resumed(self, step: Step, rows: Any) -> Arguments:
         """Return the unfinished rows that a step goes on with; only a round has some."""
+        if self.round_rows:
+            return self.round_rows.resumed(step, rows)
         return (), ()
 
-    def part(self, column: str, device: int) -> ColumnRef:
+    def reference(self, column: str, device: int) -> ColumnRef:
         """Return the reference of a column's part on a device of the pool that wrote it."""
-        ref = self.refs[column][device]
-        assert ref, f"device {device} has no rows of {column}"
-        return ref
+        return self.parts.reference(column, device)
 
     def selection(self, column: str) -> Selection:
         """Return all rows of a column."""
-        domain = self.columns[column].domain
-        lies = self.rows.layout(domain, self.columns[column].layout, self.pools[column])
-        owner, place = layouts.where(lies, self.rows.count(domain))
-        sizes = tuple(len(rows) for rows in lies)
-        return Selection(tuple(self.refs[column]), sizes, np.cumsum((0, *sizes))[owner] + place)
-
-    def position(self, node: str) -> int:
-        """Return the rows that a data source has given before, those of iterations in flight among them."""
-        if self.before is None:
-            return self.positions.get(node, 0)
-        return self.before.position(node) + self.before.rows.source_rows(node)
+        return self.parts.selection(column, self.rows)
 
 
 def filled(region: str) -> Awaited:

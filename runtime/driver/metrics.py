@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -121,7 +121,7 @@ def performance(plan: Plan, ran: Sequence[FinishedStep], values: Mapping[str, fl
         rates["perf/tokens_per_second"] = tokens / values["time/step"]
     if generating := sum(_seconds(plan, item) for item in ran if _generates(item)):
         rates["perf/generated_per_second"] = values["tokens/generated"] / generating
-    passed = Counter[str]()  # node -> tokens that its train engine went through
+    passed: dict[str, float] = defaultdict(float)  # node -> tokens that its train engine went through
     for item in ran:
         passed[item.step.node] += sum(one.used.tokens for one in item.reports.values() if not item.step.joins)
     rates |= {f"perf/tokens_per_second/{n}": t / values[f"time/{n}"] for n, t in passed.items() if t}

@@ -56,8 +56,8 @@ def _rows(execution: Execution, step: Step) -> Iterable[Awaited]:
 
 def _before(execution: Execution) -> Iterator[Execution]:
     """Yield the iterations in flight before one."""
-    while execution.before is not None:
-        execution = execution.before
+    while execution.previous is not None:
+        execution = execution.previous
         yield execution
 
 

@@ -98,10 +98,11 @@ class BufferedRows:
     @staticmethod
     def recorded(record: Mapping[str, Sequence[Any]], parts: Sequence[Any]) -> BufferedRows:
         """Restore a ``record`` with its columns: each in one part that has the rows in order."""
-        arrays = [np.array(record[name], np.int64) for name in ("lengths", "prompts", "made")]
-        rows = len(arrays[0])
+        lengths, prompts, made = (np.array(record[name], np.int64) for name in ("lengths", "prompts", "made"))
+        rows = len(lengths)
         refs = [ColumnRef(name, part) for name, part in zip(record["columns"], parts, strict=True)]
-        return BufferedRows(*arrays, {ref.name: Selection((ref,), (rows,), np.arange(rows)) for ref in refs})
+        columns = {ref.name: Selection((ref,), (rows,), np.arange(rows)) for ref in refs}
+        return BufferedRows(lengths, prompts, made, columns)
 
 
 def joined(buffers: Sequence[BufferedRows]) -> BufferedRows:
@@ -111,10 +112,12 @@ def joined(buffers: Sequence[BufferedRows]) -> BufferedRows:
         return buffers[0]
     names = buffers[0].columns
     columns = {name: end_to_end([buffered.columns[name] for buffered in buffers]) for name in names}
-    arrays = (
-        np.concatenate([getattr(buffered, a) for buffered in buffers]) for a in ("lengths", "prompts", "made")
+    return BufferedRows(
+        lengths=np.concatenate([buffered.lengths for buffered in buffers]),
+        prompts=np.concatenate([buffered.prompts for buffered in buffers]),
+        made=np.concatenate([buffered.made for buffered in buffers]),
+        columns=columns,
     )
-    return BufferedRows(*arrays, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,24 @@ class Waiting:
     prompts: BufferedRows = BufferedRows()
     samples: BufferedRows = BufferedRows()
 
+    def of_groups(self, is_wanted: Any) -> Waiting:
+        """Return some of the unfinished groups, by bool ``[groups]``."""
+        if is_wanted.all():
+            return self
+        is_sample_wanted = np.isin(self.samples.prompts, self.prompts.prompts[is_wanted])
+        return Waiting(
+            prompts=self.prompts.left(np.flatnonzero(is_wanted)),
+            samples=self.samples.left(np.flatnonzero(is_sample_wanted)),
+        )
+
     def parts(self) -> dict[str, BufferedRows]:
         """Return those that have rows, by name."""
         buffers = {name: getattr(self, name) for name in ("rows", "prompts", "samples")}
         return {name: buffered for name, buffered in buffers.items() if len(buffered)}
+
+
+def together(groups: Sequence[Waiting]) -> Waiting:
+    """Return the unfinished groups of several, one after the other."""
+    prompts = joined([waiting.prompts for waiting in groups])
+    samples = joined([waiting.samples for waiting in groups])
+    return Waiting(prompts=prompts, samples=samples)

@@ -36,8 +36,16 @@ class Rows:
         domains: Mapping[str, GraphDomain],
         models: Mapping[str, ModelPlan],
         given: int | None = None,
+        numbered: Callable[[str], Any] | None = None,
     ) -> None:
-        """Start without reports; ``given`` are the rows of sources, where they are known before."""
+        """Start without reports.
+
+        Args:
+            pools: devices of each pool. steps: of the execution. columns: of the plan's phase. domains: of
+            the plan's phase. models: of the plan. given: the rows of sources, where they are known before
+            these report. numbered: returns the numbers by which rows of a source are dealt to devices; None:
+            by their place.
+        """
         self.given = given
         self.pools, self.columns, self.domains, self.models = pools, columns, domains, models
         by_node = {step.node: step for step in steps}
@@ -47,7 +55,7 @@ class Rows:
         self.reports: dict[int, dict[Place, Report]] = {}  # step -> its reports
         self.collects = {columns[step.writes[0]].domain: step for step in steps if step.facts.collects}
         self.collected: dict[str, BufferedRows] = {}  # domain -> its rows, once they are known
-        self.numbered: Callable[[str], Any] | None = None  # of rows that stay on their device: their numbers
+        self.numbered = numbered
         self._layouts: dict[tuple[str, str, int], Layout] = {}  # (domain, layout, devices)
         self._origins: dict[str, Any] = {}
 
@@ -64,12 +72,12 @@ class Rows:
             return {step.id} | self.known_by(above, step.layout) | self.known_by(above, layout)
         if parts := self.domains[domain].parts:
             return {event for part in parts for event in self.known_by(part, layout)}
-        parent, step = self.domains[domain].parent, self.makers.get(domain)
+        parent, maker = self.domains[domain].parent, self.makers.get(domain)
         reported = self.is_reported(domain)
-        events = self.known_by(parent, step.layout if step and reported else NONE) if parent else set()
+        events = self.known_by(parent, maker.layout if maker and reported else NONE) if parent else set()
         counted = reported or (parent is None and self.given is None)
-        if step and (counted or layout.way == "balanced"):  # which goes by lengths
-            events.add(step.id)
+        if maker and (counted or layout.way == "balanced"):  # which goes by lengths
+            events.add(maker.id)
         return events
 
     def is_reported(self, domain: str) -> bool:

@@ -13,8 +13,8 @@ from rlgraph.runtime.driver.iteration import Execution
 
 def state(execution: Execution, node: str | None) -> str:
     """Return a node's state before an execution; "" of none, and where it has none yet."""
-    if execution.before is not None:
-        return _after(execution.before, node)
+    if execution.previous is not None:
+        return _after(execution.previous, node)
     return execution.states.get(node or "", "")
 
 

@@ -44,6 +44,8 @@ def _each(step: Step, method: str, inputs: Callable[[int], Arguments]) -> list[W
 def _run(execution: Execution, step: Step) -> list[WorkerCall]:
     domain = execution.columns[step.reads[0]].domain if step.reads else ""
     rows = execution.rows.layout(domain, step.layout, step.pool) if domain else None
+    requested = execution.inputs.requested if execution.inputs else None
+    yields = execution.inputs.yields if execution.inputs else False
     scope = Scope(
         phase=execution.phase,
         iteration=execution.entry.iteration,
@@ -52,24 +54,24 @@ def _run(execution: Execution, step: Step) -> list[WorkerCall]:
         versions=execution.versions(step),
         adapted=adapted(execution, step),
         state=state(execution, execution.plan.functions[execution.phase][step.node].state),
-        asks=None if domain else execution.asks,
-        resumes=execution.asks is not None,
-        yields=execution.yields and bool(step.leaves),
+        asks=None if domain else requested,
+        resumes=requested is not None,
+        yields=yields and bool(step.leaves),
     )
     kind = execution.domains[domain].kind if domain else ""
     samples, total = execution.rows.samples(domain) if is_made_of(kind, "samples") else (None, 0)
 
     def inputs(device: int) -> Arguments:
         held = () if rows is None else rows[device]
-        begun, left = execution.taken_up(step, held)
+        begun, left = execution.resumed(step, held)
         numbers = () if rows is None else execution.numbers(domain)[held]
-        parts = [execution.part(column, device) for column in step.reads]
+        parts = [execution.reference(column, device) for column in step.reads]
         own = replace(scope, rows=numbers, begun=begun)
         if samples is not None:
             own = replace(own, samples=samples[held], total_samples=total)
         return (step.node, own), (*parts, *left)
 
-    leaves = 0 if execution.asks is None else step.leaves
+    leaves = step.leaves if execution.inputs else 0
     return [replace(call, leaves=leaves) for call in _each(step, "run", inputs)]
 
 
@@ -91,7 +93,7 @@ def _select(execution: Execution, step: Step) -> list[WorkerCall]:
     held = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)
     kept = execution.rows.origin(execution.columns[copy].domain)
     places = [np.flatnonzero(np.isin(rows, kept)) for rows in held]
-    return _each(step, "select", lambda device: ((places[device],), (execution.part(column, device),)))
+    return _each(step, "select", lambda device: ((places[device],), (execution.reference(column, device),)))
 
 
 def _repeat(execution: Execution, step: Step) -> list[WorkerCall]:
@@ -100,16 +102,16 @@ def _repeat(execution: Execution, step: Step) -> list[WorkerCall]:
     times, whole = domain.times, execution.rows.whole(domain.name)
     rises = domain in ancestors(execution.domains, execution.columns[column].domain)
     if rises:  # it has as many rows: it is of rows made of these, one for each
-        return _each(step, "repeat", lambda device: ((1,), (execution.part(column, device),)))
+        return _each(step, "repeat", lambda device: ((1,), (execution.reference(column, device),)))
     if whole is None and not domain.most:
-        return _each(step, "repeat", lambda device: ((times,), (execution.part(column, device),)))
+        return _each(step, "repeat", lambda device: ((times,), (execution.reference(column, device),)))
     held = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)
     if domain.most:
         counts = execution.rows.counts(domain.name)
         places = [np.arange(len(rows)).repeat(counts[rows]) for rows in held]
     else:
         places = [np.flatnonzero(np.isin(rows, whole)).repeat(times) for rows in held]
-    return _each(step, "select", lambda device: ((places[device],), (execution.part(column, device),)))
+    return _each(step, "select", lambda device: ((places[device],), (execution.reference(column, device),)))
 
 
 def _repartition(execution: Execution, step: Step) -> list[WorkerCall]:

@@ -67,7 +67,7 @@ def _excerpt(execution: Execution, name: str, base: str) -> tuple[Excerpt, list[
         wanted = np.flatnonzero(origin[held] < ROWS)
         if len(wanted) or not sources:  # a part at least, of no rows
             lines.append(origin[held][wanted])
-            sources.append(RowSource((pool, device), execution.part(name, device).location, wanted))
+            sources.append(RowSource((pool, device), execution.reference(name, device).location, wanted))
     return Excerpt(column.said, np.concatenate(lines), len(sources)), sources
 
 

@@ -13,8 +13,8 @@ from rlgraph.compiler import compile_graph
 from rlgraph.costs.memory import away_items
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Step, Target
-from rlgraph.planning.admission import Admission
-from rlgraph.planning.stream_simulation import simulate_stream
+from rlgraph.streaming.rules import Window
+from rlgraph.streaming.simulate import simulate_stream
 from rlgraph.view.stream import recorded_stream
 from rlgraph.view.timeline import expected
 
@@ -38,22 +38,26 @@ def note(plan: Plan) -> str:
 
 def test_twice_the_servers_take_half_as_long_where_training_waits() -> None:
     alone = simulate_stream(work([10.0], staleness=0, **SLOTS), update=7, sync=1)
-    lent = simulate_stream(work([10.0], staleness=0, lent=1, **SLOTS), update=7, sync=1)
+    lent = simulate_stream(work([10.0], staleness=0, lent_servers=1, **SLOTS), update=7, sync=1)
     assert (alone.seconds, lent.seconds) == (48, 28)
 
 
 def test_an_update_waits_for_a_round_that_is_lent() -> None:
     """Rewards come in the middle of a round of five tokens, which the pool draws to its end."""
-    told = {"staleness": 1, "beside": (2.0, 0.0), "chunk": 5}
+    told = {"staleness": 1, "measuring_elsewhere": (2.0, 0.0), "chunk": 5}
     alone = simulate_stream(work([10.0], **told), update=1, sync=1)
-    lent = simulate_stream(work([10.0], lent=1, **told), update=1, sync=1)
+    lent = simulate_stream(work([10.0], lent_servers=1, **told), update=1, sync=1)
     assert alone.seconds <= lent.seconds <= alone.seconds + 5
 
 
 def test_what_moves_is_read_again() -> None:
     def seconds(price: float) -> float:
         priced = work(
-            [10.0] * 15 + [150.0], staleness=1, lent=1, chunk=10, read=lambda n, each: n * each * price
+            [10.0] * 15 + [150.0],
+            staleness=1,
+            lent_servers=1,
+            chunk=10,
+            read=lambda n, each: n * each * price,
         )
         return simulate_stream(priced, update=5, sync=1).seconds
 
@@ -61,7 +65,7 @@ def test_what_moves_is_read_again() -> None:
 
 
 def test_where_training_is_the_slower_nothing_changes() -> None:
-    course = [simulate_stream(work([10.0], lent=lent), update=40, sync=1) for lent in (0, 1)]
+    course = [simulate_stream(work([10.0], lent_servers=lent), update=40, sync=1) for lent in (0, 1)]
     assert course[0].seconds == course[1].seconds
 
 
@@ -75,9 +79,11 @@ def test_where_training_is_the_slower_nothing_changes() -> None:
 def test_bounds_hold_whatever_is_lent(
     lengths: list[float], staleness: int, update: float, too_old: str, beside: float
 ) -> None:
-    rules = Admission(8, 2, staleness, "fifo", too_old)
+    window = Window(8, 2, staleness, "fifo", too_old)
     course = simulate_stream(
-        work(lengths, chunk=20, rules=rules, lent=2, beside=(beside, 0.1)), update, sync=1
+        work(lengths, chunk=20, window=window, lent_servers=2, measuring_elsewhere=(beside, 0.1)),
+        update,
+        sync=1,
     )
     assert 0 <= course.age <= course.oldest <= staleness
     assert course.waiting <= (staleness + 1) * 8

@@ -20,16 +20,16 @@ from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.ir.prediction import StreamForecast
-from rlgraph.planning.admission import Admission
 from rlgraph.planning.host_memory import held_bytes
 from rlgraph.planning.predict import Scenario
 from rlgraph.planning.simulate import occupied
-from rlgraph.planning.stream_simulation import simulate_stream, stream_course
 from rlgraph.printing.headline import headline
 from rlgraph.request import PlanRequest
 from rlgraph.search.layout import PoolLayout
 from rlgraph.search.moves import overrides
 from rlgraph.search.text import contest_text
+from rlgraph.streaming.rules import Window
+from rlgraph.streaming.simulate import simulate_stream, stream_course
 from rlgraph.units import middle
 from rlgraph.view.contents import contents
 from rlgraph.view.stream import LANES
@@ -89,14 +89,14 @@ def test_slots_that_are_fewer_than_samples() -> None:
 
 def test_rewards_beside_hold_up_rows_and_no_round() -> None:
     alone = simulate_stream(work([10.0], staleness=0), update=7, sync=1)
-    beside = simulate_stream(work([10.0], staleness=0, beside=(2.0, 0.5)), update=7, sync=1)
-    on_pool = simulate_stream(work([10.0], staleness=0, measured=(2.0, 0.5)), update=7, sync=1)
+    beside = simulate_stream(work([10.0], staleness=0, measuring_elsewhere=(2.0, 0.5)), update=7, sync=1)
+    on_pool = simulate_stream(work([10.0], staleness=0, measuring_on_pool=(2.0, 0.5)), update=7, sync=1)
     assert beside.seconds == on_pool.seconds == alone.seconds + 6
     assert (beside.generating, on_pool.generating) == (alone.generating, alone.generating + 6)
 
 
 def test_a_filter_that_keeps_half_doubles_the_rounds() -> None:
-    course = simulate_stream(work([10.0], staleness=0, kept=0.5), update=7, sync=1)
+    course = simulate_stream(work([10.0], staleness=0, kept_share=0.5), update=7, sync=1)
     # eight rows are begun, four stay; then four more and two stay; at last two and two
     assert course.seconds > 7 + 1 + 2 * 10
 
@@ -123,8 +123,8 @@ def test_a_long_tail_is_hidden_by_staleness() -> None:
 
 def test_what_would_be_too_old_is_dropped_or_waited_for() -> None:
     tail = [10.0] * 15 + [150.0]
-    rules = Admission(rows=8, group=2, staleness=1, too_old="drop")
-    dropping = simulate_stream(work(tail, chunk=10, rules=rules), update=5, sync=1)
+    window = Window(rows=8, group=2, staleness=1, too_old="drop")
+    dropping = simulate_stream(work(tail, chunk=10, window=window), update=5, sync=1)
     waiting = simulate_stream(work(tail, chunk=10), update=5, sync=1)
     assert dropping.seconds < 0.5 * waiting.seconds
     assert 0.1 < dropping.dropped < 0.5 and waiting.dropped == 0
@@ -132,10 +132,10 @@ def test_what_would_be_too_old_is_dropped_or_waited_for() -> None:
 
 def test_in_order_weights_change_where_nothing_is_begun() -> None:
     """Eight rows of the next iteration are drawn before the sync, so that only an update can hide them."""
-    in_order = Admission(rows=8, group=2, staleness=1, order="in_order")
-    course = simulate_stream(work([10.0], rules=in_order), update=30, sync=1)
+    in_order = Window(rows=8, group=2, staleness=1, order="in_order")
+    course = simulate_stream(work([10.0], window=in_order), update=30, sync=1)
     assert (course.seconds, course.oldest) == (31, 1)
-    short = simulate_stream(work([10.0], rules=in_order), update=3, sync=1)
+    short = simulate_stream(work([10.0], window=in_order), update=3, sync=1)
     assert short.seconds == 11
 
 
@@ -159,8 +159,8 @@ def test_bounds_hold_for_any_lengths(
     chunk: float,
     beside: float,
 ) -> None:
-    rules = Admission(8, 2, staleness, order, too_old, in_flight)
-    streamed = work(lengths, chunk=chunk, rules=rules, beside=(beside, 0.1))
+    window = Window(8, 2, staleness, order, too_old, in_flight)
+    streamed = work(lengths, chunk=chunk, window=window, measuring_elsewhere=(beside, 0.1))
     course = simulate_stream(streamed, update, sync=1)
     assert course == simulate_stream(streamed, update, sync=1)
     assert 0 <= course.age <= course.oldest <= staleness

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlgraph.planning.admission import Admission
-from rlgraph.planning.stream_simulation import RegionWork
+from rlgraph.streaming.rules import Window
+from rlgraph.streaming.simulate import RegionWork
 
 STREAMED = (
     "pools={train: {devices: 4}, gen: {devices: 4}}",
@@ -18,7 +18,7 @@ STREAMED = (
 def work(lengths: list[float], staleness: int = 1, chunk: float = 100, **changed: Any) -> RegionWork:
     """Four groups of two, whose every token takes a second, however many are drawn."""
     told: dict[str, Any] = {
-        "rules": Admission(rows=8, group=2, staleness=staleness),
+        "window": Window(rows=8, group=2, staleness=staleness),
         "lengths": lengths,
         "prompt": 0.0,
         "chunk": chunk,
@@ -26,7 +26,7 @@ def work(lengths: list[float], staleness: int = 1, chunk: float = 100, **changed
         "slots": 1000,
         "decode": lambda samples, context: 1.0,
         "read": lambda samples, tokens: 0.0,
-        "measured": (0.0, 0.0),
-        "beside": (0.0, 0.0),
+        "measuring_on_pool": (0.0, 0.0),
+        "measuring_elsewhere": (0.0, 0.0),
     }
     return RegionWork(**told | changed)

@@ -12,7 +12,7 @@ from ran import metrics, same_weights
 from safetensors.torch import load_file
 
 from rlgraph.errors import RunError
-from rlgraph.runtime.driver.flow import Flow
+from rlgraph.runtime.driver.region import RunningRegion
 from rlgraph.runtime.run import run_graph
 
 GRAPH = str(Path(__file__).parent / "streamed.yaml")
@@ -154,18 +154,20 @@ def test_a_function_says_which_groups_come_next_and_one_that_takes_none_leaves_t
 
 
 def test_nothing_is_kept_of_rows_that_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    flows: list[Flow] = []
+    regions: list[RunningRegion] = []
 
-    def noted(*args: Any) -> Flow:
-        flows.append(Flow(*args))
-        return flows[-1]
+    def noted(*args: Any) -> RunningRegion:
+        regions.append(RunningRegion(*args))
+        return regions[-1]
 
-    monkeypatch.setattr("rlgraph.runtime.segments.Flow", noted)
+    monkeypatch.setattr("rlgraph.runtime.segments.RunningRegion", noted)
     Path("policies.py").write_text(POLICIES)
     run("a", "schedule.stream={staleness: 1, too_old: drop, chunk: 8, order: 'policies.py:late'}")
     assert sum(line["finished/dropped"] for line in metrics("a")) > 0
-    (flow,) = flows
-    assert flow.clock.times.keys() <= {*flow.ahead, *flow.buffer.prompts.tolist()}
+    (region,) = regions
+    assert region.clock.times.keys() <= {*region.ledger.in_flight, *region.buffer.prompts.tolist()}
+    assert region.ledger.prompts == region.buffer.prompts.tolist()
+    assert region.ledger.begun == region.buffer.made.tolist()
 
 
 def test_a_source_that_gives_fewer_rows_than_asked_for_is_named() -> None:

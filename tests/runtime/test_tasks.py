@@ -12,7 +12,8 @@ from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import InlineCluster
 from rlgraph.runtime.columns.part import Part
 from rlgraph.runtime.driver.driver import Driver, PendingCall
-from rlgraph.runtime.driver.iteration import Entry, Execution, staying
+from rlgraph.runtime.driver.iteration import Entry, Execution
+from rlgraph.runtime.driver.rows import staying
 from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task, TaskCounter
 from rlgraph.runtime.segments import State, stretch
 from rlgraph.runtime.worker.worker import Worker
