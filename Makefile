@@ -31,15 +31,21 @@ demo: install  ## Train a small model to add, by SFT and then GRPO (about 3 minu
 	@$(BIN)/rlgraph run demo --run-dir runs/demo
 
 # one thread each, as two workers share two cores; the tests of a file share what they make, and stay on one
-TWO = -q -n 2 --dist loadfile --no-loadscope-reorder
+SLOWEST = --durations=25 --durations-min=1
+TWO = -q -n 2 --dist loadfile --no-loadscope-reorder $(SLOWEST)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO)
 # AGAIN=1, for CI: what failed runs once more, with nothing beside it and however late, and what fails twice has failed
 ALONE = -n 0 --last-failed --last-failed-no-failures none --until inf
 again = $(1) || { [ "$(AGAIN)" ] && $(1) $(ALONE) && echo 'these tests failed and passed alone: mend them'; }
-test: install  ## Lint, types, and all tests but the nightly ones
+# SGLang's tests run beside the others, on one worker, so that no core waits for the last file; what they print comes last
+SGLANG_TEXT := build/sglang-tests.txt
+test: install .sglang/installed  ## Lint, types, and all tests but the nightly ones
 	@$(MAKE) --no-print-directory lint
-	$(call again,$(PYTEST))
-	@$(MAKE) --no-print-directory sglang
+	@mkdir -p $(dir $(SGLANG_TEXT))
+	{ $(call again,$(SGLANG_PYTEST) -n 1); } > $(SGLANG_TEXT) 2>&1 & beside=$$!; \
+	{ $(call again,$(PYTEST)); }; first=$$?; \
+	wait $$beside; second=$$?; cat $(SGLANG_TEXT); \
+	[ $$first = 0 ] && [ $$second = 0 ]
 
 # Properties are tried on more examples, too. What MINUTES don't suffice for is named at the end; a fifth is SGLang's.
 MINUTES ?= 60
@@ -51,7 +57,7 @@ nightly: install .sglang/installed .peers/installed  ## Tests that are slow or r
 
 # SGLang without a GPU wants an environment of its own; what a CUDA build would bring lies in runtime/engines/sglang/cpu
 SGLANG := runtime/engines/sglang/cpu
-SGLANG_PYTEST = PYTHONPATH=$(SGLANG) OMP_NUM_THREADS=1 .sglang/bin/python -m pytest $(TWO) tests/sglang
+SGLANG_PYTEST = PYTHONPATH=$(SGLANG) OMP_NUM_THREADS=1 .sglang/bin/python -m pytest $(TWO) -o cache_dir=.pytest_cache/sglang tests/sglang
 .sglang/installed: $(SGLANG)/requirements.txt requirements/sglang-cpu.txt pyproject.toml
 	$(PYTHON) -m venv --clear .sglang
 	.sglang/bin/python $(PINNED)/build.txt

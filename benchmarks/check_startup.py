@@ -17,7 +17,7 @@ import sys
 from rlgraph.frontend.shipped import shipped_graphs
 
 TARGET_S = 0.5
-FLOOR = "import click, networkx, pydantic, yaml"
+FLOOR = "import click, pydantic, yaml"
 
 
 def main() -> None:

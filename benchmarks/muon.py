@@ -25,7 +25,7 @@ import torch.multiprocessing as multiprocessing
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlgraph.compiler import compile_graph
-from rlgraph.costs.efficiency import MASTER
+from rlgraph.costs.dtypes import MASTER
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.muon import averages_on_device
 from rlgraph.runtime.demo import make_tokenizer

@@ -26,8 +26,8 @@ from rlgraph.request import PlanRequest
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow, show_text
 from rlgraph.view.contents import contents
-from rlgraph.view.drawings.boxes import DrawingOptions
 from rlgraph.view.drawings.dot import dot, picture
+from rlgraph.view.drawings.drawing_options import DrawingOptions
 from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.page import page
 from rlgraph.view.recorded import metrics_so_far, read_timeline

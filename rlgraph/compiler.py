@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlgraph.costs.detect import local_devices
-from rlgraph.costs.hardware import Here
 from rlgraph.engines.registry import SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.frontend.compose import as_written
@@ -17,7 +15,6 @@ from rlgraph.lowering import Lowered, lower_tree, plan_tree, uncollected
 from rlgraph.planning.auto_settings import embedded, fixed
 from rlgraph.planning.device_groups import aligned, on_whole_hosts
 from rlgraph.planning.model_limits import suit_models
-from rlgraph.planning.predict import DoesNotFitError, Scenario, predict
 from rlgraph.request import PlanRequest
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
@@ -25,6 +22,8 @@ from rlgraph.version import VERSION
 from rlgraph.warnings.laws import find_warnings
 
 if TYPE_CHECKING:
+    from rlgraph.costs.hardware import Here
+    from rlgraph.planning.predict import Scenario
     from rlgraph.search.evaluate import Evaluator
 
 
@@ -115,6 +114,9 @@ class Compilation:
 
     def _predicted(self, plan: Plan, scenario: Scenario) -> Plan:
         """Return the plan as predicted; if it does not fit, the error has the changes that would help."""
+        # a third of rlgraph, which only plans for a cluster need
+        from rlgraph.planning.predict import DoesNotFitError, predict
+
         try:
             return predict(plan, scenario)
         except DoesNotFitError as error:
@@ -155,7 +157,11 @@ class Compilation:
             return request.devices or self._scenario.cluster.total
         if request.devices is not None:
             return request.devices
-        return request.here().total if request.here else local_devices()
+        if request.here:
+            return request.here().total
+        from rlgraph.costs.detect import local_devices
+
+        return local_devices()
 
     def _problems_beside(self, rest: Tree | None) -> Sequence[Problem]:
         """Return the problems in the rest of a graph some of whose settings could not be made."""
@@ -202,6 +208,8 @@ def _check_pool_sizes(plan: Plan, tree: Tree, devices: int) -> None:
 
 def _scenario(target: Target, here: Here | None, devices: int | None) -> Scenario:
     """Return a target's scenario; of ``auto``, with as many hosts like ``here`` as its GPUs take."""
+    from rlgraph.planning.predict import Scenario
+
     scenario = Scenario.of(target, here)
     cluster = scenario.cluster
     hosts = -(-(devices or 0) // cluster.devices)

@@ -8,10 +8,8 @@ RlgraphError        anything that is the user's to mend; the CLI prints it and e
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import textwrap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +18,8 @@ from rlgraph.variables import hidden
 
 # what a terminal obeys (escapes, carriage returns, directions of writing), and what can't be encoded
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+FEW = 12  # names that an error lists whole; of more it has the nearest
+NEAREST = 5
 LONGEST = 4000  # characters of somebody else's error that are shown
 
 
@@ -64,6 +64,7 @@ class Problem:
     remedy: str = ""
     drawing: str = ""  # the piece of the graph, for a problem between nodes
     grade: Literal["error", "warning"] = "error"  # a graph with warnings runs, and likely not as meant
+    nearest_names: str = ""  # what the text has in place of ``accepted`` where that is long (``few_of``)
 
     def render(self) -> str:
         """Return the problem as text: place and law, the line with a caret, what is accepted, the remedy."""
@@ -72,7 +73,9 @@ class Problem:
         if self.mark:
             number, (line, column) = str(self.mark.line), self.mark.excerpt()
             lines += [f"  {number} | {line}", f"  {' ' * len(number)} | {' ' * column}^"]
-        if self.accepted:
+        if self.nearest_names:
+            lines.append(f"  {self.nearest_names}")
+        elif self.accepted:
             lines.append(f"  accepted: {', '.join(self.accepted)}")
         if remedy:
             lines.append(f"  {remedy}")
@@ -132,6 +135,8 @@ def fitted(text: str, width: int) -> str:
         + move prompt to
              main[0-7]
     """
+    import textwrap
+
     lines = []
     for line in text.split("\n"):
         second = re.match(r".\s*\S.*?\s{2,}(?=\S)", line)
@@ -164,9 +169,27 @@ def nearest(name: str, known: Collection[str]) -> str:
         >>> nearest("rewrads", ["rewards", "values"]), nearest("ppo", ["dpo", "ppo_clip"])
         ('did you mean `rewards`?', 'did you mean `ppo_clip`?')
     """
+    import difflib  # most graphs have no error
+
     whole = [other for other in known if len(name) > 2 and other.startswith(name)]
     match = whole or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean `{match[0]}`?" if match else ""
+
+
+def few_of(name: str, known: Collection[str], command: str) -> str:
+    """Return the names most like a wrong one, and the command that lists all; nothing where all are few.
+
+    Example:
+        >>> few_of("reward.exakt", ["reward.exact", "rewards", *map(str, range(80))], "rlgraph nodes")
+        'nearest: reward.exact, rewards; `rlgraph nodes` lists all 82'
+    """
+    if len(known) <= FEW:
+        return ""
+    import difflib
+
+    alike = difflib.get_close_matches(name, list(known), n=NEAREST, cutoff=0.5)
+    all_of_them = f"`{command}` lists all {len(known)}"
+    return f"nearest: {', '.join(alike)}; {all_of_them}" if alike else all_of_them
 
 
 def divisors(number: int) -> list[str]:
@@ -192,7 +215,12 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 
 
 def fail(
-    kind: str, law: str, mark: Mark | None, accepted: Iterable[str] = (), remedy: str = ""
+    kind: str,
+    law: str,
+    mark: Mark | None,
+    accepted: Iterable[str] = (),
+    remedy: str = "",
+    nearest_names: str = "",
 ) -> GraphError:
     """Return a ``GraphError`` of one problem."""
-    return GraphError([Problem(kind, law, mark, tuple(accepted), remedy)])
+    return GraphError([Problem(kind, law, mark, tuple(accepted), remedy, nearest_names=nearest_names)])

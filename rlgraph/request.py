@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from rlgraph.costs.hardware import Here
 from rlgraph.ir.plan import Origin, Target
 from rlgraph.syntax.source import Tree
+
+if TYPE_CHECKING:
+    from rlgraph.costs.hardware import Here
 
 
 @dataclass(frozen=True)

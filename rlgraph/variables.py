@@ -7,14 +7,16 @@ values. What an error or a log would repeat of a value is written as the referen
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+if TYPE_CHECKING:
+    import logging
 
 REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
 SHORT = 5  # characters of a value that is no secret: it stands in many a word, and is not hidden
@@ -62,6 +64,8 @@ def hide(values: Mapping[str, str]) -> None:
             forms = (value, quote(value, safe=""), repr(value)[1:-1], json.dumps(value)[1:-1])
             _hidden.update(dict.fromkeys(forms, f"${{env:{name}}}"))
     if _hidden:
+        import logging  # most graphs refer to no variable
+
         logging.setLogRecordFactory(_record)
 
 
@@ -74,6 +78,8 @@ def hidden(text: str) -> str:
 
 def _record(*args: Any, **named: Any) -> logging.LogRecord:
     """Return a log record whose message and traceback repeat no hidden value."""
+    import logging
+
     record = logging.LogRecord(*args, **named)
     with suppress(TypeError, ValueError):  # a wrong format, of which the log's handler complains
         message = record.getMessage()

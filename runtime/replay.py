@@ -243,7 +243,8 @@ def _give(execution: Execution, step: Step, columns: Mapping[str, Part]) -> None
     if step.facts.copies:
         return
     parts = [columns[name] for name in step.writes]
-    execution.refs |= {name: [ColumnRef(name, Value(columns[name]))] for name in step.writes}
+    for name in step.writes:
+        execution.refs[name] = [ColumnRef(name, Value(columns[name]))]
     execution.happened |= {step.id, *step.writes}
     if not parts:
         return

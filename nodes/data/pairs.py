@@ -15,10 +15,11 @@ from rlgraph.nodes.data.prompts import (
     sequences,
     with_columns,
 )
-from rlgraph.nodes.support.conversation import Template, Turns
+from rlgraph.nodes.support.chat_template import Template
 from rlgraph.nodes.support.dataset import DataSet, SourceFiles, load_examples
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.row_field import DataError, FileColumns
+from rlgraph.nodes.support.row_form import Turns
 from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
 
 

@@ -6,21 +6,23 @@ needs saving.
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
-from rlgraph.nodes.support.chat_template import CutSide, cut
-from rlgraph.nodes.support.conversation import Template, Turns
-from rlgraph.nodes.support.dataset import DataSet, load_examples, load_prompts
+from rlgraph.nodes.support.chat_template import CutSide, Template, cut
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.mixture import mixture_of, pick, pick_mixed
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.row_field import FileColumns, as_column, type_of
-from rlgraph.nodes.support.row_tokens import Example
+from rlgraph.nodes.support.row_form import Turns
 from rlgraph.ops import Context, File, Tokenizer, boolean, int64, op, prompt_tokens, samples, text, tokens
 from rlgraph.ops import prompts as prompts_domain
 from rlgraph.ops.tools import ShownTool, Tool, tool_schema
+
+if TYPE_CHECKING:
+    from rlgraph.nodes.support.dataset import DataSet
+    from rlgraph.nodes.support.row_tokens import Example
 
 BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
 Listed = Annotated[list[File], Field(min_length=1)]
@@ -128,6 +130,8 @@ def prompts(
     Example:
         prompts: {op: data.prompts, files: [gsm8k/train.parquet], batch: 128, answer_after: "####"}
     """
+    from rlgraph.nodes.support.dataset import load_prompts  # only a run reads rows
+
     data = load_prompts(
         tokenizer,
         files=files,
@@ -215,6 +219,8 @@ def examples(
     Example:
         examples: {op: data.examples, files: [demo_files/train.parquet], batch: 64, template: plain}
     """
+    from rlgraph.nodes.support.dataset import load_examples
+
     data = load_examples(
         tokenizer,
         files=files,
@@ -235,7 +241,7 @@ def examples(
     return with_columns(Examples(*sequences(data.examples(rows))), data, rows, columns)
 
 
-def with_columns(own: Any, data: DataSet, rows: Sequence[int], columns: FileColumns | None) -> Any:
+def with_columns(own: Any, data: "DataSet", rows: Sequence[int], columns: FileColumns | None) -> Any:
     """Return what an op writes of rows of a set, and beside it the columns that a graph names."""
     types = {name: type_of(spec) for name, spec in (columns or {}).items()}
     values = data.more(rows) if types else []
@@ -251,7 +257,7 @@ def shown(options: dict[str, Any] | None, tools: Mapping[str, Tool] | None) -> d
 
 
 def rows_of(
-    data: DataSet, ctx: Context, batch: BatchSize, weights: Shares | None, shuffle: bool, written: int = 1
+    data: "DataSet", ctx: Context, batch: BatchSize, weights: Shares | None, shuffle: bool, written: int = 1
 ) -> list[int]:
     """Return rows ``[batch]`` of a set, each of which writes some, after those that earlier iterations took.
 
@@ -276,7 +282,7 @@ def rows_of(
     return pick_mixed(data.by_source, mixture, batch, position, ctx.seed, shuffle)
 
 
-def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, kept: bool = False) -> None:
+def record_dropped(ctx: Context, data: "DataSet", filtered: bool, limited: bool, kept: bool = False) -> None:
     """Record the fraction of all rows that ``where`` drops, and of the rest the fraction that is too long.
 
     The latter is recorded by source, too, where there are several. ``kept`` says that rows that are too long
@@ -293,7 +299,7 @@ def record_dropped(ctx: Context, data: DataSet, filtered: bool, limited: bool, k
         ctx.record(f"data/overlong/{name}", overlong, total, kind="share", over="rows")
 
 
-def sequences(rows: Sequence[Example]) -> tuple[Ragged, Ragged]:
+def sequences(rows: Sequence["Example"]) -> tuple[Ragged, Ragged]:
     """Return tokens and loss mask ``[samples, tokens]`` of examples."""
     ids, masks = zip(*rows, strict=True)
     return Ragged.of(ids, torch.int64), Ragged.of(masks, torch.bool)

@@ -11,7 +11,8 @@ from rlgraph.errors import shortened
 from rlgraph.nodes.reward.per_sample import Judged, OnError, as_texts, complain, settled
 from rlgraph.nodes.reward.text import compilable
 from rlgraph.nodes.rollout.rollout import seed
-from rlgraph.nodes.support.conversation import ReadingOptions, Template
+from rlgraph.nodes.support.chat_template import Template
+from rlgraph.nodes.support.conversation import ReadingOptions
 from rlgraph.nodes.support.filled_prompt import filled
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import Context, Generation, Request, Sampling, ServeEngine, anything, op, samples, text

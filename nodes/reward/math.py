@@ -4,7 +4,6 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
-from rlgraph.nodes.reward.per_sample import record_late
 from rlgraph.nodes.reward.text import alternatives
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.ops import SPREAD, Context, float32, json, op, samples, text
@@ -51,6 +50,7 @@ def math(
     Example:
         rewards: {op: reward.math}
     """
+    from rlgraph.nodes.reward.per_sample import record_late  # only a run judges, with threads and logs
     from rlgraph.nodes.reward.verifier import verifier
 
     pairs = list(zip(responses, alternatives(answer, answers), strict=True))

@@ -7,7 +7,8 @@ prompts.from      12+45=58 Is that right? 12+45=         the policy is asked aga
 
 from typing import Any, NamedTuple
 
-from rlgraph.nodes.support.conversation import ReadingOptions, Template
+from rlgraph.nodes.support.chat_template import Template
+from rlgraph.nodes.support.conversation import ReadingOptions
 from rlgraph.nodes.support.filled_prompt import filled
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rlgraph.errors import RunError
 
+Template = Literal["chat", "plain"]
 CutSide = Literal["left", "right", "middle"]
 REMEDY = "give another with template_options: {chat_template: ...}"
 

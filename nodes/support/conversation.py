@@ -12,12 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile, takewhile
-from typing import Any, Literal
+from typing import Any
 
-from rlgraph.nodes.support.chat_template import rendered_at_once
+from rlgraph.nodes.support.chat_template import Template, rendered_at_once
 from rlgraph.nodes.support.row_field import DataError, given
 from rlgraph.nodes.support.row_form import (
     TRAIN,
+    Turns,
     answer_text,
     has_messages,
     messages_of,
@@ -26,8 +27,6 @@ from rlgraph.nodes.support.row_form import (
 )
 from rlgraph.nodes.support.template_reads import for_template, refuse_unread
 
-Template = Literal["chat", "plain"]
-Turns = Literal["last", "all"]
 Messages = list[dict[str, Any]]
 Question = str | Messages
 TextPiece = tuple[str, bool]  # a text, and whether it is learnt

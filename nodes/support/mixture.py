@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.support.lazy import numpy
+from rlgraph.nodes.support.row_field import DataError
 from rlgraph.ops.interfaces import Course
 
 BLOCK = 1000  # rows of a span, where weights have no course

@@ -13,10 +13,11 @@ What is none of these is refused with its place.
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rlgraph.nodes.support.row_field import DataError, unfit
 
+Turns = Literal["last", "all"]
 TRAIN = "train"  # false on a turn of the assistant that is not learnt; no template is given it
 SHAREGPT_ROLES = {
     "human": "user",

@@ -162,7 +162,7 @@ def drawing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--direction", type=click.Choice(["down", "right"]), default="down", help="Of a picture.")
     @functools.wraps(command)
     def with_options(*args: Any, types: bool, inserted: bool, direction: Any, **others: Any) -> Any:
-        from rlgraph.view.drawings.boxes import DrawingOptions
+        from rlgraph.view.drawings.drawing_options import DrawingOptions
 
         return command(*args, drawn=DrawingOptions(types, inserted, direction), **others)
 
@@ -187,7 +187,9 @@ NO_CODE = click.option(
 
 def is_saved(request: PlanRequest) -> bool:
     """Return whether a saved plan was given in place of a graph; it goes with no settings."""
-    from rlgraph.reports.plan_file import SETTLED, is_plan
+    if not request.graph.endswith(".json"):
+        return False
+    from rlgraph.reports.plan_file import SETTLED, is_plan  # with all that plans a saved graph again
 
     saved = is_plan(request.graph)
     if saved and (request.overrides or request.devices):

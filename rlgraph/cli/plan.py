@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlgraph.errors import Problem
     from rlgraph.ir.plan import Plan
     from rlgraph.request import PlanRequest
-    from rlgraph.view.drawings.boxes import DrawingOptions
+    from rlgraph.view.drawings.drawing_options import DrawingOptions
 
 
 @click.command()
@@ -145,13 +145,8 @@ def plan(
 
     Python files that the graph names are loaded, which runs them; --no-code refuses them.
     """
-    from rlgraph.api import Planned
-    from rlgraph.printing.plan_diff import against_text
     from rlgraph.printing.plan_text import plan_text
-    from rlgraph.reports.plan_file import load
-    from rlgraph.view.drawings.boxes import SHOWN
-    from rlgraph.view.drawings.dot import picture
-    from rlgraph.view.terminal import terminal_text
+    from rlgraph.view.drawings.drawing_options import SHOWN
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
@@ -159,8 +154,12 @@ def plan(
         raise click.UsageError(f"--types, --inserted and --direction are for pictures: {', '.join(DRAWN)}")
     if against and form != "text":
         raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
-    old = load(against) if against else None
     compilation = None
+    old: Plan | None = None
+    if against:
+        from rlgraph.reports.plan_file import load
+
+        old = load(against)
     if autoplace:
         compilation = _best_layout(request)
         shown = compilation.plan
@@ -170,12 +169,16 @@ def plan(
         compilation = _compilation(request, old)
         shown = compilation.plan
     if old:
+        from rlgraph.printing.plan_diff import against_text
+
         text = against_text(old, shown)
         options.say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if brief:
         options.tell(form, _brief(shown, form), file=output)
     elif form in ("svg", "png"):
+        from rlgraph.view.drawings.dot import picture
+
         made = picture(shown, form, drawn)  # first: a plan that can't be drawn leaves no empty file
         if form == "png" and output.isatty():
             raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
@@ -184,10 +187,16 @@ def plan(
         if "NO_COLOR" in os.environ:
             options.say(plan_text(shown, width=width), file=output, nl=False)
         else:
+            from rlgraph.view.terminal import terminal_text
+
             click.echo(terminal_text(shown, width), nl=False)
+    elif form == "text":
+        click.echo(plan_text(shown), file=output, nl=False)
     else:
+        from rlgraph.api import Planned
+
         planned = Planned(shown, compiled=compilation is not None)
-        write = getattr(planned, form) if form != "text" else planned.__str__
+        write = getattr(planned, form)
         click.echo(write(**(vars(drawn) if form in DRAWN else {})), file=output, nl=False)
     for warning in compilation.warnings if compilation else ():
         options.say(f"\n{warning.render()}", err=True)

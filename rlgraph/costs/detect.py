@@ -7,7 +7,6 @@ is a CPU slot with its share of the memory; a slot's rates are assumed as in clu
 import os
 import re
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -245,6 +244,8 @@ def _listed() -> str:
     if command is None:
         law = "this machine has GPUs, and no `nvidia-smi` to ask which"
         raise fail("auto-cluster", law, None, remedy="give --cluster the path of a YAML file")
+    import subprocess  # as long to import as a graph takes to parse
+
     done = subprocess.run([command, *QUERY], capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stdout + done.stderr).strip()

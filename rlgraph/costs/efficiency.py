@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rlgraph.costs.dtypes import WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.model_size import Size
 
 WORST, BEST = 0, 1
-WIDTH = {"float32": 4, "bfloat16": 2}  # bytes of a number
-MASTER = 4  # bytes of a trained weight, of its gradient, and of each of AdamW's two averages
 Range = tuple[float, float]  # (worst, best)
 
 

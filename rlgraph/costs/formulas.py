@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from rlgraph.costs.efficiency import BEST, MASTER, WORST, Rates
+from rlgraph.costs.dtypes import MASTER
+from rlgraph.costs.efficiency import BEST, WORST, Rates
 from rlgraph.costs.limits import ring_ranks
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import elsewhere, is_small, part_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlgraph.costs import limits
-from rlgraph.costs.efficiency import MASTER, WIDTH
+from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.limits import MASK, needs_mask, ring_ranks
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from rlgraph.costs import limits
-from rlgraph.costs.efficiency import MASTER, WIDTH
+from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.layer_memory import staging
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import served_bytes

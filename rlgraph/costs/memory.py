@@ -17,7 +17,7 @@ from itertools import product
 from typing import NamedTuple
 
 from rlgraph.costs import limits, lora_size
-from rlgraph.costs.efficiency import MASTER, WIDTH
+from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
 from rlgraph.costs.lora_size import served_parts, trained_on_device

@@ -12,9 +12,9 @@ from typing import Any, get_args
 from rlgraph.costs.limits import buckets
 from rlgraph.costs.models.config import Config
 from rlgraph.costs.models.fields import TEXTS, Family
-from rlgraph.errors import GraphError, fail, nearest
+from rlgraph.errors import GraphError, Source, fail, nearest
 from rlgraph.files import copy_of
-from rlgraph.syntax.source import OPEN, Tree, read
+from rlgraph.syntax.source import OPEN, Tree, parse, read
 from rlgraph.syntax.validate import read_record
 from rlgraph.variables import with_values
 
@@ -210,7 +210,7 @@ def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = Non
         return _size(str(file), file.resolve(), file.stat().st_mtime_ns, head, fields)
     twin = TWINS.sub("", given)
     for name in (given, twin, KIN.sub("", twin), DATES.sub("", twin)):
-        if card := _cards().get(name):
+        if card := _card(name):
             if SEEING.search(given):
                 fields = (("max_position_embeddings", None), *fields)
             return _size(name if card.is_map else str(card.value), None, 0, head, fields)
@@ -234,7 +234,9 @@ def _downloaded(name: str) -> Path | None:
 
 @lru_cache(maxsize=64)  # a run asks with every layout of rows
 def _size(name: str, file: Path | None, _time: int, head: str, fields: tuple[tuple[str, Any], ...]) -> Size:
-    return Size(_checked(read(Path(name)) if file else _cards().items[name], name, dict(fields)), head)
+    tree = read(Path(name)) if file else _card(name)
+    assert tree, f"a model without a card: {name}"
+    return Size(_checked(tree, name, dict(fields)), head)
 
 
 def _checked(tree: Tree, name: str, changed: dict[str, Any]) -> Config:
@@ -254,13 +256,21 @@ def _checked(tree: Tree, name: str, changed: dict[str, Any]) -> Config:
 
 
 @cache
-def _cards() -> Tree:
-    return read(CARDS)
+def _card(name: str) -> Tree | None:
+    """Return a model's card, or the name of another card; only its line is parsed, of a hundred."""
+    line = _card_lines().get(name)
+    return parse(Source(str(CARDS), line)).items[name] if line else None
+
+
+@cache
+def _card_lines() -> Mapping[str, str]:
+    lines = CARDS.read_text(encoding="utf-8").splitlines()
+    return {line.partition(": ")[0]: line for line in lines if not line.startswith("#")}
 
 
 def known_models() -> tuple[str, ...]:
     """Return the names that have a card, or share that of another."""
-    return tuple(_cards().items)
+    return tuple(_card_lines())
 
 
 def _unknown(path: str) -> GraphError:

@@ -6,13 +6,16 @@ see runtime/engines/fsdp/muon.py. A mixture's experts need no round: each device
 
 from collections import Counter
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlgraph.costs import limits
-from rlgraph.costs.efficiency import MASTER, Rates
+from rlgraph.costs.dtypes import MASTER
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan
+
+if TYPE_CHECKING:
+    from rlgraph.costs.efficiency import Rates
 
 ITERATIONS = 5  # of Newton-Schulz
 MatrixShape = tuple[int, int]
@@ -53,7 +56,7 @@ def matrices_on_device(size: Size, devices: int) -> int:
     return padded(matrices, devices) // devices
 
 
-def step_seconds(size: Size, rates: Rates) -> float:
+def step_seconds(size: Size, rates: "Rates") -> float:
     """Return how much longer than AdamW's an optimizer step takes, in which matrices travel by all-to-alls.
 
     A matrix is averaged by some 5 kernels, and orthogonalised by 20; one average less is read and written.
@@ -68,7 +71,7 @@ def step_seconds(size: Size, rates: Rates) -> float:
     return max(arithmetic, launched) + rates.traded(step_bytes(size, rates)) - spared
 
 
-def step_bytes(size: Size, rates: Rates) -> float:
+def step_bytes(size: Size, rates: "Rates") -> float:
     """Return the bytes of the all-to-alls of a step: of each round a whole matrix, and a device's rows of
     all."""
     together = exchanged(size)

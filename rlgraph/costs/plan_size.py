@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from rlgraph.costs import limits
-from rlgraph.costs.efficiency import WIDTH
+from rlgraph.costs.dtypes import WIDTH
 from rlgraph.costs.model_size import Size, padded, size_of
 from rlgraph.engines.sglang_options import FP8_BLOCK
 from rlgraph.errors import GraphError

@@ -7,7 +7,8 @@ from functools import reduce
 
 from rlgraph.costs import formulas, limits, muon
 from rlgraph.costs.calibration import RATES, Calibration
-from rlgraph.costs.efficiency import ASSUMED, BEST, MASTER, WIDTH, WORST, Rates
+from rlgraph.costs.dtypes import MASTER, WIDTH
+from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
 from rlgraph.costs.formulas import Tokens
 from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import adapter_sizes, served_alone, trained_on_device

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlgraph.costs.efficiency import MASTER, WIDTH
+from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.layer_memory import Layer, chunk_numbers, logits_bytes, wide_head
 from rlgraph.costs.limits import head_rows
 from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, kept_of_experts, trained_on_device

@@ -6,8 +6,8 @@ compiler asks the record, and a worker calls the builder that it names. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
 from typing import Protocol
@@ -55,7 +55,7 @@ class Serving:
     paged: bool = True  # a sample takes the cache that it has so far; else each has room for the longest
     cuda_graphs: bool = True  # decoding is captured in CUDA graphs
     cached: int = 2**16  # tokens that one engine holds where memory is not planned
-    owned: Mapping[str, str] = field(default_factory=dict)  # settings that options may not give -> why
+    owned: Callable[[], Mapping[str, str]] = dict  # settings that options may not give -> why
     # ``options`` with which it says which experts of a mixture it chose; None: it does not say
     routing: Mapping[str, bool] | None = None
     # ``options`` with which it draws texts of a regular expression or a JSON schema; None: it does not
@@ -107,7 +107,7 @@ SERVING = {
         unfit_adapters=f"{RUNTIME}.sglang.preflight:unfit_adapters",
         paths=("ipc", "broadcast", "disk"),
         own_servers=True,
-        owned=sglang_options.OWNED,
+        owned=sglang_options.owned,
         routing={"enable_return_routed_experts": True},
         # else a model that likes blanks may fill a JSON text with them to its limit
         grammars={"grammar_backend": "xgrammar", "constrained_json_max_whitespace_cnt": 16},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -12,7 +14,10 @@ WITHIN = ("hosts", "expert_parallel", "attention_replicas")
 REPLICATED = ("qwen3", "qwen3_moe")
 FP8_BLOCK = 128  # rows and columns of a weight that share a scale
 
-REASONS: dict[str, list[str]] = yaml.safe_load(
-    Path(__file__).with_name("sglang_owned.yaml").read_text("utf-8")
-)
-OWNED = {option: why for why, options in REASONS.items() for option in options}
+
+@cache
+def owned() -> Mapping[str, str]:
+    """Return the settings that options may not give, each with the reason."""
+    text = Path(__file__).with_name("sglang_owned.yaml").read_text("utf-8")
+    reasons: dict[str, list[str]] = yaml.safe_load(text)
+    return {option: why for why, options in reasons.items() for option in options}

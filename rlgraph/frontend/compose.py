@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError, Mark, Problem, Source, fail, nearest
+from rlgraph.errors import GraphError, Mark, Problem, Source, fail, few_of, nearest
 from rlgraph.frontend.edits import EDITS, apply
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.frontend.tree_paths import put_set, resolve
@@ -111,7 +111,8 @@ def _find(graph: str, by: Tree | None) -> Path:
         why = "that is a folder"
     law, hint = f"no graph `{graph}`: {why}", nearest(Path(graph).stem, shipped)
     meant = () if "/" in graph or "." in graph else shipped  # a path is none of those
-    raise fail("no-graph", law, by.mark if by else None, meant, hint)
+    few = few_of(Path(graph).stem, meant, "rlgraph graphs")
+    raise fail("no-graph", law, by.mark if by else None, meant, hint, few)
 
 
 def _fragments(use: Tree) -> list[Tree]:

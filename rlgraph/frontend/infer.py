@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import networkx as nx
-
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.frontend import domains
 from rlgraph.frontend.parts import ColumnParts
 from rlgraph.frontend.ports import HeldRows, declared, wanted, with_held, written
 from rlgraph.frontend.shipped import writer_of
 from rlgraph.frontend.token_axes import TokenAxes
+from rlgraph.ir.digraph import DiGraph
 from rlgraph.ir.domains import GraphDomain, ancestors
 from rlgraph.ir.graph import Column, Graph, Node
 from rlgraph.ops.column_types import is_made_of
@@ -129,19 +128,17 @@ class Inference:
         for n in self.graph.nodes:
             writers = [writer for column in self._read(n) for writer in self.writers.get(column, ())]
             waits[n.name] = self.held.before(n, writers, self.graph.nodes) | {*n.rows} & self.makers
-        readers = nx.DiGraph()
-        readers.add_nodes_from(waits)
-        readers.add_edges_from((need, name) for name, needs in waits.items() for need in needs)
+        readers = DiGraph(waits, ((need, name) for name, needs in waits.items() for need in needs))
         stuck = {*waits}
-        try:
-            for generation in nx.topological_generations(readers):
-                stuck -= {*generation}
-                yield from map(self.graph.node, generation)
-        except nx.NetworkXUnfeasible:
-            self._cycle(nx.DiGraph((name, need) for name in stuck for need in sorted(waits[name] & stuck)))
+        for generation in readers.generations():
+            stuck -= {*generation}
+            yield from map(self.graph.node, generation)
+        if stuck:
+            self._cycle({name: sorted(waits[name] & stuck) for name in stuck})
 
-    def _cycle(self, needs: nx.DiGraph[str]) -> None:
-        circle = [name for name, _ in nx.find_cycle(needs, min(needs))]
+    def _cycle(self, needs: Mapping[str, list[str]]) -> None:
+        edges = ((name, need) for name, names in needs.items() for need in names)
+        circle = DiGraph(needs, edges).cycle([min(needs)])
         law = "nodes wait for each other: " + " <- ".join([*circle, circle[0]])
         mark = self.graph.node(circle[0]).mark
         self.problem("cycle", law, mark, "a node reads only what is written before it")

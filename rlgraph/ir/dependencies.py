@@ -6,13 +6,10 @@ update_policy ──advantages──> advantages ──rewards──> rewards   
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from itertools import chain
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
-import networkx as nx
-
-Key = TypeVar("Key", bound=Hashable)
+from rlgraph.ir.digraph import DiGraph, Key, Label
 
 
 class Record(Protocol):
@@ -26,33 +23,32 @@ class Record(Protocol):
     def after(self) -> tuple[Any, ...]: ...
 
 
-def dependencies(records: Mapping[Key, Record]) -> nx.DiGraph[Key]:
+def dependencies(records: Mapping[Key, Record]) -> DiGraph[Key]:
     """Return the records by their keys, with an edge from each to every record that must come before it.
 
-    An edge's ``columns`` are those that the first record reads of the second; none, where it only waits.
+    An edge's label has the columns that the first record reads of the second; none, where it only waits.
 
     Raises:
         KeyError: a record reads a column that none writes.
     """
-    needs = nx.DiGraph()
     writers = {column: key for key, record in records.items() for column in record.writes}
-    needs.add_nodes_from(records)
+    needs = DiGraph(records)
     for key, record in records.items():
         read: dict[Key, list[str]] = {}
         for column in record.reads:
             read.setdefault(writers[column], []).append(column)
-        before = (*read, *record.after)
-        needs.add_edges_from((key, need, {"columns": read.get(need, ())}) for need in before)
+        for need in (*read, *record.after):
+            needs.add_edge(key, need, tuple(read.get(need, ())))
     return needs
 
 
-def reached(needs: nx.DiGraph[Key], roots: Iterable[Key], waits: Callable[[Key, Key], bool]) -> set[Key]:
+def reached(needs: DiGraph[Key], roots: Iterable[Key], waits: Callable[[Key, Key], bool]) -> set[Key]:
     """Return the roots and all that they need, directly or through others.
 
     ``waits`` says whether the first of two records, which reads nothing of the second, needs it all the same.
     """
 
-    def counts(key: Key, need: Key) -> bool:
-        return bool(needs.edges[key, need]["columns"]) or waits(key, need)
+    def counts(key: Key, need: Key, columns: Label) -> bool:
+        return bool(columns) or waits(key, need)
 
-    return {*chain.from_iterable(nx.bfs_layers(nx.subgraph_view(needs, filter_edge=counts), [*roots]))}
+    return needs.reachable(roots, counts)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import networkx as nx
-
 from rlgraph.errors import Mark, fail
 from rlgraph.ir.dependencies import dependencies
+from rlgraph.ir.digraph import DiGraph
 from rlgraph.ir.domains import GraphDomain, Route, ancestors, origins
 from rlgraph.ir.intervals import Cadences, count
 from rlgraph.ir.schedules import ValueSchedule, Varying
@@ -240,7 +239,7 @@ class Graph:
         return readers
 
     @cached_property
-    def needs(self) -> nx.DiGraph[str]:
+    def needs(self) -> DiGraph[str]:
         """Return which node needs which, once edges are resolved to columns (see ``dependencies``)."""
         return dependencies(self._by_name)
 
@@ -251,13 +250,12 @@ class Graph:
         Raises:
             GraphError: nodes wait for each other, by columns or by versions.
         """
-        if not nx.is_directed_acyclic_graph(self.needs):
-            circle = nx.find_cycle(self.needs)
-            names = (circle[0][0], *(need for _, need in circle))
+        if circle := self.needs.cycle():
+            names = (*circle, circle[0])
             law = "nodes wait for each other: " + " needs ".join(f"`{name}`" for name in names)
             remedy = "a reader of `model@next` comes after its update, and a reader of the version on entry "
-            raise fail("cycle", law, self.node(circle[-1][0]).mark, remedy=f"{remedy}before it")
-        return tuple(map(self.node, nx.dfs_postorder_nodes(self.needs)))
+            raise fail("cycle", law, self.node(circle[-1]).mark, remedy=f"{remedy}before it")
+        return tuple(map(self.node, self.needs.postorder()))
 
     def node(self, name: str) -> Node:
         return self._by_name[name]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-import networkx as nx
 from pydantic import ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
 from rlgraph.ir.dependencies import dependencies
+from rlgraph.ir.digraph import DiGraph
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.function import Function
 from rlgraph.ir.graph import Region
@@ -252,7 +252,7 @@ class Plan:
         return {"train": self.steps} | ({"eval": self.eval_steps} if self.eval_steps else {})
 
     @cached_property
-    def needs(self) -> Mapping[str, nx.DiGraph[int]]:
+    def needs(self) -> Mapping[str, DiGraph[int]]:
         """Return phase -> which of its steps needs which, by number (see ``dependencies``)."""
         return {phase: dependencies({s.id: s for s in steps}) for phase, steps in self.phases.items()}
 

@@ -20,7 +20,7 @@ def collects(nodes: Sequence[Node]) -> list[Node]:
 def members(graph: Graph, collect: Node) -> list[Node]:
     """Return the nodes of a region in order: its filter, and all that its ``collect`` is computed from."""
     copies = {node.name for node in graph.nodes if node.inserted}  # a selection needs its filter
-    inside = reached(graph.needs, graph.needs[collect.name], waits=lambda node, _: node in copies)
+    inside = reached(graph.needs, graph.needs.successors(collect.name), waits=lambda node, _: node in copies)
     return [node for node in graph.nodes if node.name in inside]
 
 

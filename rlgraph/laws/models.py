@@ -245,13 +245,14 @@ def _options_are_free(view: ModelView) -> Iterator[Problem]:
     """A graph gives an engine no setting that the run decides, or that running servers can't take."""
     serve = view.spec.serve
     engine = SERVING[serve.engine]
+    owned = engine.owned() if serve.options else {}
     for option in serve.options:
         name = f"`{view.path}.serve.options.{option}`"
         if engine.own_servers and serve.addresses:
             law = f"{name} is of servers that the run starts; those of addresses run already"
             remedy = "start them with it, and leave it out here"
-        elif option in engine.owned:
-            law = f"{name} is not the graph's to give: {engine.owned[option]}"
+        elif option in owned:
+            law = f"{name} is not the graph's to give: {owned[option]}"
             remedy = f"leave out {option}"
         else:
             continue

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import networkx as nx
-
 from rlgraph.errors import Problem
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node
@@ -198,7 +196,7 @@ def waits_on_another_pool(view: PlacedView) -> Iterator[Problem]:
     for collect in collects(graph.nodes):
         if not graph.regions[collect.after[0]].streams:
             continue
-        names = {collect.name, *nx.ancestors(graph.needs, collect.name)}
+        names = {collect.name, *graph.needs.ancestors(collect.name)}
         waiting = [node for node in graph.in_order if node.name in names]
         waiting_pools = {pools[node.name] for node in waiting}
         inside = members(graph, collect)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-import networkx as nx
-
 from rlgraph.errors import Mark, Problem, warning
 from rlgraph.ir.dependencies import reached
+from rlgraph.ir.digraph import DiGraph
 from rlgraph.ir.graph import Graph, Model, Node
 from rlgraph.ir.regions import aged
 from rlgraph.ir.trace import read_from, refusal, sampler
@@ -22,14 +21,15 @@ def dropped_nodes(view: RunView) -> Iterator[Problem]:
     evaluated = {node.name for node in view.evaluation.nodes} if view.evaluation else set()
     dropped = {node.name: node for node in view.train.dropped}
     writers = {column: node.name for node in dropped.values() for column in node.writes}
-    needs: nx.DiGraph[str] = nx.DiGraph()
-    needs.add_nodes_from(dropped)
+    needs = DiGraph(dropped)
     for node in dropped.values():
-        needs.add_edges_from((node.name, writers[column]) for column in node.reads if column in writers)
+        for column in node.reads:
+            if column in writers:
+                needs.add_edge(node.name, writers[column])
     for node in dropped.values():
-        if needs.pred[node.name] or not node.call or node.name in evaluated:
+        if needs.predecessors(node.name) or not node.call or node.name in evaluated:
             continue
-        behind = sorted(nx.descendants(needs, node.name) - evaluated)
+        behind = sorted(needs.reachable([node.name]) - {node.name} - evaluated)
         chain = [node, *(dropped[name] for name in behind if dropped[name].call)]
         yield _dropped_chain(view, chain)
 

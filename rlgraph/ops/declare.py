@@ -57,7 +57,9 @@ STRUCTURE: tuple[Role, ...] = (
     *("rows", "minibatches", "epochs", "expected", "most", "contexts"),
     *("fresh", "oldest", "capacity"),
 )
-STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+STRICT = ConfigDict(
+    extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=(), defer_build=True
+)
 PLACE = re.compile(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})")  # of a column in a text; {{name}} is none
 Body = TypeVar("Body", bound=Callable[..., Any])
 

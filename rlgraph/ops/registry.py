@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Mark, fail, nearest
+from rlgraph.errors import Mark, fail, few_of, nearest
 from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.declare import Hook, Op, OpError
 from rlgraph.ops.signature import signature
 
+NAMES = {target: name for name, target in OPS.items()}
 USER = "rlgraph_user_"  # how the names of modules of users' files begin
 _runs_code = True
 
@@ -121,8 +122,10 @@ def absent_module(error: BaseException, folder: Path | None = None) -> str:
 def load(target: str, name: str = "", kind: Any = None) -> Op:
     """Return the declaration of ``package.module:function`` or ``/path/file.py:function``, under a name.
 
-    ``kind`` is the class of a hook, such as ``Loss``.
+    ``kind`` is the class of a hook, such as ``Loss``. A shipped op has its own name unless another is given.
     """
+    if not name and target in NAMES:
+        return load(target, NAMES[target], kind)  # so that its signature is read once
     return signature(name or target, load_function(target), kind)
 
 
@@ -132,7 +135,8 @@ def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = N
     place, colon, function = name.rpartition(":")
     if not (colon and place.endswith(".py")):
         remedy = nearest(name, known) or f"or your own: {what}: my_ops.py:name"
-        raise fail(f"unknown-{what}", f"there is no {what} `{name}`", mark, known, remedy)
+        few = few_of(name, known, "rlgraph nodes")
+        raise fail(f"unknown-{what}", f"there is no {what} `{name}`", mark, known, remedy, few)
     path = _resolved(os.path.abspath(os.path.join(os.path.dirname(mark.source.name), place)))
     if not os.path.isfile(path):
         folder, file = os.path.split(path)

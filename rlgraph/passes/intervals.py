@@ -41,7 +41,7 @@ def skip(graph: Graph) -> Graph:
     for node in reversed(graph.in_order):
         leads = [
             when[reader]
-            for reader, _, columns in graph.needs.in_edges(node.name, data="columns")
+            for reader, columns in graph.needs.predecessors(node.name).items()
             if columns or inserted & {reader, node.name}
         ]
         wanted, own = union(leads) if leads else node.when, comes[node.name]

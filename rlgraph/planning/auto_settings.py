@@ -22,19 +22,22 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlgraph.costs.lora_size import served_alone
-from rlgraph.costs.memory import Footprint, Item
 from rlgraph.costs.plan_size import sent_share
-from rlgraph.costs.pricing import Pricing
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING
 from rlgraph.ir.plan import ModelPlan, Plan, Step
 from rlgraph.syntax.source import Tree
 from rlgraph.units import seconds_text
 
+if TYPE_CHECKING:
+    from rlgraph.costs.memory import Footprint
+    from rlgraph.costs.pricing import Pricing
+
+    Laid = tuple[Pricing, Plan]  # the first has the moves of engines that it needs, the plan has none
+
 PAGE = 1024  # a cache that is sized by what is free has a multiple of so many tokens
-Laid = tuple[Pricing, Plan]  # the first has the moves of engines that it needs, the plan has none
 
 
 def embedded(tree: Tree) -> Tree:
@@ -170,6 +173,8 @@ def _useful(footprint: Footprint, model: str) -> int:
 
 def _while_generating(footprint: Footprint, model: str, alone: bool) -> int:
     """Return the most bytes of a device in the steps that need a model's serve engine and its cache."""
+    from rlgraph.costs.memory import Item
+
     plan, pool, cache = footprint.plan, footprint.serve(model).pool, Item(model, "serve", "kv")
     rollouts, most = _rollouts(plan, model), 0
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rlgraph.costs.efficiency import BEST, MASTER, WORST
+from rlgraph.costs.dtypes import MASTER
+from rlgraph.costs.efficiency import BEST, WORST
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.muon import averages_on_device
 from rlgraph.costs.plan_size import part_of

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rlgraph.costs import limits
-from rlgraph.costs.efficiency import MASTER, WIDTH
+from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.plan_size import part_of

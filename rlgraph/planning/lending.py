@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from rlgraph.costs.pricing import Pricing
 from rlgraph.engines.registry import SERVING
 from rlgraph.errors import fail
 from rlgraph.ir.plan import Plan, Step
@@ -21,9 +21,11 @@ from rlgraph.ir.prediction import Prediction
 from rlgraph.ir.renumber import surrounded, with_order
 from rlgraph.ir.steps import Kind
 from rlgraph.ops.registry import load
-from rlgraph.planning.auto_settings import Laid
-from rlgraph.planning.host_memory import fits
 from rlgraph.units import middle, size_text
+
+if TYPE_CHECKING:
+    from rlgraph.costs.pricing import Pricing
+    from rlgraph.planning.auto_settings import Laid
 
 LEAST = 0.02  # of an iteration: the least gain for which a pool is lent
 ASKED = "the graph asks for it (`schedule.stream.lend`)"
@@ -48,6 +50,8 @@ def lend_where_it_pays(
     plan: Plan, alone: Laid, lay: Callable[[Plan], Laid], predicted: Callable[[Pricing], Prediction]
 ) -> Laid:
     """Return the plan laid out with its pool lent, and why; or as it is ``alone``, with a note why not."""
+    from rlgraph.planning.host_memory import fits  # with all that a plan for a cluster needs
+
     stream = plan.schedule.stream
     if stream is None or stream.lend != "auto" or not fits(alone[0]):
         return alone

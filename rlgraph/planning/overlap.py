@@ -19,10 +19,9 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 
-import networkx as nx
-
+from rlgraph.ir.digraph import DiGraph
 from rlgraph.ir.intervals import cycle, settled
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.renumber import with_order
@@ -144,9 +143,9 @@ def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
     """Return the steps of a slot by when they can start; of those that can, what begins the longest chain."""
     by_id, needs = {step.id: step for step in steps}, _needs(steps)
     rank: dict[int, float] = {}  # seconds of the longest chain that a step begins
-    for number in nx.topological_sort(needs):  # readers first
+    for number in chain.from_iterable(needs.generations()):  # readers first
         rank[number] = took[number] + max((rank[n] for n in needs.predecessors(number)), default=0.0)
-    open_needs = dict(needs.out_degree())
+    open_needs = {number: len(needs.successors(number)) for number in needs}
     known = dict.fromkeys(by_id, 0.0)  # step -> the time at which all it needs is there
     free: dict[str, float] = {}
     ready = [(0.0, -rank[number], number) for number, count in open_needs.items() if not count]
@@ -170,14 +169,14 @@ def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
     return order
 
 
-def _needs(steps: Sequence[Step]) -> nx.DiGraph[int]:
+def _needs(steps: Sequence[Step]) -> DiGraph[int]:
     """Return the steps of a slot by number, with an edge from each to those that must come before it."""
     lead = {step.id: step.lead for step in steps}
-    needs = nx.DiGraph()
-    needs.add_nodes_from(lead)
-    needs.add_edges_from((s.id, need) for s in steps for need in s.after if lead[need] == s.lead)
+    needs = DiGraph(lead, ((s.id, need) for s in steps for need in s.after if lead[need] == s.lead))
     syncs = [step for step in steps if step.facts.syncs and step.lead]
     for update in (step for step in steps if step.updates):
         # the weights that generation is to have are sent before they are trained further
-        needs.add_edges_from((update.id, sync.id) for sync in syncs if update.updated in sync.models)
+        for sync in syncs:
+            if update.updated in sync.models:
+                needs.add_edge(update.id, sync.id)
     return needs

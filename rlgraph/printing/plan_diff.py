@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-import networkx as nx
-
 from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import ModelPlan, Plan, Step, plain
@@ -144,6 +142,8 @@ def _moved(old: list[str], new: list[str]) -> set[str]:
         >>> _moved(["a", "b", "c", "d"], ["d", "a", "b", "c"])
         {'d'}
     """
+    import networkx as nx  # here, as most commands compare no plans
+
     common = [name for name in new if name in old]
     if common == [name for name in old if name in new]:
         return set()

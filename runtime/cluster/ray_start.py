@@ -9,7 +9,9 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0
 SETTINGS_FRAME = 4
 FRAME_HEADER_BYTES = 9
 BLOCKED = (signal.SIGHUP, signal.SIGTERM)  # in Ray's processes; Ray blocks SIGINT there itself
+STARTS = 3  # tries to start Ray on this machine
+TOO_SHORT = re.compile("timed out", re.IGNORECASE)  # in what Ray says of such a start
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -65,7 +69,11 @@ def join(**options: Any) -> Any:
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+        start = partial(ray.init, logging_level=logging.ERROR, log_to_driver=False, **options)
+        if address == "local":
+            start_patiently(start)
+        else:
+            start()
     except SystemExit as error:  # by Ray's own handler of SIGTERM
         raise KeyboardInterrupt from error
     except Exception as error:  # Ray raises errors of many kinds here, `Exception` itself too
@@ -79,6 +87,39 @@ def join(**options: Any) -> Any:
             signal.signal(signal.SIGTERM, handler)  # Ray has set one of its own
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     return ray
+
+
+def start_patiently(start: Callable[[], Any]) -> None:
+    """Start Ray on this machine, again where its own time was too short: a busy machine needs more.
+
+    Ray 2.60 waits 30 seconds for its first process, and has no setting for it. What a try has started is
+    ended before the next one, which would else share the machine with it.
+
+    Raises:
+        Exception: any other that Ray raises, and after ``STARTS`` tries that its time was too short.
+    """
+    for left in reversed(range(STARTS)):
+        before = _children()
+        try:
+            start()
+            return
+        except Exception as error:  # Ray raises a bare Exception for this
+            if left == 0 or not TOO_SHORT.search(str(error)):
+                raise
+        for process in _children() - before:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def _children() -> set[int]:
+    """Return the processes that this one has started and that still run."""
+    children = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = stat.read_text().rpartition(") ")[2].split()[1]
+            if int(parent) == os.getpid():
+                children.add(int(stat.parent.name))
+    return children
 
 
 def _knock(address: str) -> None:

@@ -99,7 +99,8 @@ def test_a_usage_error_is_none_of_the_graph() -> None:
 
 
 def test_every_field_of_a_problem_is_told() -> None:
-    assert {*Problem.__dataclass_fields__} - {"mark"} | {"file", "override", "line", "column"} == KEYS
+    of_text = {"mark", "nearest_names"}  # data have all that is accepted, and the place in parts
+    assert {*Problem.__dataclass_fields__} - of_text | {"file", "override", "line", "column"} == KEYS
 
 
 def test_the_report_holds_no_more_than_json_has() -> None:

@@ -57,7 +57,7 @@ def test_a_record_says_what_its_package_has(name: str) -> None:
         assert defined(target, name)
     assert engine.options.keys() <= Serve.model_fields.keys() and {*engine.needs} <= engine.options.keys()
     assert {*engine.paths} <= PATHS.keys()
-    assert not engine.owned or "options" in engine.options
+    assert not engine.owned() or "options" in engine.options
     assert not engine.module or name in PROJECT["project"]["optional-dependencies"]
     assert f"rlgraph.runtime.engines.{name}" in PROJECT["tool"]["setuptools"]["packages"]
 

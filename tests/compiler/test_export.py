@@ -138,7 +138,7 @@ def test_pictures_show_what_the_user_wrote_unless_asked_for_more(name: str) -> N
         # what depends on what is as it was
         reaches = nx.DiGraph([(link.source, link.target) for link in found])
         for target in written:
-            needed = {source for source in nx.descendants(plan.needs[phase], target) if source in written}
+            needed = plan.needs[phase].reachable([target]) & written - {target}
             assert needed == (nx.ancestors(reaches, target) if target in reaches else set()), target
 
 

@@ -54,14 +54,14 @@ except SystemExit as done:
 files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
 installed = {name.partition(".")[0] for name, file in files.items() if "-packages" in file}
 own = {".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("rlgraph.")}
-print(*sorted(installed), *sorted(own))
+predicting = {"rlgraph.planning.predict", "rlgraph.costs.pricing"} & {*sys.modules}
+print(*sorted(installed), *sorted(own), *sorted(predicting))
 """
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     needed = {
         "annotated_types",
         "click",
-        "networkx",
         "pydantic",
         "pydantic_core",
         "typing_extensions",
@@ -72,6 +72,7 @@ print(*sorted(installed), *sorted(own))
         name for name in loaded - needed if not name.startswith(("rlgraph.", "_", "typing_inspection"))
     }
     assert not loaded & {f"rlgraph.{name}" for name in ("api", "reference", "reports", "runtime", "view")}
+    assert not loaded & {"rlgraph.planning.predict", "rlgraph.costs.pricing"}, "of plans for a cluster"
 
 
 def imported(body: list[ast.stmt]) -> Iterator[str]:

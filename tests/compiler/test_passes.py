@@ -221,14 +221,6 @@ def test_order_takes_a_chain_of_thousands() -> None:
     assert order == [f"u{n}" for n in range(2000)]
 
 
-@pytest.mark.parametrize("number", range(len(PASSES)))
-def test_each_pass_on_grpo(number: int, golden: Callable[[str, str], None]) -> None:
-    graph = bind(compose("grpo"), 2)
-    for apply in PASSES[: number + 1]:
-        graph = apply(graph)
-    golden(f"passes/grpo-2-{number + 1}-{PASSES[number].__name__}.txt", graph_text(graph))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plan_of_a_family(family: str, golden: Callable[[str, str], None]) -> None:
     """The whole text on two devices, and what is different on one."""

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from graph_text import graph_text
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
-from rlgraph.frontend.bind import bind
 from rlgraph.ir.plan import Plan
 from rlgraph.lowering import plan_tree
-from rlgraph.passes import PASSES
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports import plan_file
 from rlgraph.syntax.source import Source, parse
@@ -57,12 +54,7 @@ def planned(text: str = GRAPH, devices: int = 1) -> Plan:
     return plan_tree(parse(Source("small.yaml", text)), devices)
 
 
-def test_the_pass_and_the_plan(golden: Callable[[str, str], None]) -> None:
-    graph = bind(parse(Source("small.yaml", GRAPH)), 2)
-    for apply in PASSES:
-        graph = apply(graph)
-        if apply.__name__ == "refill":
-            golden("passes/refill.txt", graph_text(graph))
+def test_the_plan(golden: Callable[[str, str], None]) -> None:
     golden("plan/refill-2.txt", plan_text(planned(devices=2)))
 
 

@@ -14,8 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from quiet_server import QuietServer
 
 
 def ran(request: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def sandbox_server() -> Iterator[str]:
     """Serve while the block runs; gives the address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = QuietServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 from threading import Barrier, Event, Thread
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 import pytest
 
+from quiet_server import QuietServer
 from recorded import means
 from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.nodes.data.pairs import pairs
@@ -330,7 +331,7 @@ def served(*pieces: bytes, every: float, last: bool) -> Iterator[str]:
             pass
 
     ended = Event()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with QuietServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}/rows.jsonl"
@@ -473,7 +474,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (folder / "more rows.jsonl").write_bytes(rows)
     (folder / "rows.jsonl.gz").write_bytes(gzip.compress(rows))
     (folder / "page.jsonl").write_text("<html>Sign in</html>")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(folder)))
+    server = QuietServer(("127.0.0.1", 0), partial(Pages, directory=str(folder)))
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"

@@ -8,12 +8,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 import torch
 
+from quiet_server import QuietServer
 from recorded import means
 from rlgraph.nodes.reward.per_sample import RewardError
 from rlgraph.nodes.reward.remote import remote, service_url
@@ -58,7 +59,7 @@ def serving(reply: Reply) -> Iterator[tuple[str, list[list[dict[str, str]]]]]:
         def log_message(self, *_: Any) -> None:
             """Nothing is printed."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = QuietServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

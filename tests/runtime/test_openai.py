@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quiet_server import QuietServer
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, RunError
 from rlgraph.frontend.compose import compose
@@ -62,7 +63,7 @@ class Completer:
 
     def __enter__(self) -> Completer:
         kind = type("Handler", (_Handler,), {"served": self})
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+        self.server = QuietServer(("127.0.0.1", 0), kind)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         self.ended = threading.Event()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Collection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
 
+from quiet_server import QuietServer
 from rlgraph.runtime.engines.sglang.client import FIRST, Client
 
 KEY, STEP = "a key", 0.002  # the API key, and the seconds that a token takes
@@ -41,7 +42,7 @@ class Fake:
         self.most = 0  # requests that ran at a time
         self.info: dict[str, Any] = {"tp_size": 1, "dp_size": 1, "pp_size": 1}
         self.calls: list[tuple[str, dict[str, Any]]] = []  # but for looks, in order
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
+        self.server = QuietServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
         self.server.daemon_threads = True
         self.client = Client(f"http://127.0.0.1:{self.server.server_port}", KEY)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()

@@ -13,7 +13,7 @@ from fake import Fake
 
 from rlgraph.compiler import compile_graph
 from rlgraph.costs import limits
-from rlgraph.costs.efficiency import WIDTH
+from rlgraph.costs.dtypes import WIDTH
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sync_buckets
 from rlgraph.errors import RunError

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlgraph.compiler import compile_graph
-from rlgraph.engines.sglang_options import OWNED
+from rlgraph.engines.sglang_options import owned
 from rlgraph.frontend.compose import compose
 from rlgraph.ops import Request, Sampling
 from rlgraph.runtime.engines.servers import ports
@@ -33,7 +33,7 @@ CUDA = Launch("some/model", "cuda", "bfloat16", 2, 300_000, 256, {"attention_bac
 
 def test_the_installed_sglang_takes_all_settings_and_has_all_that_are_owned() -> None:
     flags = {"host": "127.0.0.1", "port": 30000, "api_key": "a key", "skip_server_warmup": True}
-    found = wrong(dict.fromkeys(OWNED, "1"))
+    found = wrong(dict.fromkeys(owned(), "1"))
     assert not {name: law for name, law in found.items() if "no such setting" in law}
     assert not wrong(CUDA.settings() | flags)
     # the other way of capturing prompts refuses graphs that are released with the cache

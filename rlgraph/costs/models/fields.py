@@ -23,7 +23,9 @@ UNSHARED: dict[str, str] = FAMILIES["unshared"]
 class Fields(BaseModel):
     """The fields that decide shapes, and the context; all others are passed over."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="ignore", strict=True, frozen=True, protected_namespaces=(), defer_build=True
+    )
 
     model_type: Family
     hidden_size: Count

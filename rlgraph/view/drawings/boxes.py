@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
-
-import networkx as nx
 
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.ir.steps import Version
-
-
-@dataclass(frozen=True)
-class DrawingOptions:
-    """What a picture shows beside the steps that the user wrote, and whether it runs down or to the right."""
-
-    types: bool = False  # of the columns on arrows
-    inserted: bool = False  # steps that rlgraph inserted
-    direction: Literal["down", "right"] = "down"
-
-
-SHOWN = DrawingOptions()
+from rlgraph.view.drawings.drawing_options import DrawingOptions
 
 
 @dataclass(frozen=True)
@@ -54,8 +40,12 @@ def links(plan: Plan, phase: str, inserted: bool = True) -> list[Link]:
 
     Without the inserted steps, the user's are linked by what goes from one to the other through copies.
     """
-    needs, steps = plan.needs[phase].copy(), plan.phases[phase]
-    carried = {(b, a): tuple(columns) for a, b, columns in needs.edges(data="columns") if columns}
+    import networkx as nx  # here, as printing a plan needs other parts of this module alone
+
+    steps, edges = plan.phases[phase], [*plan.needs[phase].edges()]
+    needs = nx.DiGraph((a, b) for a, b, _ in edges)
+    needs.add_nodes_from(step.id for step in steps)
+    carried = {(b, a): columns for a, b, columns in edges if columns}
     if not inserted:
         by_name = {step.node: step for step in steps}
         written = [step for step in steps if not step.inserted]

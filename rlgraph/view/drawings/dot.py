@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.boxes import SHOWN, DrawingOptions, Edge, StepGroup, VersionBox, box, drawing, said
+from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing, said
+from rlgraph.view.drawings.drawing_options import SHOWN, DrawingOptions
 
 FONT = 'fontname="Helvetica,Arial,sans-serif"'
 RUN = 'shape=box, style="rounded,filled", fillcolor="#dbe9ff", color="#2f5fb3"'

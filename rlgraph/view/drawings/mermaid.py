@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.boxes import SHOWN, DrawingOptions, Edge, StepGroup, VersionBox, box, drawing, said
+from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing, said
+from rlgraph.view.drawings.drawing_options import SHOWN, DrawingOptions
 
 LOOKS = (
     "classDef run fill:#dbe9ff,stroke:#2f5fb3,color:#10213f",

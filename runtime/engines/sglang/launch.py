@@ -45,7 +45,7 @@ class Launch:
     group: int  # devices that it spans (tensor parallelism), of all its hosts
     tokens: int  # positions that its cache holds
     max_rows: int  # requests that run at a time
-    # SGLang's own settings, by its names; those in ``sglang_options.OWNED`` are not among them
+    # SGLang's own settings, by its names; those in ``sglang_options.owned`` are not among them
     options: Mapping[str, str | float | bool] = field(default_factory=dict)
     content: AllWeights | Adapter = field(default_factory=AllWeights)  # what syncs bring
     hosts: int = 1  # that it spans, with a process on each
