@@ -1,7 +1,7 @@
-"""Finds the cluster that a name stands for; for ``auto`` it is the machine that this runs on.
+"""Finds the cluster that a name stands for; ``auto`` is the machine that this runs on.
 
-GPUs are counted and named by ``nvidia-smi``; what each can do is looked up by its name. Without GPUs a device
-is a CPU slot with its share of the memory; a slot's rates are assumed as in clusters/cpu.yaml, not measured.
+GPUs are counted and named by ``nvidia-smi``; their rates are looked up by name. Without GPUs a device is a
+CPU slot with its share of the memory, whose rates are those of clusters/cpu.yaml: assumed, not measured.
 """
 
 import os
@@ -52,58 +52,92 @@ GPUS = {key: Gpu(**rates) for key, rates in read(FOLDER.parent / "gpus.yaml").pl
 def load_cluster(name: str, here: Here | None = None, margin: float | None = None) -> Cluster:
     """Return a shipped cluster by name, the one that a YAML file describes, or what ``auto`` stands for.
 
-    That is ``here``, or this machine. Of a GPU that is known, a name as ``a100-16`` means so many of it.
-    ``margin`` takes the place of the cluster's own.
+    ``auto`` is ``here``, or this machine. For a known GPU a name such as ``a100-16`` means so many of it.
+    ``margin`` replaces the cluster's own.
 
     Raises:
         GraphError: there is no such cluster, or the file is wrong; the error lists every problem.
     """
-    cluster = (here or this_machine)() if name == "auto" else _named(name)
-    return cluster if margin is None else cluster.model_copy(update={"margin": margin})
+    if name == "auto":
+        detect = here or this_machine
+        cluster = detect()
+    else:
+        cluster = _named_cluster(name)
+    if margin is None:
+        return cluster
+    return cluster.model_copy(update={"margin": margin})
 
 
-def _named(name: str) -> Cluster:
+def _named_cluster(name: str) -> Cluster:
     path = shipped_file(name)
-    path = path if path.exists() else Path(name)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if not path.exists():
+        path = Path(name)
+    if path.exists() or path.suffix in (".yaml", ".yml"):
         return read_cluster(path)
-    law, (kind, gpu, count) = f"there is no cluster `{name}`", _of_name(name)
-    if gpu and (hosts := _hosts(count, gpu.host)):
-        host = {"hosts": hosts, "devices": count // hosts, "kind": "cuda", "reserve": RESERVE}
-        return Cluster.model_validate({"cluster": name, **host, **gpu.fields})
-    if gpu:
-        less = count // gpu.host * gpu.host
-        sizes = (less, less + gpu.host) if count else (gpu.host, 8 * gpu.host)
-        remedy = f"say how many GPUs: {' or '.join(f'{kind}-{size}' for size in sizes)}"
-        raise fail("unknown-cluster", law, None, remedy=remedy)
-    known, kinds = ["auto", *shipped_clusters()], ", ".join(map(_word, GPUS))
-    remedy = f"{nearest(name, known)} KIND-N are N GPUs, on as few hosts alike as they need, of {kinds}; "
-    remedy += "for others give the path of a YAML file that describes them (docs/cost_model.md)"
-    raise fail("unknown-cluster", law, None, known, remedy.lstrip())
+    kind, gpu, count = _gpu_and_count(name)
+    if gpu is None:
+        raise _unknown_cluster(name)
+    hosts = _hosts(count, gpu.host)
+    if hosts is None:
+        raise _uneven_count(name, kind, gpu, count)
+    fields = {
+        "cluster": name,
+        "hosts": hosts,
+        "devices": count // hosts,
+        "kind": "cuda",
+        "reserve": RESERVE,
+        **gpu.fields,
+    }
+    return Cluster.model_validate(fields)
 
 
-def _of_name(name: str) -> tuple[str, Gpu | None, int]:
-    """Return the kind of GPU that a name as ``a100-16`` says, and how many; 0 for ``a100``."""
-    keys = {_word(key): gpu for key, gpu in GPUS.items()}
+def _uneven_count(name: str, kind: str, gpu: Gpu, count: int) -> GraphError:
+    """Return the error about a number of GPUs that no number of equal hosts has; the remedy is the next."""
+    sizes = (gpu.host, 8 * gpu.host)
+    if count:
+        full_hosts = count // gpu.host * gpu.host
+        sizes = (full_hosts, full_hosts + gpu.host)
+    remedy = f"say how many GPUs: {' or '.join(f'{kind}-{size}' for size in sizes)}"
+    return fail("unknown-cluster", f"there is no cluster `{name}`", None, remedy=remedy)
+
+
+def _unknown_cluster(name: str) -> GraphError:
+    known = ["auto", *shipped_clusters()]
+    kinds = ", ".join(_cluster_word(key) for key in GPUS)
+    remedy = (
+        f"{nearest(name, known)} KIND-N are N GPUs, on as few hosts alike as they need, of {kinds}; "
+        "for others give the path of a YAML file that describes them (docs/cost_model.md)"
+    )
+    return fail("unknown-cluster", f"there is no cluster `{name}`", None, known, remedy.lstrip())
+
+
+def _gpu_and_count(name: str) -> tuple[str, Gpu | None, int]:
+    """Return the kind of GPU in a name such as ``a100-16``, and how many; 0 for ``a100``."""
+    gpus = {_cluster_word(key): gpu for key, gpu in GPUS.items()}
     kind, _, number = name.lower().rpartition("-")
-    if number.isdecimal() and kind in keys:
-        return kind, keys[kind], int(number)
-    return name.lower(), keys.get(name.lower()), 0
+    if number.isdecimal() and kind in gpus:
+        return kind, gpus[kind], int(number)
+    return name.lower(), gpus.get(name.lower()), 0
 
 
-def _word(key: str) -> str:
+def _cluster_word(key: str) -> str:
     return key.lower().replace(" ", "-")
 
 
-def _hosts(count: int, most: int) -> int | None:
-    """Return on how few hosts, of at ``most`` so many GPUs and equally many, a number of them are.
+def _hosts(count: int, largest: int) -> int | None:
+    """Return the fewest hosts, with an equal number of at most ``largest`` GPUs each, that have ``count``.
+
+    None if there are none, or if each host would have a single GPU.
 
     Example:
         >>> [_hosts(count, 8) for count in (4, 12, 64, 13)]
         [1, 2, 8, None]
     """
-    fewest = max(-(-count // most), 1)
-    return next((n for n in range(fewest, count // 2 + 1 + (count == 1)) if count and count % n == 0), None)
+    if count == 1:
+        return 1
+    fewest = max(-(-count // largest), 1)
+    most = count // 2
+    return next((hosts for hosts in range(fewest, most + 1) if count % hosts == 0), None)
 
 
 def this_machine() -> Cluster:
@@ -132,18 +166,28 @@ def local_gpus() -> int:
 
     It hides all of them where it is empty, and those behind the first negative number, as CUDA reads it.
     """
-    gpus, visible = _gpu_files(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = _gpu_files()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus or visible is None:
         return gpus
     words = [word.strip() for word in visible.split(",")]
-    return len([*takewhile(lambda word: word and not word.startswith("-"), words)])
+    return len([*takewhile(_is_device, words)])
+
+
+def _is_device(word: str) -> bool:
+    """Return whether a word of CUDA_VISIBLE_DEVICES names a GPU: it is not empty and not negative."""
+    return bool(word) and not word.startswith("-")
 
 
 def of_cpu(slots: int, host_memory: float) -> Cluster:
     """Return a cluster of CPU slots with equal shares of memory and the rates of the cluster `cpu`."""
-    # what is offloaded goes to files, so that memory does not bound it
-    known = {"devices": slots, "memory": host_memory / slots, "host_memory": None}
-    return read_cluster(shipped_file("cpu")).model_copy(update={"cluster": f"auto-cpu-{slots}", **known})
+    fields = {
+        "cluster": f"auto-cpu-{slots}",
+        "devices": slots,
+        "memory": host_memory / slots,
+        "host_memory": None,  # offloaded states go to files, so that memory does not bound them
+    }
+    return read_cluster(shipped_file("cpu")).model_copy(update=fields)
 
 
 def visible_listing() -> str:
@@ -154,20 +198,20 @@ def visible_listing() -> str:
     Raises:
         GraphError: they can't be asked.
     """
-    return among(_listed(), os.environ.get("CUDA_VISIBLE_DEVICES") or None)
+    return among(_nvidia_smi(), os.environ.get("CUDA_VISIBLE_DEVICES") or None)
 
 
 def among(listing: str, visible: str | None) -> str:
     """Return the lines of the GPUs that are visible, by CUDA_VISIBLE_DEVICES: indices or UUIDs; None: all."""
     if visible is None:
         return listing
-    asked = [word.strip() for word in visible.split(",") if word.strip()]
+    words = [word.strip() for word in visible.split(",") if word.strip()]
 
-    def is_asked(line: str) -> bool:
-        index, uuid, *_ = (part.strip() for part in line.split(","))
-        return any(index == word or uuid.startswith(word) for word in asked)
+    def is_visible(line: str) -> bool:
+        index, uuid, *_ = (column.strip() for column in line.split(","))
+        return any(index == word or uuid.startswith(word) for word in words)
 
-    return "".join(filter(is_asked, listing.splitlines(keepends=True)))
+    return "".join(line for line in listing.splitlines(keepends=True) if is_visible(line))
 
 
 def of_gpus(listing: str, host_memory: float, per_host: Sequence[int] = ()) -> Cluster:
@@ -182,30 +226,37 @@ def of_gpus(listing: str, host_memory: float, per_host: Sequence[int] = ()) -> C
     Raises:
         GraphError: the GPUs differ, or are of a kind whose rates are not known.
     """
-    rows = [[part.strip() for part in line.split(",")] for line in listing.splitlines()]
+    rows = [[column.strip() for column in line.split(",")] for line in listing.splitlines()]
     kinds = sorted({(row[2], row[3]) for row in rows})
     if len(kinds) != 1:
-        listed = ", ".join(name for name, _ in kinds) or "none"
-        law = f"`--cluster auto` is for GPUs of one kind; visible are: {listed}"
+        names = ", ".join(name for name, _ in kinds) or "none"
+        law = f"`--cluster auto` is for GPUs of one kind; visible are: {names}"
         remedy = "say with CUDA_VISIBLE_DEVICES which to use, on a Ray cluster before `ray start`"
         raise fail("auto-cluster", law, None, remedy=remedy)
     ((name, mebibytes),) = kinds
-    alike = Counter(per_host or [len(rows)])
-    devices = max(alike, key=lambda count: (count * alike[count], count))
-    return _known(name, alike[devices], devices, mebibytes, host_memory)
+    hosts_by_size = Counter(per_host or [len(rows)])
+    devices = max(hosts_by_size, key=lambda count: (count * hosts_by_size[count], count))
+    return _of_equal_hosts(name, hosts_by_size[devices], devices, mebibytes, host_memory)
 
 
-def _known(name: str, hosts: int, devices: int, mebibytes: str, host_memory: float) -> Cluster:
-    gpu, times = rates_of(name), f"{hosts}x" if hosts > 1 else ""
+def _of_equal_hosts(name: str, hosts: int, devices: int, mebibytes: str, host_memory: float) -> Cluster:
+    gpu = rates_of(name)
     word = re.sub(r"[^\w.]+", "-", name.removeprefix("NVIDIA ")).strip("-")
-    known: dict[str, object] = {"cluster": f"auto-{times}{devices}x{word}", "kind": "cuda", "hosts": hosts}
-    known |= {"devices": devices, "inter_link": (gpu.inter_link if gpu else 50e9), "reserve": RESERVE}
-    known["host_memory"] = HOST_SHARE * host_memory
-    if mebibytes.isdigit():  # not where a GPU shares the host's memory
-        known["memory"] = float(mebibytes) * MEBI
-    if gpu is None or "memory" not in known:
-        raise _unknown(name, known)
-    return Cluster.model_validate({**gpu.fields, **known})
+    count = f"{hosts}x{devices}" if hosts > 1 else f"{devices}"
+    fields: dict[str, object] = {
+        "cluster": f"auto-{count}x{word}",
+        "kind": "cuda",
+        "hosts": hosts,
+        "devices": devices,
+        "inter_link": gpu.inter_link if gpu else 50e9,
+        "reserve": RESERVE,
+        "host_memory": HOST_SHARE * host_memory,
+    }
+    if mebibytes.isdigit():  # a GPU that shares the host's memory has no number
+        fields["memory"] = float(mebibytes) * MEBI
+    if gpu is None or "memory" not in fields:
+        raise _unknown_gpu(name, fields)
+    return Cluster.model_validate({**gpu.fields, **fields})
 
 
 def rates_of(name: str) -> Gpu | None:
@@ -217,16 +268,24 @@ def rates_of(name: str) -> Gpu | None:
     """
     words = set(re.split(r"[\s-]+", name.upper()))
     keys = [key for key in GPUS if set(key.split()) <= words]
-    return GPUS[max(keys, key=lambda key: len(key.split()))] if keys else None
+    if not keys:
+        return None
+    most_specific = max(keys, key=lambda key: len(key.split()))
+    return GPUS[most_specific]
 
 
-def _unknown(name: str, known: dict[str, object]) -> GraphError:
-    numbers = {field: f"{known[field]:.6g}" for field in known if field not in ("cluster", "kind")}
-    fields = Cluster.model_fields.items()
-    texts = {field: "null" for field, info in fields if info.default is None}
-    texts |= {**numbers, "cluster": "mine", "kind": "cuda", "margin": "0.05"}
-    asked = ", ".join(field for field in Cluster.model_fields if field not in texts)
-    remedy = f"write mine.yaml, with {asked} from its data sheet, and give --cluster mine.yaml:\n"
+def _unknown_gpu(name: str, known: dict[str, object]) -> GraphError:
+    """Return the error about a GPU without rates; its remedy is a file with the fields that are known."""
+    texts = {"cluster": "mine", "kind": "cuda", "margin": "0.05"}
+    for field, info in Cluster.model_fields.items():
+        if field in texts:
+            continue
+        if field in known:
+            texts[field] = f"{known[field]:.6g}"
+        elif info.default is None:
+            texts[field] = "null"
+    missing = ", ".join(field for field in Cluster.model_fields if field not in texts)
+    remedy = f"write mine.yaml, with {missing} from its data sheet, and give --cluster mine.yaml:\n"
     remedy += "\n".join(f"    {field}: {texts.get(field, '???')}" for field in Cluster.model_fields)
     return fail("auto-cluster", f"what `{name}` can do is not known", None, sorted(GPUS), remedy)
 
@@ -235,22 +294,22 @@ def _gpu_files(folder: Path = Path("/dev")) -> int:
     """Count the GPUs by their device files; under Windows (WSL) ``nvidia-smi`` counts them."""
     names = [path.name.removeprefix("nvidia") for path in folder.glob("nvidia[0-9]*")]
     if not names and (folder / "dxg").exists() and shutil.which("nvidia-smi"):
-        return len(_listed().splitlines())
+        return len(_nvidia_smi().splitlines())
     return sum(name.isdigit() for name in names)
 
 
-def _listed() -> str:
+def _nvidia_smi() -> str:
     command = shutil.which("nvidia-smi")
     if command is None:
         law = "this machine has GPUs, and no `nvidia-smi` to ask which"
         raise fail("auto-cluster", law, None, remedy="give --cluster the path of a YAML file")
-    import subprocess  # as long to import as a graph takes to parse
+    import subprocess  # it takes as long to import as a graph to parse
 
-    done = subprocess.run([command, *QUERY], capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip()
-        raise fail("auto-cluster", f"`nvidia-smi` failed: {said}", None, remedy="mend that, or give a file")
-    return done.stdout
+    result = subprocess.run([command, *QUERY], capture_output=True, text=True, check=False)
+    if result.returncode:
+        output = (result.stdout + result.stderr).strip()
+        raise fail("auto-cluster", f"`nvidia-smi` failed: {output}", None, remedy="mend that, or give a file")
+    return result.stdout
 
 
 def memory(root: Path = Path("/")) -> float:
@@ -260,19 +319,28 @@ def memory(root: Path = Path("/")) -> float:
     """
     text = (root / "proc/meminfo").read_text(encoding="utf-8")
     (total,) = re.findall(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
-    return min([1024.0 * int(total), *_limits(root)])
+    return min([1024.0 * int(total), *_group_limits(root)])
 
 
-def _limits(root: Path) -> list[float]:
+def _group_limits(root: Path) -> list[float]:
     """Return the limits of the process's control groups and those around them: version 2, and version 1."""
-    files: list[Path] = []
     groups = root / "proc/self/cgroup"
-    for line in groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else []:
+    if not groups.is_file():
+        return []
+    limits: list[float] = []
+    for line in groups.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
-        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        if controllers in ("", "memory"):
-            folder = top / path.lstrip("/")
-            files += [place / name for place in (folder, *folder.parents) if place.is_relative_to(top)]
-    texts = [file.read_text(encoding="utf-8").strip() for file in files if file.is_file()]
-    return [float(text) for text in texts if text.isdigit()]
+        if controllers == "":
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif controllers == "memory":
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        folder = top / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            file = group / name
+            if group.is_relative_to(top) and file.is_file():
+                text = file.read_text(encoding="utf-8").strip()
+                if text.isdigit():  # else it says that there is no limit
+                    limits.append(float(text))
+    return limits

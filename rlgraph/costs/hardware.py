@@ -50,7 +50,9 @@ class Cluster(BaseModel):
     @property
     def device(self) -> str:
         """Return the kind of device: ``cuda`` or ``cpu``."""
-        return self.kind or ("cuda" if self.bf16_flops > self.fp32_flops else "cpu")
+        if self.kind:
+            return self.kind
+        return "cuda" if self.bf16_flops > self.fp32_flops else "cpu"
 
     def flops(self, dtype: str) -> float:
         """Return the operations per second in ``float32`` or ``bfloat16``."""
@@ -62,22 +64,34 @@ class Cluster(BaseModel):
         return int(self.memory * (1 - self.margin))
 
     def link(self, first: int, devices: int, groups: int = 1, apart: int = 1) -> float:
-        """Return the bytes per second of one device in a collective over ``devices`` from the ``first``, or
-        in each of so many groups of them, one behind the other.
+        """Return the bytes per second of one device in a collective over ``devices`` from the ``first``.
 
         The slowest link decides. Devices are numbered host by host. Over several hosts a collective goes
-        around in as many rings as a host has adapters for its devices in it. ``apart``: so many collectives
-        at once, of devices that lie so far apart, share the adapters; as many as a host has devices, if each
-        device sends its own bytes, as in an all-to-all.
+        around in as many rings as a host has adapters for its devices in it.
+
+        Args:
+            first: the number of the first device.
+            devices: how many take part.
+            groups: how many such collectives there are, of consecutive groups of devices.
+            apart: how many collectives at once share the adapters, of devices that lie so far apart; as many
+                as a host has devices if each device sends its own bytes, as in an all-to-all.
         """
-        linked, own = self.linked or self.devices, self.devices
-        spans = [(at, at + devices) for at in range(first, first + groups * devices, devices)]
-        if all(at // linked == (end - 1) // linked for at, end in spans):
+        linked = self.linked or self.devices
+        starts = range(first, first + groups * devices, devices)
+        crosses = any(start // linked != (start + devices - 1) // linked for start in starts)
+        if not crosses:
             return self.intra_link
-        ends = (min(end - at, own - at % own, (end - 1) % own + 1) for at, end in spans)
-        here = min(devices, *ends)
-        rings = max((self.adapters or own) * here / own, 1.0) / min(apart, here)
+        on_host = min(self._on_one_host(start, devices) for start in starts)
+        adapters = self.adapters or self.devices
+        rings = max(adapters * on_host / self.devices, 1.0) / min(apart, on_host)
         return min(self.intra_link, self.inter_link * rings)
+
+    def _on_one_host(self, start: int, devices: int) -> int:
+        """Return how many devices of a collective the host has that has the fewest of them."""
+        end = start + devices
+        on_first_host = self.devices - start % self.devices
+        on_last_host = (end - 1) % self.devices + 1
+        return min(devices, on_first_host, on_last_host)
 
 
 FOLDER = Path(__file__).parent / "clusters"
@@ -88,8 +102,9 @@ KINDS = ("a100", "h20", "h100", "h200", "b200", "gb200")
 
 
 def shipped_clusters() -> list[str]:
-    """Return the names of the clusters that come with rlgraph, in the sizes that are asked for most."""
-    return ["cpu", *(f"{kind}-{count}" for kind in KINDS for count in (8, 64))]
+    """Return the names of the clusters that come with rlgraph, in the most common sizes."""
+    gpus = [f"{kind}-{count}" for kind in KINDS for count in (8, 64)]
+    return ["cpu", *gpus]
 
 
 def shipped_file(name: str) -> Path:

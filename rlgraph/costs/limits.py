@@ -1,4 +1,4 @@
-"""Engines take no more at once than these limits, and the costs count with them."""
+"""Limits of what engines take at once. The engines keep them, and the costs count with them."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from math import gcd
@@ -26,28 +26,34 @@ def needs_mask(device: str, dtype: str, head: int) -> bool:
         >>> needs_mask("cuda", "bfloat16", 128), needs_mask("cuda", "float32", 128)
         (False, True)
     """
-    return device != "cuda" or dtype not in ("bfloat16", "float16") or head % 8 > 0 or not 16 <= head <= 256
+    if device != "cuda" or dtype not in ("bfloat16", "float16"):
+        return True
+    return head % 8 > 0 or not 16 <= head <= 256
 
 
 def head_rows(tokens: int, vocabulary: int, width: int) -> tuple[int, bool]:
-    """Return of how many tokens a head computes logits at a time, and whether an update keeps what it made.
+    """Return the tokens for which a head computes logits at a time, and whether an update keeps the logits.
 
-    It does where logits of all the tokens may exist at once. Those of ``width`` 4, in float32, are computed
-    in pieces of 16 MiB even so, which a CPU's cache holds and C's allocator does not get from the system each
-    time, but of 256 tokens at least: products of fewer are slow.
+    It keeps them if the logits of all the tokens may exist at once. Logits of ``width`` 4, in float32, are
+    computed in pieces of 16 MiB even so, which a CPU's cache holds and C's allocator does not get from the
+    system each time; but of 256 tokens at least, since products of fewer are slow.
 
     Example:
         >>> head_rows(16384, 150_000, 2), head_rows(4096, 8192, 2), head_rows(4096, 8192, 4)
         ((447, False), (8192, True), (512, True))
     """
-    most = max(1, LOGITS // vocabulary)
-    kept = tokens <= most
-    return min(most, max(256, 2**22 // vocabulary)) if kept and width == 4 else most, kept
+    rows = max(1, LOGITS // vocabulary)
+    keeps_logits = tokens <= rows
+    if keeps_logits and width == 4:
+        cached_rows = max(256, 2**22 // vocabulary)
+        rows = min(rows, cached_rows)
+    return rows, keeps_logits
 
 
 def ring_ranks(key_heads: int, ranks: int) -> int:
-    """Return how many of the ranks that share a row share the tokens of the same heads, a ring: as few as the
-    key and value heads allow.
+    """Return the length of the rings in which ranks that share a row share the tokens of the same heads.
+
+    It is as short as the number of key and value heads allows.
 
     Example:
         >>> ring_ranks(8, 4), ring_ranks(8, 16)
@@ -62,20 +68,24 @@ def buckets(
     kind: Callable[[T], Hashable] = lambda tensor: None,
     size: int | None = None,
 ) -> Iterator[list[T]]:
-    """Group consecutive tensors of one kind, such as a data type, into buckets of at most ``size`` bytes,
-    or ``BUCKET``.
+    """Group consecutive tensors of one kind, such as a data type, into buckets.
+
+    A bucket has at most ``size`` bytes, or ``BUCKET``; a larger tensor has a bucket to itself.
 
     Example:
         >>> list(buckets([3, 4, 9, 1], nbytes=int, size=8))
         [[3, 4], [9], [1]]
     """
+    limit = BUCKET if size is None else size
     bucket: list[T] = []
-    held, most = 0, BUCKET if size is None else size
+    bucket_bytes = 0
     for tensor in tensors:
-        if bucket and (kind(tensor) != kind(bucket[0]) or held + nbytes(tensor) > most):
-            yield bucket
-            bucket, held = [], 0
+        if bucket:
+            is_other_kind = kind(tensor) != kind(bucket[0])
+            if is_other_kind or bucket_bytes + nbytes(tensor) > limit:
+                yield bucket
+                bucket, bucket_bytes = [], 0
         bucket.append(tensor)
-        held += nbytes(tensor)
+        bucket_bytes += nbytes(tensor)
     if bucket:
         yield bucket

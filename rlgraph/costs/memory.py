@@ -3,9 +3,9 @@
 What an engine can put off the device is an ``Item``: the parameters and the optimizer of a train engine, the
 weights of a serve engine. The counts follow the engines of ``runtime/``: float32 masters and AdamW averages
 in shards; what a micro-batch takes at its worst moment (``moments``); a serve engine with all weights on each
-device. Columns are small: left out.
+device. Columns are small and left out.
 
-One file: what engines hold, what a step needs of it, and what it takes beside are one account.
+One file, because what engines hold, what a step needs of it and what it takes in addition are one account.
 """
 
 import math
@@ -27,7 +27,7 @@ from rlgraph.costs.plan_size import cache_on_device, part_of
 from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside, growth
 from rlgraph.engines.registry import serving
-from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step
+from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
 
 SAMPLING = 16  # bytes of a logit in sampling: log-prob and probability, float64 sum (serve/sampling.py)
@@ -74,33 +74,39 @@ class Footprint:
         return serve
 
     def rows(self, columns: Iterable[str], step: Step) -> float:
-        """Return the rows of the longest of some columns; of an evaluation, no bound is known."""
-        domains = (self.plan.columns[step.phase][column].domain for column in columns)
+        """Return the rows of the longest of some columns; infinity for an evaluation, which has no bound."""
+        domains = [self.plan.columns[step.phase][column].domain for column in columns]
         return max((self.work.rows.get(domain, math.inf) for domain in domains), default=0.0)
 
     def server_rows(self, step: Step, ahead: bool = True) -> float:
-        """Return a server's samples, whole prompts: all that are begun, or an iteration's; else infinity."""
+        """Return the samples of one server, in whole prompts: all that are in flight, or an iteration's.
+
+        Infinity for an evaluation, since nothing says how many it has.
+        """
         if step.phase != "train":
-            return math.inf  # nobody says how many an evaluation has
+            return math.inf
         samples = self.plan.domain(step.phase, step.writes[0])
         share = self.serve(next(iter(step.models))).tensor_parallel / len(step.devices)
-        if region := self.plan.regions.get(step.region if ahead else ""):
+        region = self.plan.regions.get(step.region) if ahead else None
+        if region:
             share *= region.begun / region.rows
-        return math.ceil(self.work.rows[samples.name] / samples.times * share) * samples.times
+        prompts = math.ceil(self.work.rows[samples.name] / samples.times * share)
+        return prompts * samples.times
 
     def share(self, step: Step, pool: str) -> float:
-        """Return the samples of a device of a pool that is lent to a step, over those of one of its own."""
+        """Return the samples of a device of a lent pool, relative to a device of the step's own pool."""
         if pool == step.pool:
             return 1.0
-        own, more = len(step.devices), self.plan.pools[pool]
-        return own / (own + more)
+        devices, lent_devices = len(step.devices), self.plan.pools[pool]
+        return devices / (devices + lent_devices)
 
     def slots(self, step: Step, times: float = 1.0) -> int:
-        """Return the samples that an engine generates at a time, of so many times the expected rows."""
+        """Return the samples in flight in an engine that has ``times`` the expected rows."""
         serve = self.serve(next(iter(step.models)))
-        sample = self.work.mean if serving(serve).paged else self.work.most  # paged: as much as it has
-        have, fit = self.server_rows(step) * times, int(serve.cache_tokens) // sample
-        return int(max(1, min(have, serve.max_rows, fit)))
+        # a paged cache takes what a sample has so far; one that is not has room for the longest
+        sample_tokens = self.work.mean if serving(serve).paged else self.work.most
+        in_cache = int(serve.cache_tokens) // sample_tokens
+        return int(max(1, min(self.server_rows(step) * times, serve.max_rows, in_cache)))
 
     def in_order(self) -> list[Step]:
         """Return the training steps in the order in which they run while the pipeline is full."""
@@ -112,79 +118,116 @@ class Footprint:
 
     @cached_property
     def _items(self) -> dict[str, dict[Item, int]]:
-        return {pool: self._held(pool) for pool in self.plan.pools}
+        return {pool: self._items_of(pool) for pool in self.plan.pools}
 
-    def _held(self, pool: str) -> dict[Item, int]:
-        sizes: dict[Item, int] = {}
+    def _items_of(self, pool: str) -> dict[Item, int]:
+        items: dict[Item, int] = {}
         for name, model in self.plan.models.items():
-            size, serve = self.sizes.get(name), model.serve
-            own = model.train and model.train.pool == pool and self._trains(name)
-            if size and model.train and own:
-                mesh = self.plan.meshes[name]
-                part, devices = part_of(size, mesh.tensor), mesh.shard
-                shard, trained = part.on_device(devices), trained_on_device(part, model, devices)
-                added = trained * MASTER if model.train.lora else 0
-                width, on_host = master(model), model.train.optimizer_offload
-                if on_host:  # a CPU's own memory is the host's: masters stay beside the weights
-                    on_host = self.cluster.device == "cuda"
-                    width = WIDTH[model.train.dtype] + (0 if on_host else MASTER)
-                if held := (0 if model.shares else shard * width) + added:
-                    sizes[Item(name, "train", "parameters")] = held
-                if not model.frozen and not on_host:
-                    averages = averages_on_device(part, model, devices)
-                    sizes[Item(name, "train", "optimizer")] = averages * MASTER
-            if size and serve and self.plan.serves(name, pool) and not serve.addresses:
-                sizes |= {Item(name, "serve", part): held for part, held in served_parts(size, model)}
-                if serving(serve).own_servers:  # the cache is there while the server is awake
-                    sizes[Item(name, "serve", "kv")] = cache_on_device(size, serve, WIDTH[serve.dtype])
-        return sizes
+            size = self.sizes.get(name)
+            if size is None:
+                continue
+            if model.train and model.train.pool == pool and self._trains(name):
+                items |= self._train_items(name, model.train, size)
+            if model.serve and not model.serve.addresses and self.plan.serves(name, pool):
+                items |= self._serve_items(name, model.serve, size)
+        return items
+
+    def _train_items(self, name: str, train: TrainPlan, size: Size) -> dict[Item, int]:
+        """Return the shards that a device of a train engine holds."""
+        items: dict[Item, int] = {}
+        model, mesh = self.plan.models[name], self.plan.meshes[name]
+        part = part_of(size, mesh.tensor)
+        optimizer_away = train.optimizer_offload and self.cluster.device == "cuda"
+        weight_bytes = master(model)
+        if train.optimizer_offload:
+            # the memory of a CPU device is its host's, so masters are on it beside the weights
+            weight_bytes = WIDTH[train.dtype] + (0 if optimizer_away else MASTER)
+        parameters = 0 if model.shares else part.on_device(mesh.shard) * weight_bytes
+        if train.lora:
+            parameters += trained_on_device(part, model, mesh.shard) * MASTER
+        if parameters:
+            items[Item(name, "train", "parameters")] = parameters
+        if not model.frozen and not optimizer_away:
+            averages = averages_on_device(part, model, mesh.shard)
+            items[Item(name, "train", "optimizer")] = averages * MASTER
+        return items
+
+    def _serve_items(self, name: str, serve: ServePlan, size: Size) -> dict[Item, int]:
+        """Return the weights of a serve engine, and its cache if that is there while the server is awake."""
+        items: dict[Item, int] = {}
+        for part, nbytes in served_parts(size, self.plan.models[name]):
+            items[Item(name, "serve", part)] = nbytes
+        if serving(serve).own_servers:
+            items[Item(name, "serve", "kv")] = cache_on_device(size, serve, WIDTH[serve.dtype])
+        return items
 
     def _trains(self, model: str) -> bool:
-        """Return whether a step works on the train engine of a model, or of one on its weights."""
-        readers = {model, *(name for name, other in self.plan.models.items() if other.shares == model)}
-        steps = (*self.plan.steps, *self.plan.eval_steps)
-        return any("train" in step.engines and readers & step.models.keys() for step in steps)
+        """Return whether a step works on the train engine of a model, or of one that shares its weights."""
+        sharing = {name for name, other in self.plan.models.items() if other.shares == model}
+        readers = {model, *sharing}
+        for step in (*self.plan.steps, *self.plan.eval_steps):
+            if "train" in step.engines and readers & step.models.keys():
+                return True
+        return False
 
     def needs(self, pool: str, step: Step) -> set[Item]:
-        """Return what must be on a pool's devices in a step; of a region, in any of its steps."""
-        steps = (*self.plan.steps, *self.plan.eval_steps)
-        together = [other for other in steps if step.region and other.region == step.region] or [step]
-        return set().union(*(self._needs(pool, one) for one in together))
+        """Return what must be on a pool's devices in a step; in a region, in any of the region's steps."""
+        steps = [step]
+        if step.region:
+            every = (*self.plan.steps, *self.plan.eval_steps)
+            steps = [other for other in every if other.region == step.region]
+        return set().union(*(self._needs_of(pool, other) for other in steps))
 
-    def _needs(self, pool: str, step: Step) -> set[Item]:
+    def _needs_of(self, pool: str, step: Step) -> set[Item]:
+        if step.facts.moves or step.joins:
+            return set()
         items: set[Item] = set()
-        for name in () if step.facts.moves or step.joins else step.models:
-            if step.engine == "serve" and (step.pool == pool or (step.leaves and pool in self.plan.lenders)):
-                parts = ("weights", "kv") if step.generates else ("weights",)
-                items |= {Item(name, "serve", part) for part in parts}
-            if (step.facts.syncs and pool == (step.source or step.pool)) or step.engine == "train":
-                items |= {Item(n, "train", "parameters") for n in (name, self.plan.models[name].shares)}
+        is_lent = bool(step.leaves) and pool in self.plan.lenders
+        is_sender = step.facts.syncs and pool == (step.source or step.pool)
+        for name in step.models:
+            if step.engine == "serve" and (step.pool == pool or is_lent):
+                items.add(Item(name, "serve", "weights"))
+                if step.generates:
+                    items.add(Item(name, "serve", "kv"))
+            if is_sender or step.engine == "train":
+                items.add(Item(name, "train", "parameters"))
+                items.add(Item(self.plan.models[name].shares, "train", "parameters"))
             if step.updated == name:
                 items.add(Item(name, "train", "optimizer"))
         return items & self.items(pool).keys()
 
     def transient(self, pool: str, step: Step) -> Counter[str]:
-        """Return what a step needs on a pool beside what is resident; of a collect on a pool that is lent
-        until then, what the rounds there do."""
+        """Return what a step takes on a pool in addition to what is resident.
+
+        A collect on a pool that is lent until then takes what the rounds there do.
+        """
         if step.facts.collects and pool in self.plan.lenders:
-            lent = [other for other in self.plan.steps if other.leaves and other.region == step.region]
-            step = lent[0]
+            step = next(other for other in self.plan.steps if other.leaves and other.region == step.region)
         if not step.models or step.facts.moves or step.joins:
             return Counter()
-        model, size = self.model_of(step)
         if step.facts.syncs:
             return Counter({"staging": self._syncing(pool, step)})
         if step.engine == "serve":
-            assert model.serve
-            if model.serve.addresses:
-                return Counter()  # it is the servers' memory
-            cut = self.plan.functions[step.phase][step.node].value("nucleus", 1.0) != 1.0
-            rows = self.slots(step, growth(self.plan, step, self.work) * self.share(step, pool))
-            return generating(size, model.serve, rows, self.work.most, cut)
+            return self._generating(pool, step)
         if step.copied:
-            width, mesh = master(self.plan.models[step.copied]), self.plan.meshes[step.copied]
-            return Counter({"staging": staging(size.tensors, mesh.shard, width, limits.BUCKET, mesh.parts)})
+            return Counter({"staging": self._copying(step)})
         return max(self.passing(step).values(), key=lambda parts: parts.total())
+
+    def _generating(self, pool: str, step: Step) -> Counter[str]:
+        model, size = self.model_of(step)
+        assert model.serve
+        if model.serve.addresses:
+            return Counter()  # servers at addresses have memory of their own
+        nucleus = self.plan.functions[step.phase][step.node].value("nucleus", 1.0)
+        times = growth(self.plan, step, self.work) * self.share(step, pool)
+        rows = self.slots(step, times)
+        return generating(size, model.serve, rows, self.work.most, sorts=nucleus != 1.0)
+
+    def _copying(self, step: Step) -> int:
+        """Return the bytes that gathering takes when a step copies one model's weights onto another."""
+        _, size = self.model_of(step)
+        width, mesh = master(self.plan.models[step.copied]), self.plan.meshes[step.copied]
+        return staging(size.tensors, mesh.shard, width, limits.BUCKET, mesh.parts)
 
     def passing(self, step: Step) -> Moments:
         """Return the moments of a step's largest micro-batch."""
@@ -193,48 +236,64 @@ class Footprint:
 
     def micro_batch(self, step: Step) -> Pass:
         """Return the largest micro-batch of a step."""
-        (model, size), most = self.model_of(step), self.work.most
+        (model, size), longest = self.model_of(step), self.work.most
         assert model.train
         passes = self.plan.passes(step)
-        rows = max(self.rows(one.reads, one) * growth(self.plan, one, self.work) for one in passes)
-        tokens = int(min(max(model.train.pass_tokens(step.updates), most), rows * most))
-        mesh, own = self.plan.meshes[next(iter(step.models))], -(-tokens // model.train.sequence_parallel)
+        rows = max(self.rows(term.reads, term) * growth(self.plan, term, self.work) for term in passes)
+        tokens = int(min(max(model.train.pass_tokens(step.updates), longest), rows * longest))
+        mesh = self.plan.meshes[next(iter(step.models))]
+        device_tokens = -(-tokens // model.train.sequence_parallel)
         ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
-        beside = mask_bytes(model, size, tokens, int(most), self.cluster.device) // ring
-        beside += own * max(bytes_beside(self.plan, one) for one in passes)
-        offloads = model.train.activation_offload and self.cluster.device == "cuda"
-        part, uneven = part_of(size, mesh.tensor), self.work.uneven(mesh.experts)
-        return Pass(part, model, mesh.shard, own, beside, mesh.replicate, offloads, uneven)
+        mask = mask_bytes(model, size, tokens, int(longest), self.cluster.device) // ring
+        columns = device_tokens * max(bytes_beside(self.plan, term) for term in passes)
+        return Pass(
+            size=part_of(size, mesh.tensor),
+            model=model,
+            devices=mesh.shard,
+            tokens=device_tokens,
+            mask=mask + columns,
+            replicas=mesh.replicate,
+            offloads=model.train.activation_offload and self.cluster.device == "cuda",
+            uneven=self.work.uneven(mesh.experts),
+        )
 
     def _syncing(self, pool: str, step: Step) -> int:
         """Return the bytes of a weight sync on a device that sends, or on one that only receives."""
         model, size = self.model_of(step)
         assert model.train and model.serve
-        width, lora = gathered_width(model), model.train.lora
-        if alone := lora_size.syncing_alone(size, model):
-            return alone
-        served = WIDTH[model.serve.dtype]
-        sent = min(size.parameters * served, max(limits.BUCKET, max(size.numbers) * served))
-        if pool != (step.source or step.pool):
-            return sent
-        # a bucket is of one data type: where weights are narrower, adapters in float32 end it
-        apart = lora_size.unadapted_runs(size, lora) if lora and width < MASTER else {size.tensors}
-        mesh = self.plan.meshes[next(iter(step.models))]
-        gathered = max(staging(t, mesh.shard, width, limits.BUCKET, mesh.parts) for t in apart)
-        merged = lora_size.merging(size, lora, width, mesh.shard) if lora else 0
-        # a bucket as it was gathered, cast where it was not before, and laid into one buffer
-        handed = 0 if step.path == "memory" else sent * (2 if width == served else 2 + width // served)
-        return max(gathered, merged, handed)
+        adapter_only = lora_size.syncing_alone(size, model)
+        if adapter_only:
+            return adapter_only
+        gathered, served = gathered_width(model), WIDTH[model.serve.dtype]
+        largest_bucket = max(limits.BUCKET, max(size.numbers) * served)
+        bucket = min(size.parameters * served, largest_bucket)
+        is_sender = pool == (step.source or step.pool)
+        if not is_sender:
+            return bucket
+        mesh, lora = self.plan.meshes[next(iter(step.models))], model.train.lora
+        # a bucket has one data type: adapters in float32 end it if the weights are narrower
+        runs = lora_size.unadapted_runs(size, lora) if lora and gathered < MASTER else {size.tensors}
+        gathering = max(staging(run, mesh.shard, gathered, limits.BUCKET, mesh.parts) for run in runs)
+        merging = lora_size.merging(size, lora, gathered, mesh.shard) if lora else 0
+        return max(gathering, merging, self._sending(step, bucket, gathered, served))
+
+    def _sending(self, step: Step, bucket: int, gathered: int, served: int) -> int:
+        """Return the bytes of a bucket on its way: as it was gathered, cast, and laid into one buffer."""
+        if step.path == "memory":
+            return 0
+        if gathered == served:
+            return bucket * 2
+        return bucket * (2 + gathered // served)
 
     def resident(self, pool: str, away: set[Item]) -> Counter[str]:
-        """Return the parts of a device that engines hold, but for what is away."""
-        held: Counter[str] = Counter({"reserve": int(self.cluster.reserve)})
-        for item, size in self.items(pool).items():
+        """Return what engines hold on a device, part by part, without the items that are away."""
+        sizes: Counter[str] = Counter({"reserve": int(self.cluster.reserve)})
+        for item, nbytes in self.items(pool).items():
             if item not in away:
-                held[LABELS[item.part, item.engine]] += size
+                sizes[LABELS[item.part, item.engine]] += nbytes
             if item.part == "kv" and self.cluster.device == "cuda":
-                held["server"] += SERVER
-        return held
+                sizes["server"] += SERVER
+        return sizes
 
     def moments(
         self, pool: str, steps: Iterable[Step], asked: Callable[[Step], bool] = lambda step: True
@@ -242,7 +301,7 @@ class Footprint:
         """Yield what a device of a pool holds in each step asked for, from between two iterations on."""
         away = set(away_items(self.plan, pool))
         for step in self.on(pool, steps):
-            moved = {Item(name, step.engine, part) for name in step.models for part in step.parts}
+            moved = {Item(name, step.engine, part) for name, part in product(step.models, step.parts)}
             if step.facts.moves == "back":
                 away -= moved
             if asked(step):
@@ -252,14 +311,18 @@ class Footprint:
 
     def peaks(self) -> dict[str, Peak]:
         """Return the peak of each pool, over training and evaluation."""
-        peaks, most = {}, int(self.cluster.memory)
+        capacity = int(self.cluster.memory)
+        peaks = {}
         for pool in self.plan.pools:
-            both = (self.in_order(), self.plan.eval_steps)
-            moments = [(s.node, parts) for steps in both for s, parts in self.moments(pool, steps)]
-            held = self.resident(pool, set(away_items(self.plan, pool)))
-            name, parts = max(moments, key=lambda m: m[1].total(), default=("", held))
+            name = ""
+            parts = self.resident(pool, set(away_items(self.plan, pool)))
+            moments = [*self.moments(pool, self.in_order()), *self.moments(pool, self.plan.eval_steps)]
+            if moments:
+                step, parts = max(moments, key=lambda moment: moment[1].total())
+                name = step.node
             ordered = {part: parts[part] for part in PARTS if parts[part]}
-            peaks[pool] = Peak(sum(ordered.values()), most, name, ordered, free=most - self.cluster.usable)
+            free = capacity - self.cluster.usable
+            peaks[pool] = Peak(sum(ordered.values()), capacity, name, ordered, free=free)
         return peaks
 
 
@@ -276,12 +339,15 @@ LABELS = {
 def away_items(plan: Plan, pool: str) -> Iterator[Item]:
     """Yield what is off a pool's devices between two iterations."""
     for model, engine in product(plan.models, ("train", "serve")):
-        parts = plan.away.get(plan.held(model, engine, pool), ())
-        yield from (Item(model, engine, part) for part in parts)
+        for part in plan.away.get(plan.held(model, engine, pool), ()):
+            yield Item(model, engine, part)
 
 
 def master(model: ModelPlan) -> int:
-    """Return the bytes of a weight in the train engine; beside an adapter it is as it is computed with."""
+    """Return the bytes of a weight in the train engine.
+
+    Weights that do not train, those below an adapter among them, are in the type of computation.
+    """
     assert model.train
     return WIDTH[model.train.dtype] if model.frozen or model.train.lora else MASTER
 
@@ -289,21 +355,24 @@ def master(model: ModelPlan) -> int:
 def gathered_width(model: ModelPlan) -> int:
     """Return the bytes of a weight that is gathered for a sync.
 
-    Shards are cast before that where the serve engine holds less; but where adapters are merged, after it.
+    Shards are cast before gathering if the serve engine has a narrower type. Adapters are merged first, so
+    that their weights are cast after it.
     """
     assert model.train and model.serve
-    return master(model) if model.train.lora else min(master(model), WIDTH[model.serve.dtype])
+    if model.train.lora:
+        return master(model)
+    return min(master(model), WIDTH[model.serve.dtype])
 
 
-def generating(size: Size, serve: ServePlan, rows: int, length: float, cut: bool = False) -> Counter[str]:
+def generating(size: Size, serve: ServePlan, rows: int, length: float, sorts: bool = False) -> Counter[str]:
     """Return the parts of one engine: its slots at full length, sampling's copies of logits, a layer's work.
 
     The embedded engine has its cache only while it generates, and repeats keys and values of one layer for
-    every query head while that runs. ``cut``: the rollout samples with ``top_p``, which sorts logits.
+    every query head while that runs. ``sorts``: the rollout samples with ``top_p``, which sorts logits.
     """
     width, group = WIDTH[serve.dtype], serve.tensor_parallel
     prefill = limits.PREFILL * Layer(size, width).kept
-    logits = rows * size.vocabulary * (width + (SORTED if cut else SAMPLING))
+    logits = rows * size.vocabulary * (width + (SORTED if sorts else SAMPLING))
     if serving(serve).own_servers:
         return Counter({"logits": logits // group, "activations": prefill // group})
     repeated = 2 * rows * int(length) * size.config.queries * width

@@ -27,15 +27,19 @@ def steps_by_muon(model: ModelPlan) -> bool:
 
 def may_step_on_host(model: ModelPlan) -> bool:
     """Return whether an optimizer can be on the host: AdamW, of whole weights."""
-    adapted = model.train is None or model.train.lora is not None
-    return bool(model.optimizer and model.optimizer.kind == "adamw") and not (model.frozen or adapted)
+    trains_weights = model.train is not None and model.train.lora is None and not model.frozen
+    return trains_weights and model.optimizer is not None and model.optimizer.kind == "adamw"
 
 
 def averages_on_device(size: Size, model: ModelPlan, devices: int) -> int:
-    """Return the numbers of a gradient's averages on each of so many devices: AdamW has two for a weight,
-    Muon one for a matrix."""
-    trained = trained_on_device(size, model, devices)
-    return 2 * trained - (matrices_on_device(size, devices) if steps_by_muon(model) else 0)
+    """Return the numbers of a gradient's averages on each of so many devices.
+
+    AdamW has two for a weight, Muon one for a matrix.
+    """
+    averages = 2 * trained_on_device(size, model, devices)
+    if steps_by_muon(model):
+        averages -= matrices_on_device(size, devices)
+    return averages
 
 
 def newton_schulz_flops(shape: MatrixShape) -> int:
@@ -52,7 +56,9 @@ def newton_schulz_flops(shape: MatrixShape) -> int:
 @lru_cache(maxsize=1024)  # a search asks it of every plan
 def matrices_on_device(size: Size, devices: int) -> int:
     """Return the numbers of the decoder layers' matrices on each of so many devices: whole rows of each."""
-    matrices = (tensor for layer in _layers(size) for tensor in layer.tensors.elements() if min(tensor) > 1)
+    matrices: list[MatrixShape] = []
+    for layer in _layers(size):
+        matrices += [tensor for tensor in layer.tensors.elements() if min(tensor) > 1]
     return padded(matrices, devices) // devices
 
 
@@ -61,43 +67,45 @@ def step_seconds(size: Size, rates: "Rates") -> float:
 
     A matrix is averaged by some 5 kernels, and orthogonalised by 20; one average less is read and written.
     """
-    together, experts = exchanged(size), experts_on_device(size, rates.devices)
-    rounds = together[:: rates.devices]
-    work = sum(map(newton_schulz_flops, rounds))
-    work += sum(count * newton_schulz_flops(shape) for shape, count in experts)
-    launched = rates.launch(len(rounds) + len(experts) + (len(together) + len(experts)) / 4)
-    spared = 2 * MASTER * matrices_on_device(size, rates.devices) / rates.memory
-    arithmetic = work / rates.flops(rates.efficiency.update)
-    return max(arithmetic, launched) + rates.traded(step_bytes(size, rates)) - spared
+    matrices, experts = exchanged(size), experts_on_device(size, rates.devices)
+    rounds = matrices[:: rates.devices]
+    flops = sum(newton_schulz_flops(shape) for shape in rounds)
+    flops += sum(count * newton_schulz_flops(shape) for shape, count in experts)
+    launches = rates.launch(len(rounds) + len(experts) + (len(matrices) + len(experts)) / 4)
+    saved = 2 * MASTER * matrices_on_device(size, rates.devices) / rates.memory
+    arithmetic = flops / rates.flops(rates.efficiency.update)
+    return max(arithmetic, launches) + rates.traded(step_bytes(size, rates)) - saved
 
 
 def step_bytes(size: Size, rates: "Rates") -> float:
-    """Return the bytes of the all-to-alls of a step: of each round a whole matrix, and a device's rows of
-    all."""
-    together = exchanged(size)
-    rows = sum(height * width for height, width in together) / rates.devices
-    whole = sum(height * width for height, width in together[:: rates.devices])
+    """Return the bytes of the all-to-alls of a step.
+
+    A device receives one whole matrix per round, and its rows of all matrices.
+    """
+    matrices = exchanged(size)
+    rows = sum(height * width for height, width in matrices) / rates.devices
+    whole = sum(height * width for height, width in matrices[:: rates.devices])
     return (whole + rows) * rates.away * rates.width
 
 
 def held_in_step(size: Size, width: int, devices: int) -> int:
-    """Return the most bytes that orthogonalising takes, in numbers of ``width`` bytes: a round's, or those of
-    a batch of experts.
+    """Return the most bytes that orthogonalising takes, of a round or of a batch of experts.
 
-    An iteration holds its matrix before and after, and two products of the shorter side. Before the first
-    there are averages in float32, of a round this device's rows.
+    Numbers have ``width`` bytes. An iteration holds its matrix before and after, and two products of the
+    shorter side. Before the first iteration there are averages in float32: for a round, this device's rows.
     """
-    largest = exchanged(size)[0]
-    held = [_held(largest, width, MASTER // devices + width)]
+    largest, *_ = exchanged(size)
+    nbytes = [_orthogonalising_bytes(largest, width, MASTER // devices + width)]
     for shape, count in experts_on_device(size, devices):
-        one = _held(shape, width, MASTER + width * (width < MASTER))
-        held.append(min(count, batch_of_experts(shape)) * one)
-    return max(held)
+        cast_width = width if width < MASTER else 0
+        of_one = _orthogonalising_bytes(shape, width, MASTER + cast_width)
+        nbytes.append(min(count, batch_of_experts(shape)) * of_one)
+    return max(nbytes)
 
 
-def _held(shape: MatrixShape, width: int, before: int) -> int:
+def _orthogonalising_bytes(shape: MatrixShape, width: int, averages_width: int) -> int:
     numbers, short = shape[0] * shape[1], min(shape)
-    return max(width * 2 * (numbers + short**2), before * numbers)
+    return max(width * 2 * (numbers + short**2), averages_width * numbers)
 
 
 def batch_of_experts(shape: MatrixShape) -> int:
@@ -108,21 +116,27 @@ def batch_of_experts(shape: MatrixShape) -> int:
 @lru_cache(maxsize=64)
 def exchanged(size: Size) -> list[MatrixShape]:
     """Return the shapes of the matrices that travel to be orthogonalised, the largest work first."""
-    shapes = (shape for layer in _layers(size) for shape in (layer.weights & layer.tensors).elements())
-    return sorted((shape for shape in shapes if min(shape) > 1), key=newton_schulz_flops, reverse=True)
+    shapes: list[MatrixShape] = []
+    for layer in _layers(size):
+        not_fused = layer.weights & layer.tensors
+        shapes += [shape for shape in not_fused.elements() if min(shape) > 1]
+    return sorted(shapes, key=newton_schulz_flops, reverse=True)
 
 
 @lru_cache(maxsize=1024)
 def experts_on_device(size: Size, devices: int) -> list[tuple[MatrixShape, int]]:
-    """Return of each layer the shapes of its experts' matrices, and how many of them a device has."""
-    kinds = (kind for layer in _layers(size) for kind in (layer.weights - layer.tensors).items())
-    return [(shape, -(-count // devices)) for shape, count in kinds]
+    """Return for each layer the shapes of its experts' matrices, and how many of them a device has."""
+    experts = []
+    for layer in _layers(size):
+        for shape, count in (layer.weights - layer.tensors).items():
+            experts.append((shape, -(-count // devices)))
+    return experts
 
 
 class _Matrices(NamedTuple):
-    """The tensors of a decoder layer that have matrices, as they are sharded, and these; see ``Config``."""
+    """The tensors of a decoder layer that have matrices, and the matrices in them; see ``Config``."""
 
-    tensors: Counter[MatrixShape]
+    tensors: Counter[MatrixShape]  # as they are sharded
     weights: Counter[MatrixShape]
 
 
@@ -130,7 +144,8 @@ class _Matrices(NamedTuple):
 def _layers(size: Size) -> list[_Matrices]:
     config, layers = size.config, []
     for index in range(config.num_hidden_layers):
-        others = Counter(config.no_matrices(index))
-        both = (Counter(shapes) - others for shapes in (config.tensors(index), config.unfused(index)))
-        layers.append(_Matrices(*both))
+        no_matrices = Counter(config.no_matrices(index))
+        tensors = Counter(config.tensors(index)) - no_matrices
+        weights = Counter(config.unfused(index)) - no_matrices
+        layers.append(_Matrices(tensors, weights))
     return layers

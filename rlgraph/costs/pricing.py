@@ -1,4 +1,4 @@
-"""A plan with what it takes on a cluster: seconds and bytes of each step, and the peak of its memory."""
+"""Prices a plan on a cluster: seconds and bytes of each step, besides the peak of its memory."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from rlgraph.costs.workload import row_work
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.mesh import Mesh
-from rlgraph.ir.plan import ColumnPlan, Plan, Step, TrainPlan
+from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, Step, TrainPlan
 from rlgraph.ir.steps import ONE, Kind
 from rlgraph.ops.column_types import DOMAINS, LISTED
 from rlgraph.units import middle
@@ -62,14 +62,21 @@ class Pricing(Footprint):
         return replace(step, seconds=(round(best, 6), round(worst, 6)), bytes=round(moved))
 
     def seconds(self, step: Step, grade: int) -> tuple[float, float]:
-        """Return seconds at one grade, and bytes. Where a run was measured, the middle times its factor."""
-        both = {one: self._assumed(step, one) for one in ((BEST, WORST) if self.calibration else (grade,))}
-        return self.calibrated(step.rate, grade, lambda one: both[one][0]), both[grade][1]
+        """Return seconds at one grade, and bytes.
+
+        With a calibration the seconds are the middle of both grades times the measured factor.
+        """
+        grades = (BEST, WORST) if self.calibration else (grade,)
+        prices = {each: self._assumed(step, each) for each in grades}
+        _, moved = prices[grade]
+        return self.calibrated(step.rate, grade, lambda each: prices[each][0]), moved
 
     def calibrated(self, kind: str, grade: int, price: Callable[[int], float]) -> float:
-        """Return the price of some work at a grade: where a run was measured, the middle times its factor."""
-        factors = self.calibration and self.calibration.of(kind)
-        return middle((price(BEST), price(WORST))) * factors[grade == WORST] if factors else price(grade)
+        """Return the price of some work at a grade; with a calibration, the middle times its factor."""
+        factors = self.calibration.of(kind) if self.calibration else None
+        if not factors:
+            return price(grade)
+        return middle((price(BEST), price(WORST))) * factors[grade == WORST]
 
     def _assumed(self, step: Step, grade: int) -> tuple[float, float]:
         seconds, moved = PRICES[step.rate](self, step, grade)
@@ -78,35 +85,40 @@ class Pricing(Footprint):
     def _on_host(self, step: Step, grade: int) -> tuple[float, float]:
         if step.inserted:
             return 0.0, 0.0
-        touched = (*step.reads, *step.writes)
         # a source's text was made into tokens before the first iteration
-        text = any(self.plan.columns[step.phase][name].type.dtype in LISTED for name in step.reads)
-        row = ASSUMED.text_row if text else ASSUMED.row
-        return self.rows(touched, step) / len(step.devices) * row[grade], 0.0
+        has_text = any(self.plan.columns[step.phase][name].type.dtype in LISTED for name in step.reads)
+        row_seconds = ASSUMED.text_row if has_text else ASSUMED.row
+        rows = self.rows((*step.reads, *step.writes), step)
+        return rows / len(step.devices) * row_seconds[grade], 0.0
 
     def generation(self, step: Step, grade: int) -> tuple[Size, Rates, bool]:
         """Return the model that generates, the rates of its engine, and whether that replays CUDA graphs."""
-        (_, size), first = self.model_of(step), self.plan.devices[step.pool].start
+        _, size = self.model_of(step)
         serve = self.serve(next(iter(step.models)))
-        group, graphs = serve.tensor_parallel, serving(serve).cuda_graphs
-        return size, Rates(self.cluster, group, serve.dtype, grade, first=first, group=group), graphs
+        start = self.plan.devices[step.pool].start
+        group = serve.tensor_parallel
+        rates = Rates(self.cluster, group, serve.dtype, grade, first=start, group=group)
+        return size, rates, serving(serve).cuda_graphs
 
     def _rollout(self, step: Step, grade: int) -> tuple[float, float]:
         size, rates, graphs = self.generation(step, grade)
-        rows, prompt, slots = self.server_rows(step, False), self.work.prompt, self.slots(step)
+        function = self.plan.functions[step.phase][step.node]
+        rows, slots = self.server_rows(step, ahead=False), self.slots(step)
+        prompt, lengths = self.work.prompt, self.work.limited(function)
         prompts = rows / self.plan.domain(step.phase, step.writes[0]).times
         prefill = formulas.prefill_seconds(size, rates, prompts, prompt)
-        lengths = self.work.limited(function := self.plan.functions[step.phase][step.node])
-        rest = formulas.decode_seconds(size, rates, rows, slots, prompt, lengths, graphs)
-        # between turns a tool answers: others fill the engine meanwhile, at best, but for the last; at worst
-        # none does, and a cache has lost the turns before
-        between = self.work.turns_of(function) - 1
-        rest += between * self.work.tool_seconds * (1 if grade == BEST else math.ceil(rows / slots))
-        if between and grade == WORST:
-            rest += formulas.prefill_seconds(size, rates, rows * between, prompt + lengths.mean / 2)
-        return prefill + rest, 0.0
+        decode = formulas.decode_seconds(size, rates, rows, slots, prompt, lengths, graphs)
+        # A tool answers between turns. At best other samples fill the engine meanwhile, and only the last
+        # one waits. At worst none does, and the cache has lost the turns before.
+        tool_calls = self.work.turns_of(function) - 1
+        waits = 1 if grade == BEST else math.ceil(rows / slots)
+        decode += tool_calls * self.work.tool_seconds * waits
+        if tool_calls and grade == WORST:
+            decode += formulas.prefill_seconds(size, rates, rows * tool_calls, prompt + lengths.mean / 2)
+        return prefill + decode, 0.0
 
     def _pass(self, step: Step, grade: int) -> tuple[float, float]:
+        """Price scoring, or an update with its backward passes and optimizer steps."""
         model, size = self.model_of(step)
         assert model.train
         function = self.plan.functions[step.phase][step.node]
@@ -114,54 +126,83 @@ class Pricing(Footprint):
         mesh = self.plan.meshes[next(iter(step.models))]
         size = part_of(size, mesh.tensor)
         rates = replace(self._rates(step.pool, model.train.dtype, grade, mesh), reshard=model.train.reshard)
-        times = minibatches * epochs if step.updates else 1
-        passes = [self._share(one, size, model.train, minibatches, times) for one in self.plan.passes(step)]
-        even = reduce(Tokens.plus, passes)
-        work = replace(even, uneven=self.work.uneven(mesh.experts))
+        optimizer_steps = minibatches * epochs if step.updates else 1
+        passes = [
+            self._share(term, size, model.train, minibatches, optimizer_steps)
+            for term in self.plan.passes(step)
+        ]
+        work = replace(reduce(Tokens.plus, passes), uneven=self.work.uneven(mesh.experts))
         if step.updates:
-            factor = 4 if model.train.recompute else 3
-            trained = trained_on_device(size, model, mesh.shard)
-            summed = formulas.replica_bytes(trained, rates, times)
-            on_host = trained if model.train.optimizer_offload else 0
-            adapters = trained if model.train.lora else None
-            flops = factor - bool(model.train.lora)
-            seconds = formulas.update_seconds(size, rates, work, times, flops, summed, on_host, adapters)
-            seconds += formulas.activation_seconds(size, rates, work) * model.train.activation_offload
-            moved = formulas.update_bytes(size, rates, work.passes, times, adapters) + summed
-            if muon.steps_by_muon(model):
-                seconds += times * muon.step_seconds(size, rates)
-                moved += times * muon.step_bytes(size, rates)
+            layer_runs = 4 if model.train.recompute else 3
+            seconds, moved = self._update(model, size, rates, work, mesh, optimizer_steps, layer_runs)
         else:
-            factor, seconds = 1, formulas.score_seconds(size, rates, work)
+            layer_runs = 1
+            seconds = formulas.score_seconds(size, rates, work)
             moved = formulas.score_bytes(size, rates, work.passes)
         if wide_head(model, size):
             seconds += formulas.wide_head_seconds(size, rates, work.tokens, step.updates)
-        # those of a group: forward, once more where that runs again, and backward
-        devices = model.train.sequence_parallel
-        group = replace(rates, devices=devices, replicas=mesh.replicate * mesh.shard // devices)
-        again = max(1, factor - 1)
-        shared = again * work.tokens * group.devices
-        seconds += formulas.exchange_seconds(size, group, shared, again * work.passes)
-        moved += formulas.exchange_bytes(size, group, shared)
-        group = replace(group, devices=mesh.experts, replicas=mesh.replicate * mesh.shard // mesh.experts)
-        routed = again * work.tokens * work.uneven
-        seconds += formulas.dispatch_seconds(size, group, routed, again * work.passes)
+        # collectives of sequence and expert groups run forward, once more in recomputation, and backward
+        collective_runs = max(1, layer_runs - 1)
+        copies = mesh.replicate * mesh.shard
+        ranks = model.train.sequence_parallel
+        group = replace(rates, devices=ranks, replicas=copies // ranks)
+        exchanged = collective_runs * work.tokens * group.devices
+        seconds += formulas.exchange_seconds(size, group, exchanged, collective_runs * work.passes)
+        moved += formulas.exchange_bytes(size, group, exchanged)
+        group = replace(group, devices=mesh.experts, replicas=copies // mesh.experts)
+        routed = collective_runs * work.tokens * work.uneven
+        seconds += formulas.dispatch_seconds(size, group, routed, collective_runs * work.passes)
         moved += formulas.dispatch_bytes(size, group, routed)
         group = replace(rates, devices=mesh.tensor, replicas=mesh.shard, tensor=1)
-        seconds += formulas.reduction_seconds(size, group, work.tokens, factor, work.passes)
-        return seconds, moved + formulas.reduction_bytes(size, group, work.tokens, factor)
+        seconds += formulas.reduction_seconds(size, group, work.tokens, layer_runs, work.passes)
+        moved += formulas.reduction_bytes(size, group, work.tokens, layer_runs)
+        return seconds, moved
+
+    def _update(
+        self,
+        model: ModelPlan,
+        size: Size,
+        rates: Rates,
+        work: Tokens,
+        mesh: Mesh,
+        optimizer_steps: int,
+        layer_runs: int,
+    ) -> tuple[float, float]:
+        """Price the passes and optimizer steps of an update, without the collectives of its groups."""
+        assert model.train
+        trained = trained_on_device(size, model, mesh.shard)
+        reduced = formulas.replica_bytes(trained, rates, optimizer_steps)
+        on_host = trained if model.train.optimizer_offload else 0
+        adapters = trained if model.train.lora else None
+        # the backward pass below adapters has no gradients of weights to compute
+        flops = layer_runs - 1 if model.train.lora else layer_runs
+        seconds = formulas.update_seconds(
+            size, rates, work, optimizer_steps, flops, reduced, on_host, adapters
+        )
+        if model.train.activation_offload:
+            seconds += formulas.activation_seconds(size, rates, work)
+        moved = formulas.update_bytes(size, rates, work.passes, optimizer_steps, adapters) + reduced
+        if muon.steps_by_muon(model):
+            seconds += optimizer_steps * muon.step_seconds(size, rates)
+            moved += optimizer_steps * muon.step_bytes(size, rates)
+        return seconds, moved
 
     def _share(self, step: Step, size: Size, train: TrainPlan, minibatches: int, times: int) -> Tokens:
         """Return what the busiest device computes per mini-batch: an even share, or the longest sample.
 
-        Devices that share the tokens of a row have an even part of either; those that divide layers have all.
+        Devices that share the tokens of a row have an even part of either; devices that divide layers have
+        all of it.
         """
-        ranks, cuts = train.sequence_parallel, minibatches if step.trains else 1
-        rows = self.rows(step.reads, step) / cuts
-        alike = ranks * train.tensor_parallel
-        each, longest = rows * alike / len(step.devices), self.work.longest(rows)
-        shares = (each * self.work.mean, each * self.work.square), (longest, longest**2)
-        tokens, squares = max(shares, key=lambda part: row_work(part[0], part[1], size.attention_share))
+        ranks = train.sequence_parallel
+        rows = self.rows(step.reads, step) / (minibatches if step.trains else 1)
+        rows_per_device = rows * (ranks * train.tensor_parallel) / len(step.devices)
+        longest = self.work.longest(rows)
+        even_share = (rows_per_device * self.work.mean, rows_per_device * self.work.square)
+        longest_sample = (longest, longest**2)
+        tokens, squares = max(
+            (even_share, longest_sample),
+            key=lambda share: row_work(share[0], share[1], size.attention_share),
+        )
         passes = times * math.ceil(tokens / max(train.pass_tokens(step.trains), longest))
         return Tokens(tokens / ranks * times, squares / ranks * times, passes)
 
@@ -173,70 +214,84 @@ class Pricing(Footprint):
         return replace(rates, replicas=mesh.replicate, tensor=mesh.tensor)
 
     def _sync(self, step: Step, grade: int) -> tuple[float, float]:
-        if step.copied:  # all weights are gathered, and each device keeps its shard
-            size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
-            rates = self._rates(step.pool, "float32", grade, self.plan.meshes[step.copied])
-            moved = formulas.sync_bytes(size, rates.devices, width, rates.tensor)
-            return formulas.sync_seconds(size, rates, width), moved
+        if step.copied:
+            return self._copy_of_weights(step, grade)
         model, size = self.model_of(step)
         assert model.train and model.serve
         mesh, width = self.plan.meshes[next(iter(step.models))], gathered_width(model)
         rates = self._rates(step.source or step.pool, model.serve.dtype, grade, mesh)
-        if lora := served_alone(model):
-            whole = sum(adapter_sizes(size, lora)) * rates.width
+        lora = served_alone(model)
+        if lora:
+            total = sum(adapter_sizes(size, lora)) * rates.width
             moved = (rates.devices - 1) * trained_on_device(size, model, rates.devices) * rates.width
-            seconds = rates.travel(moved) + sync_buckets(self.plan, step)[0] * rates.launch(1)
+            buckets, _ = sync_buckets(self.plan, step)
+            seconds = rates.travel(moved) + buckets * rates.launch(1)
         else:
-            whole = size.parameters * rates.width
+            total = size.parameters * rates.width
             seconds = formulas.sync_seconds(size, rates, width)
             moved = formulas.sync_bytes(size, rates.devices, width, rates.tensor)
         if model.train.lora and not lora:
             moved += (rates.devices - 1) * trained_on_device(size, model, rates.devices) * MASTER
-        # files are written by one device and read by all: what the host's link lets through, twice
-        files = 2 * formulas.host_seconds(whole, rates) if step.path == "disk" else 0.0
+        # files are written by one device and read by all: twice what the host's link lets through
+        files = 2 * formulas.host_seconds(total, rates) if step.path == "disk" else 0.0
         if step.source:
-            both = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1, tensor=1)
-            way = files or both.traded(whole)
+            all_pools = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1, tensor=1)
+            travel = files or all_pools.traded(total)
             if model.serve.sync == "delta":
                 share = sent_share(model)
-                way = share * way + formulas.changes_seconds(whole, rates)
-                whole = round(share * whole)
-            seconds += way
-            moved = max(moved, whole)
-        if model.serve.addresses:  # the plan takes them to be on other hosts
-            seconds += files or whole / (self.cluster.inter_link * rates.efficiency.link[grade])
+                travel = share * travel + formulas.changes_seconds(total, rates)
+                total = round(share * total)
+            seconds += travel
+            moved = max(moved, total)
+        if model.serve.addresses:  # the plan assumes that these servers are on other hosts
+            seconds += files or total / (self.cluster.inter_link * rates.efficiency.link[grade])
         return seconds, moved
 
+    def _copy_of_weights(self, step: Step, grade: int) -> tuple[float, float]:
+        """Price a copy onto another model: all weights are gathered, and each device keeps its shard."""
+        size, width = self.sizes[step.copied], master(self.plan.models[step.copied])
+        rates = self._rates(step.pool, "float32", grade, self.plan.meshes[step.copied])
+        moved = formulas.sync_bytes(size, rates.devices, width, rates.tensor)
+        return formulas.sync_seconds(size, rates, width), moved
+
     def _move(self, step: Step, grade: int) -> tuple[float, float]:
-        """Price a move of an engine's parts. A serve engine drops its own, which on a GPU takes as long as
-        their memory is unmapped, and mapped again; frozen ones are on the host."""
+        """Price a move of an engine's parts.
+
+        A serve engine drops its parts, which on a GPU takes as long as unmapping their memory, and mapping it
+        again. Frozen weights have a copy on the host, so that only their way back takes time.
+        """
         (name,) = step.models
         items = self.items(step.pool)
-        held = float(sum(items[Item(name, step.engine, part)] for part in step.parts))
+        nbytes = float(sum(items[Item(name, step.engine, part)] for part in step.parts))
         if step.engine == "serve":
-            return held / ASSUMED.mapped[grade] * (self.plan.device == "cuda"), 0.0
-        moved = 0.0 if step.facts.moves == "off" and self.plan.models[name].frozen else held
-        return formulas.host_seconds(moved, self._rates(step.pool, "float32", grade)), moved
+            return (nbytes / ASSUMED.mapped[grade] if self.plan.device == "cuda" else 0.0), 0.0
+        if step.facts.moves == "off" and self.plan.models[name].frozen:
+            nbytes = 0.0
+        return formulas.host_seconds(nbytes, self._rates(step.pool, "float32", grade)), nbytes
 
     def _repartition(self, step: Step, grade: int) -> tuple[float, float]:
         columns = self.plan.columns[step.phase]
-        whole = sum(self._row_bytes(columns[c]) * self.work.rows[columns[c].domain] for c in step.reads)
+        total = sum(
+            self._row_bytes(columns[name]) * self.work.rows[columns[name].domain] for name in step.reads
+        )
         devices = self.plan.pools[step.pool]
-        away = whole * (devices - 1) / devices
-        # rows that lie or gather on one device pass its link, all of them; else each device takes its share
-        through_one = ONE in {step.layout, *(columns[c].layout for c in step.reads)}
-        seconds = away / (1 if through_one else devices) / ASSUMED.objects[grade]
-        received = away / (1 if step.layout == ONE else devices)
-        return seconds, received
+        travels = total * (devices - 1) / devices
+        # rows that are or gather on one device all pass its link; otherwise each device takes its share
+        through_one = ONE in {step.layout, *(columns[name].layout for name in step.reads)}
+        link_bytes = travels / (1 if through_one else devices)
+        received = travels / (1 if step.layout == ONE else devices)
+        return link_bytes / ASSUMED.objects[grade], received
 
     def _row_bytes(self, column: ColumnPlan) -> float:
         """Return the bytes of one row of a column."""
         kind = column.type
-        size = kind.cell_bytes(column.sizes, column.stored)
-        if size is not None and not kind.axis:
-            return size
-        prompt = kind.axis == "prompt_tokens" or not (kind.axis or DOMAINS[kind.domain].answered)
-        return (TEXT if size is None else size) * (self.work.prompt if prompt else self.work.mean)
+        cell = kind.cell_bytes(column.sizes, column.stored)
+        if cell is not None and not kind.axis:
+            return cell
+        has_response = DOMAINS[kind.domain].answered
+        of_prompt = kind.axis == "prompt_tokens" or not (kind.axis or has_response)
+        tokens = self.work.prompt if of_prompt else self.work.mean
+        return (TEXT if cell is None else cell) * tokens
 
 
 PRICES: Mapping[str, Callable[[Pricing, Step, int], tuple[float, float]]] = {
@@ -257,34 +312,41 @@ def sync_least(plan: Plan, step: Step) -> int:
     model = plan.models[name]
     assert model.serve
     size, mesh = planned_size(model), plan.meshes[name]
-    if lora := served_alone(model):
-        whole = sum(adapter_sizes(size, lora)) * WIDTH[model.serve.dtype]
-        return round(whole * (1 if step.source else 1 - 1 / mesh.shard))
-    lie = 0 if step.source else mesh.shard, WIDTH[model.serve.dtype], model.serve.tensor_parallel, mesh.tensor
+    width = WIDTH[model.serve.dtype]
+    lora = served_alone(model)
+    if lora:
+        total = sum(adapter_sizes(size, lora)) * width
+        return round(total * (1 if step.source else 1 - 1 / mesh.shard))
     share = sent_share(model) if step.source and model.serve.sync == "delta" else 1.0
-    return round(share * formulas.sync_bound(size, *lie))
+    shards = 0 if step.source else mesh.shard
+    bound = formulas.sync_bound(size, shards, width, model.serve.tensor_parallel, mesh.tensor)
+    return round(share * bound)
 
 
 def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
     """Return how many buckets the weights of a sync travel in, and their data type.
 
-    Within a process they are the buckets of the gather, else those that are sent.
+    Within a process they are the buckets of the gather, otherwise those that are sent.
     """
     (name,) = step.models
     model = plan.models[name]
     assert model.serve
-    if lora := served_alone(model):
-        sizes = [number * WIDTH[model.serve.dtype] for number in adapter_sizes(planned_size(model), lora)]
+    size, served = planned_size(model), WIDTH[model.serve.dtype]
+    lora = served_alone(model)
+    if lora:
+        sizes = [number * served for number in adapter_sizes(size, lora)]
         return len([*limits.buckets(sizes, int)]), model.serve.dtype
-    inside = step.path == "memory"
-    width = gathered_width(model) if inside else WIDTH[model.serve.dtype]
-    dtypes = {width: dtype for dtype, width in WIDTH.items()}
-    return planned_size(model).buckets(width, fused=inside), dtypes[width]
+    within_process = step.path == "memory"
+    width = gathered_width(model) if within_process else served
+    dtype = next(name for name, nbytes in WIDTH.items() if nbytes == width)
+    return size.buckets(width, fused=within_process), dtype
 
 
 def stepped_on_host(plan: Plan, step: Step) -> int:
-    """Return the bytes of gradients that a device's host takes from it with every optimizer step."""
-    (name,) = step.models
+    """Return the bytes of gradients that a device sends to its host with every optimizer step."""
+    if step.copied:
+        return 0  # it averages the weights of another model: there are no gradients
+    name = step.updated
     model = plan.models[name]
     assert model.train
     if not model.train.optimizer_offload:

@@ -1,8 +1,8 @@
-"""Bytes that a train engine needs of a device beside its shards, moment by moment: see docs/cost_model.md.
+"""Bytes that a train engine takes on a device in addition to its shards, moment by moment.
 
-A peak is the most of any moment: the activations of the whole model are gone by the time that the gradients
-of its embeddings are reduced. ``benchmarks/memory_fake.py`` holds the moments to what the engine itself
-holds.
+A peak is the largest of all moments: the activations of the whole model are gone by the time that the
+gradients of its embeddings are reduced. See docs/cost_model.md. ``benchmarks/memory_fake.py`` compares the
+moments with what the engine itself holds.
 """
 
 from collections import Counter
@@ -28,92 +28,120 @@ class Pass:
 
     size: Size
     model: ModelPlan
-    devices: int  # its shards lie on so many
-    tokens: int  # the device reads so many of the micro-batch, padding included
+    devices: int  # over which the model is sharded
+    tokens: int  # of the micro-batch that this device reads, padding included
     mask: int = 0  # bytes of the mask of packed rows, if any, and of columns with fixed axes
     replicas: int = 1  # copies of the model, whose gradients are summed
-    offloads: bool = False  # what is kept waits on the host
-    uneven: float = 1.0  # tokens that come to its experts, over those of an even share
+    offloads: bool = False  # whether activations wait on the host
+    uneven: float = 1.0  # tokens that reach its experts, over those of an even share
 
     def score(self) -> Moments:
         """Return the moments of a pass without gradients."""
-        hidden = self._hidden
-        both = self.root + self.block
+        inputs = self.mask + self._hidden
+        weights = self.root + self.block
         return {
-            "start": _parts(self._start, self.mask + hidden),
-            "layer": _parts(both + self.result, self.mask + self.tokens * self.layer.forward),
-            "between layers": _parts(both + 2 * self.result, self.mask + 2 * hidden),
-            "head's gather": _parts(self._head_gather, self.mask + hidden),
-            "logits": _parts(self._scoring, self.mask + hidden, self._scored(entropy=False)),
+            "start": _parts(self._start, inputs),
+            "layer": _parts(weights + self.result, self.mask + self.tokens * self.layer.forward),
+            "between layers": _parts(weights + 2 * self.result, inputs + self._hidden),
+            "head's gather": _parts(self._head_gather, inputs),
+            "logits": _parts(self._scoring, inputs, self._scored(entropy=False)),
         }
 
     def update(self) -> Moments:
         """Return the moments of a forward and a backward pass, all of them with gradients in shards."""
-        both, kept = self.root + self.block, self.mask + self._kept + self._hidden
+        weights = self.root + self.block
+        activations = self.mask + self._kept + self._hidden
         moments = {
             "start": _parts(self._start, self.mask + self._hidden),
-            "between layers": _parts(both + 2 * self.result, kept),
-            "head's gather": _parts(self._head_gather, kept),
-            "scores": _parts(self._scoring, kept, self._scored(entropy=True)),
+            "between layers": _parts(weights + 2 * self.result, activations),
+            "head's gather": _parts(self._head_gather, activations),
+            "scores": _parts(self._scoring, activations, self._scored(entropy=True)),
         }
         if steps_by_muon(self.model):
             moments["optimizer step"] = _parts(held_in_step(self.size, self.width, self.devices), 0)
-        moments |= self._logits() | self._layers() | (self._embeddings() if self.adapted is None else {})
-        held = MASTER * trained_on_device(self.size, self.model, self.devices)
-        return {name: parts + Counter({"gradients": held}) for name, parts in moments.items()}
+        moments |= self._logits() | self._layers()
+        if self.adapted is None:
+            moments |= self._embeddings()
+        gradients = MASTER * trained_on_device(self.size, self.model, self.devices)
+        return {name: parts + Counter({"gradients": gradients}) for name, parts in moments.items()}
 
     def _logits(self) -> Moments:
         """Return the backward pass of the head: all activations, and what its chunks add up to.
 
-        Over chunks the gradient of its weights is summed in float32, beside that of this chunk and of the
-        last. A head that computes in float32 has a copy of its weights in it, and a chunk's gradient.
+        Over chunks the gradient of the head's weights is summed in float32, beside the gradients of this
+        chunk and of the one before. A head that computes in float32 has a copy of its weights in that type,
+        and a gradient of the same size per chunk.
         """
-        kept = self.mask + self._kept + self._hidden + self.tokens * self.size.config.hidden_size * MASTER
-        width, copied = MASTER if self._wide else self.width, self._wide * self.size.embedding * MASTER
-        gradient = copied if copied and self.head else self.head
-        logits = self._hidden + logits_bytes(self.size, self.width, self.tokens, entropy=False, head=width)
-        wider = chunk_numbers(self.size, self.tokens) * MASTER if width < MASTER else 0
-        several = head_rows(self.tokens, self.size.vocabulary, self.width)[0] < self.tokens
-        summed = several * (self.head + self.head // self.width * MASTER)
-        scored = self.ends if self.size.head == "lm" else 0
-        before = self.root + scored + self.result + self.whole + summed + copied
+        hidden_gradient = self.tokens * self.size.config.hidden_size * MASTER
+        activations = self.mask + self._kept + self._hidden + hidden_gradient
+        head_width = MASTER if self._wide else self.width
+        wide_copy = self.size.embedding * MASTER if self._wide else 0
+        gradient = wide_copy if wide_copy and self.head else self.head
+        logits = self._hidden + logits_bytes(
+            self.size, self.width, self.tokens, entropy=False, head=head_width
+        )
+        # logits in float32 are gone when the gradient of the weights is computed
+        float32_logits = chunk_numbers(self.size, self.tokens) * MASTER if head_width < MASTER else 0
+        chunk_rows, _ = head_rows(self.tokens, self.size.vocabulary, self.width)
+        summed = 0
+        if chunk_rows < self.tokens:
+            summed = self.head + self.head // self.width * MASTER
+        gathered_head = self.ends if self.size.head == "lm" else 0
+        weights = self.root + gathered_head + self.result + self.whole + summed + wide_copy
         moments = {
-            "logits": _parts(before, kept, logits),
-            "head": _parts(before + gradient, kept, logits - wider),
+            "logits": _parts(weights, activations, logits),
+            "head": _parts(weights + gradient, activations, logits - float32_logits),
         }
         if self.ends and self.head:
-            moments["head's reduction"] = _parts(self.result + self._ends_reduced, kept, 2 * self._hidden)
+            reduction = self.result + self._ends_reduced
+            moments["head's reduction"] = _parts(reduction, activations, 2 * self._hidden)
         return moments
 
     def _layers(self) -> Moments:
-        """Return the backward pass of the last layer, and of the one before, beside which that is reduced."""
-        own = 0 if self._recomputes else self._kept_of_layer
-        last = self.mask + self._kept - own + self._hidden
-        before = last if self.offloads else last - (self._hidden if self._recomputes else own)
-        gathered = self.root + self.block + self.result + self.whole
+        """Return the backward pass of the last layer, and of an earlier one during a reduction."""
+        # without recomputation, the backward pass counts what the layer itself has kept
+        layer_kept = 0 if self._recomputes else self._kept_of_layer
+        last = self.mask + self._kept - layer_kept + self._hidden
+        earlier = last
+        if not self.offloads:
+            earlier -= self._hidden if self._recomputes else layer_kept
+        weights = self.root + self.block + self.result + self.whole
+        if not self.ends:
+            weights += self.head
         # gradients of a head apart from the root are on their way into shards until the last layer's are
-        beside = self._padded_ends * MASTER if self.ends and self.head else 0
-        gathered += 0 if self.ends else self.head
-        first, every = gathered + self._first_gradient, gathered + self.width * self._trained(1)
-        factors = self._kept_of_layer - self.tokens * self.layer.kept
-        begun, done = self.tokens * self.layer.backward + factors, self.tokens * self.layer.after_mlp
+        head_gradients = self._padded_ends * MASTER if self.ends and self.head else 0
+        first_gradient = weights + self._first_gradient
+        all_gradients = weights + self.width * self._trained(1)
+        adapter_factors = self._kept_of_layer - self.tokens * self.layer.kept
+        start = self.tokens * self.layer.backward + adapter_factors
+        end = self.tokens * self.layer.after_mlp
         return {
-            "last layer": _parts(first + beside, last + begun),
-            "last layer's gradients": _parts(every + beside, last + done),
-            "layer": _parts(first + self.reduced, before + begun),
-            "layer's gradients": _parts(every + self.reduced, before + done),
+            "last layer": _parts(first_gradient + head_gradients, last + start),
+            "last layer's gradients": _parts(all_gradients + head_gradients, last + end),
+            "layer": _parts(first_gradient + self.reduced, earlier + start),
+            "layer's gradients": _parts(all_gradients + self.reduced, earlier + end),
         }
 
     def _embeddings(self) -> Moments:
         """Return the end of the backward pass: gradients of embeddings and head are whole, then reduced."""
-        both = (0 if self.ends else self.head) + self.size.embedding * self.width
-        root = padded(self.size.root_tensors, self.devices)
-        copies = ALONE if self.devices == 1 else 1
-        reduced = self._ends_reduced or 2 * self.whole or root * (MASTER * copies + self.width)
+        gradients = self.size.embedding * self.width
+        if not self.ends:
+            gradients += self.head
+        weights = self.root + self.whole + self.reduced
         return {
-            "embeddings": _parts(self.root + self.whole + self.reduced + both, 2 * self._hidden),
-            "reduction": _parts(0 if self._alone else reduced, 0),
+            "embeddings": _parts(weights + gradients, 2 * self._hidden),
+            "reduction": _parts(0 if self._alone else self._root_reduced, 0),
         }
+
+    @property
+    def _root_reduced(self) -> int:
+        """Return the bytes of the gradients of the root's group while they are reduced."""
+        if self._ends_reduced:
+            return self._ends_reduced
+        if self.whole:
+            return 2 * self.whole
+        copies = ALONE if self.devices == 1 else 1
+        return padded(self.size.root_tensors, self.devices) * (MASTER * copies + self.width)
 
     @property
     def _ends_reduced(self) -> int:
@@ -129,19 +157,22 @@ class Pass:
 
     @cached_property
     def ends(self) -> int:
-        """Return the bytes of embeddings, or of a head, gathered; 0 where they are of the root's group."""
+        """Return the bytes of embeddings, or of a head, gathered; 0 if they belong to the root's group."""
         tied = self.size.head == "lm" and not self.size.head_tensors
-        return 0 if tied or self._small or self._alone else self.width * self._padded_ends
+        if tied or self._small or self._alone:
+            return 0
+        return self.width * self._padded_ends
 
     @property
     def _start(self) -> int:
         """Return the gathered bytes before the first layer: parameters, and the collective's own buffers."""
-        if self.ends:
-            assert self.model.train
-            as_held = self.width == MASTER or self.adapted is not None or self.model.train.optimizer_offload
-            # cast into a buffer, alone too, where a device holds more than it computes with
-            return self.root + self.ends * (1 if self.devices == 1 and as_held else 2)
-        return self.root + self.block + self.root_result + self.result
+        if not self.ends:
+            return self.root + self.block + self.root_result + self.result
+        assert self.model.train
+        is_cast = self.width < MASTER and self.adapted is None and not self.model.train.optimizer_offload
+        # a device alone has a second buffer only if it casts what it holds into one
+        has_buffer = self.devices > 1 or is_cast
+        return self.root + self.ends * (2 if has_buffer else 1)
 
     @property
     def _scoring(self) -> int:
@@ -150,8 +181,10 @@ class Pass:
 
     @property
     def _head_gather(self) -> int:
-        """Return the gathered bytes as the head comes: of the last layer the collective's buffer is there."""
-        return self._scoring + (self.result if self.ends and self.size.head == "lm" else 0)
+        """Return the gathered bytes while the head is gathered: the last layer still has its buffer."""
+        if self.ends and self.size.head == "lm":
+            return self._scoring + self.result
+        return self._scoring
 
     @cached_property
     def width(self) -> int:
@@ -160,7 +193,7 @@ class Pass:
 
     @cached_property
     def adapted(self) -> frozenset[str] | None:
-        """Return the linear layers that have adapters; None of a model whose weights train."""
+        """Return the linear layers that have adapters; None if the weights of the model train."""
         assert self.model.train
         lora = self.model.train.lora
         return adapted_layers(self.size, lora) if lora else None
@@ -173,21 +206,29 @@ class Pass:
 
     @cached_property
     def root(self) -> int:
-        """Return the bytes of the root's group, gathered: last norm and value head, embeddings and head that
-        are tied; of a small model all."""
+        """Return the bytes of the root's group, gathered.
+
+        It has the last norm and a value head, and embeddings and head that are tied; all of a small model.
+        """
         if self._alone:
             return 0
-        all_devices = self.size.on_device(self.devices) * self.devices
-        layers = all_devices - elsewhere(self.size, self.devices) if self._small else 0
-        _, norm, *head = self.size.root_tensors
-        own = [norm, *(head if self.size.head == "value" else [])] if self.ends else self.size.root_tensors
-        return self.width * (layers or padded(own, self.devices))
+        if self._small:
+            on_all_devices = self.size.on_device(self.devices) * self.devices
+            numbers = on_all_devices - elsewhere(self.size, self.devices)
+            if numbers:
+                return self.width * numbers
+        tensors = self.size.root_tensors
+        if self.ends:
+            _, norm, *head = tensors
+            tensors = [norm, *head] if self.size.head == "value" else [norm]
+        return self.width * padded(tensors, self.devices)
 
     @cached_property
     def block(self) -> int:
-        """Return the bytes of the largest decoder layer, gathered with its adapters, apart from the root."""
-        apart = not self._small and not self._alone
-        return apart * self.width * (largest_layer(self.size, self.devices) + self._adapters(self.devices))
+        """Return the bytes of the largest decoder layer with its adapters, gathered apart from the root."""
+        if self._small or self._alone:
+            return 0
+        return self.width * (largest_layer(self.size, self.devices) + self._adapters(self.devices))
 
     @property
     def root_result(self) -> int:
@@ -226,8 +267,8 @@ class Pass:
     @property
     def _alone(self) -> bool:
         """Return whether nothing is sharded or summed: a device holds parameters as it computes with them."""
-        own = self.model.frozen or (self.width == MASTER and self.replicas == 1)
-        return self.devices == 1 and own
+        is_cast = self.width < MASTER or self.replicas > 1
+        return self.devices == 1 and (self.model.frozen or not is_cast)
 
     @property
     def _wide(self) -> bool:
@@ -235,9 +276,10 @@ class Pass:
 
     def _scored(self, entropy: bool) -> int:
         """Return the bytes of a chunk's logits in a forward pass, and of a head's float32 copy."""
-        width = MASTER if self._wide else self.width
-        logits = logits_bytes(self.size, self.width, self.tokens, entropy, head=width)
-        return logits + self._wide * self.size.embedding * MASTER
+        head_width = MASTER if self._wide else self.width
+        logits = logits_bytes(self.size, self.width, self.tokens, entropy, head=head_width)
+        copy = self.size.embedding * MASTER if self._wide else 0
+        return logits + copy
 
     @property
     def _hidden(self) -> int:
@@ -250,9 +292,10 @@ class Pass:
 
     @property
     def _kept(self) -> int:
+        """Return the bytes of activations that all layers keep for the backward pass."""
         layers = self.size.config.num_hidden_layers
-        if self.offloads:  # but for the input of this layer and the one that comes, or still goes
-            layers = 2
+        if self.offloads:
+            layers = 2  # the input of this layer, and the next one, on its way to or from the host
         return layers * (self._hidden if self._recomputes else self._kept_of_layer)
 
     @cached_property
@@ -264,7 +307,7 @@ class Pass:
 
     @property
     def on_host(self) -> int:
-        """Return the bytes that wait on the host: an input of each layer, whose memory is a power of two."""
+        """Return the bytes on the host: an input per layer, each in memory of a power of two."""
         layers = self.size.config.num_hidden_layers
         return layers << (self._hidden - 1).bit_length() if self.offloads else 0
 
@@ -280,14 +323,16 @@ class Pass:
 
     def _trained(self, devices: int) -> int:
         """Return the most numbers of a decoder layer that train."""
-        return largest_layer(self.size, devices) if self.adapted is None else self._adapters(devices)
+        if self.adapted is None:
+            return largest_layer(self.size, devices)
+        return self._adapters(devices)
 
     def _adapters(self, devices: int) -> int:
         assert self.model.train
         lora = self.model.train.lora
         if not lora:
             return 0
-        return max(padded(adapter_tensors(self.size, lora, at), devices) for at in self.size.unlike)
+        return max(padded(adapter_tensors(self.size, lora, index), devices) for index in self.size.unlike)
 
 
 def _parts(gathered: int, activations: int, logits: int = 0) -> Counter[str]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlgraph.errors import fail
+from rlgraph.errors import GraphError, fail
 from rlgraph.ir.domains import GraphDomain, ancestors
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan, Step
@@ -93,74 +93,123 @@ def workload(
         GraphError: ``kept_rows`` names no filter, or ``response_tokens`` are no distribution.
     """
     functions = plan.functions["train"]
-    rollouts = [f for f in functions.values() if "serve" in f.handles.values()]
-    limit = max((_number(f, "response_limit", RESPONSE) for f in rollouts), default=RESPONSE)
-    bound = max((_number(f, "total_limit", math.inf) for f in rollouts), default=math.inf)
-    longest = max((_number(f, "prompt_limit", 0) for f in functions.values()), default=0)
-    prompt = prompt_tokens or (longest / 2 if longest else PROMPT)
-    limit = min(limit, max(bound - 1, 1))
-    lengths = Lengths.of(response_tokens or limit / 2, limit)
+    longest_prompt = max((_number(f, "prompt_limit", 0) for f in functions.values()), default=0)
+    prompt = prompt_tokens or (longest_prompt / 2 if longest_prompt else PROMPT)
+    response_limit, bound = _response_limits(functions)
+    responses = Lengths.of(response_tokens or response_limit / 2, response_limit)
     kept = _kept(plan, kept_rows or {})
-    rows = _rows(plan, kept)
-    parts = [name for name in rows if plan.domains["train"][name].filtered]
-    whole = [f"{count:,.0f} {name}" for name, count in rows.items() if name not in parts]
-    prompts = _origin(prompt_tokens, "--prompt-tokens", longest, _named(functions, "prompt_limit"))
-    responses = _origin(response_tokens, "--response-tokens", limit, _named(functions, "response_limit"))
+    work = Workload(
+        rows=_rows(plan, kept),
+        prompt=prompt,
+        longest_prompt=max(longest_prompt, 2 * prompt),
+        responses=responses,
+        assumed=(),
+        imbalance=expert_imbalance or 1.0,
+        kept=kept,
+        turns=turns,
+        tool_seconds=tool_seconds or 0.0,
+        bound=bound,
+    )
+    prompt_origin = _origin(
+        prompt_tokens, "--prompt-tokens", longest_prompt, _attribute(functions, "prompt_limit")
+    )
+    response_origin = _origin(
+        response_tokens, "--response-tokens", response_limit, _attribute(functions, "response_limit")
+    )
     assumed = [
-        f"prompts of {prompt:,.0f} tokens {prompts}",
-        f"responses of {lengths.mean:,.0f} tokens {responses}, {lengths}",
-        f"rows: {', '.join(whole)}",
+        f"prompts of {prompt:,.0f} tokens {prompt_origin}",
+        f"responses of {responses.mean:,.0f} tokens {response_origin}, {responses}",
+        *_row_assumptions(plan, work),
+        *_expert_assumption(plan, work.imbalance),
+        *_turn_assumptions(plan, work),
     ]
-    if parts:
-        assumed.append(_kept_text(plan, parts, kept))
-    for name, region in plan.regions.items():
-        if region.expected < 1:
-            assumed[-1] += f", but {name} {region.expected:.0%} (refill.expected), and one round is enough"
-    imbalance = expert_imbalance or 1.0
-    if any(model.train and model.train.expert_parallel > 1 for model in plan.models.values()):
-        share = f"{imbalance:g} x the mean of those" if imbalance > 1 else "as many tokens as the others"
-        assumed.append(f"the busiest device that divides experts has {share} (--expert-imbalance)")
-    most = max(longest, 2 * prompt)
-    work = Workload(rows, prompt, most, lengths, (), imbalance, kept, turns, tool_seconds or 0.0, bound)
-    for node, function in functions.items():
-        if "turns" in function.roles:
-            half = "" if turns else f"half of {function.roles['turns']}; "
-            took = f"tools take {work.tool_seconds:g} s per turn" if tool_seconds else "tools take no time"
-            count = f"{work.turns_of(function):g} turns ({half}--turns)"
-            assumed.append(f"`{node}` has {count}, {took} (--tool-seconds)")
     return replace(work, assumed=tuple(assumed))
 
 
+def _response_limits(functions: Mapping[str, Function]) -> tuple[float, float]:
+    """Return the most tokens of a response, and of a prompt and its response together."""
+    rollouts = [function for function in functions.values() if "serve" in function.handles.values()]
+    limit = max((_number(f, "response_limit", RESPONSE) for f in rollouts), default=RESPONSE)
+    bound = max((_number(f, "total_limit", math.inf) for f in rollouts), default=math.inf)
+    return min(limit, max(bound - 1, 1)), bound
+
+
+def _row_assumptions(plan: Plan, work: Workload) -> list[str]:
+    """Return the rows of each domain, and below it the shares that filters keep."""
+    filtered = [name for name in work.rows if plan.domains["train"][name].filtered]
+    counts = [f"{count:,.0f} {name}" for name, count in work.rows.items() if name not in filtered]
+    assumptions = [f"rows: {', '.join(counts)}"]
+    if filtered:
+        assumptions.append(_kept_text(plan, filtered, work.kept))
+    for name, region in plan.regions.items():
+        if region.expected < 1:
+            share = f"{name} {region.expected:.0%} (refill.expected)"
+            assumptions[-1] += f", but {share}, and one round is enough"
+    return assumptions
+
+
+def _expert_assumption(plan: Plan, imbalance: float) -> list[str]:
+    if not any(model.train and model.train.expert_parallel > 1 for model in plan.models.values()):
+        return []
+    share = f"{imbalance:g} x the mean of those" if imbalance > 1 else "as many tokens as the others"
+    return [f"the busiest device that divides experts has {share} (--expert-imbalance)"]
+
+
+def _turn_assumptions(plan: Plan, work: Workload) -> list[str]:
+    assumptions = []
+    for node, function in plan.functions["train"].items():
+        if "turns" in function.roles:
+            origin = "--turns" if work.turns else f"half of {function.roles['turns']}; --turns"
+            tools = "tools take no time"
+            if work.tool_seconds:
+                tools = f"tools take {work.tool_seconds:g} s per turn"
+            turns = f"{work.turns_of(function):g} turns ({origin})"
+            assumptions.append(f"`{node}` has {turns}, {tools} (--tool-seconds)")
+    return assumptions
+
+
 def _kept(plan: Plan, shares: Mapping[str, float]) -> dict[str, float]:
-    """Return domain -> the share that its filter keeps, where that is below 1 and no ``refill`` says it."""
-    filtered = (domain for domain in plan.domains["train"].values() if domain.filtered)
-    own = {domain.name: domain.maker for domain in filtered if domain.maker not in plan.regions}
+    """Return domain -> the share that its filter keeps, if that is below 1 and no ``refill`` says it."""
+    filters = {
+        domain.name: domain.maker
+        for domain in plan.domains["train"].values()
+        if domain.filtered and domain.maker not in plan.regions
+    }
     for name in shares:
-        if name not in own.values() and (name or not own):
-            law = f"`{name}` is no filter" if name else "there is no filter"
-            remedy = "one with `refill` says it itself, as refill.expected" if plan.regions else ""
-            law += " whose kept rows are assumed (--kept-rows)"
-            raise fail("no-filter", law, None, sorted(set(own.values())), remedy)
-    said = {name: shares.get(maker, shares.get("", 1.0)) for name, maker in own.items()}
-    return {name: share for name, share in said.items() if share < 1}
+        is_known = name in filters.values() if name else bool(filters)
+        if not is_known:
+            raise _no_filter(name, sorted(set(filters.values())), bool(plan.regions))
+    default = shares.get("", 1.0)
+    kept = {name: shares.get(maker, default) for name, maker in filters.items()}
+    return {name: share for name, share in kept.items() if share < 1}
 
 
-def _kept_text(plan: Plan, parts: Sequence[str], kept: Mapping[str, float]) -> str:
-    """Return what the filters that make these domains are taken to keep."""
-    makers = {name: plan.domains["train"][name].maker for name in parts}
-    shares = [f"`{makers[name]}` keeps {share:.3g} of its rows" for name, share in kept.items()]
-    rest = ["other filters every row" if kept else "filters keep every row"] * (len(parts) > len(kept))
-    may = " (--kept-rows)" if {*makers.values()} - {*plan.regions} else ""
-    return ", ".join([*shares, *rest]) + may
+def _no_filter(name: str, filters: list[str], refills: bool) -> GraphError:
+    law = f"`{name}` is no filter" if name else "there is no filter"
+    law += " whose kept rows are assumed (--kept-rows)"
+    remedy = "one with `refill` says it itself, as refill.expected" if refills else ""
+    return fail("no-filter", law, None, filters, remedy)
 
 
-def _named(functions: Mapping[str, Function], role: Role) -> str:
-    """Return the attribute that has a role, as the first op calls it that has one."""
+def _kept_text(plan: Plan, filtered: Sequence[str], kept: Mapping[str, float]) -> str:
+    """Return the shares of rows that the filters of some domains are assumed to keep."""
+    makers = {name: plan.domains["train"][name].maker for name in filtered}
+    phrases = [f"`{makers[name]}` keeps {share:.3g} of its rows" for name, share in kept.items()]
+    if len(filtered) > len(kept):
+        phrases.append("other filters every row" if kept else "filters keep every row")
+    text = ", ".join(phrases)
+    all_refill = {*makers.values()} <= {*plan.regions}
+    return text if all_refill else f"{text} (--kept-rows)"
+
+
+def _attribute(functions: Mapping[str, Function], role: Role) -> str:
+    """Return the name of the attribute that has a role, in the first op that has one."""
     return next((f.roles[role] for f in functions.values() if role in f.roles), "max_new_tokens")
 
 
-def _origin(given: object, option: str, limit: float, attribute: str) -> str:
-    if given:
+def _origin(option_value: object, option: str, limit: float, attribute: str) -> str:
+    """Return where an assumed number of tokens comes from: an option, a limit of the graph, or a default."""
+    if option_value:
         return f"({option})"
     return f"(half of {attribute}; {option})" if limit else f"(assumed; {option})"
 
@@ -171,52 +220,72 @@ def _number(function: Function, role: Role, default: float) -> float:
 
 
 def _rows(plan: Plan, kept: Mapping[str, float]) -> dict[str, float]:
-    """Return domain -> rows. A source without ``batch`` is taken to give 128; a filter keeps what is said.
+    """Return domain -> rows. A source without ``batch`` is assumed to give 128; a filter keeps its share.
 
-    One with ``refill`` has the rows that it says, of as many more as are expected to go.
+    A filter with ``refill`` has as many rows as it says. Its source has more, by the share that it expects
+    to keep.
     """
     columns, functions, domains = plan.columns["train"], plan.functions["train"], plan.domains["train"]
-    rows: dict[str, float] = {}
-    for end in (step for step in plan.steps if step.facts.collects):
-        region = plan.regions[end.region]
-        rows[columns[end.writes[0]].domain] = region.rows
-        (source,) = (step for step in plan.steps if step.node == region.source)
-        rows[columns[source.writes[0]].domain] = region.rows / region.times / region.expected
+    rows = _region_rows(plan)
 
     def count(name: str) -> float:
         if name not in rows:
-            own = domains[name]
-            of_each = own.expected or own.times
-            if own.parts:
-                rows[name] = sum(map(count, own.parts))
-            elif own.parent:
-                rows[name] = count(own.parent) * of_each * kept.get(name, 1.0)
+            domain = domains[name]
+            rows_per_parent = domain.expected or domain.times
+            if domain.parts:
+                rows[name] = sum(count(part) for part in domain.parts)
+            elif domain.parent:
+                rows[name] = count(domain.parent) * rows_per_parent * kept.get(name, 1.0)
             else:
-                most = _number(functions[own.maker], "capacity", BATCH)  # of what holds rows
-                rows[name] = _number(functions[own.maker], "rows", most) * of_each
+                source = functions[domain.maker]
+                default = _number(source, "capacity", BATCH)  # a replay buffer gives what it has
+                rows[name] = _number(source, "rows", default) * rows_per_parent
         return rows[name]
 
-    written = [column.domain for column in columns.values() if column.writer in functions]
-    for name in dict.fromkeys((*written, *(column.domain for column in columns.values()))):
+    # a plan lists the domains of nodes before those of inserted copies
+    by_nodes = [column.domain for column in columns.values() if column.writer in functions]
+    every = [column.domain for column in columns.values()]
+    for name in dict.fromkeys((*by_nodes, *every)):
         count(name)
     return rows
 
 
+def _region_rows(plan: Plan) -> dict[str, float]:
+    """Return domain -> rows, for the columns that a region keeps and those of its source."""
+    columns = plan.columns["train"]
+    rows: dict[str, float] = {}
+    for step in plan.steps:
+        if step.facts.collects:
+            region = plan.regions[step.region]
+            (source,) = (other for other in plan.steps if other.node == region.source)
+            rows[columns[step.writes[0]].domain] = region.rows
+            rows[columns[source.writes[0]].domain] = region.rows / region.times / region.expected
+    return rows
+
+
 def growth(plan: Plan, step: Step, work: Workload) -> float:
-    """Return how many times the expected rows a step may read at most: above 1 where their number varies."""
-    read = (ancestors(plan.domains[step.phase], plan.columns[step.phase][name].domain) for name in step.reads)
+    """Return how many times the expected rows a step may read: above 1 if their number varies."""
+    domains = plan.domains[step.phase]
+    times = []
+    for name in step.reads:
+        line = ancestors(domains, plan.columns[step.phase][name].domain)
+        times.append(math.prod(_growth_of(domain, work) for domain in line))
+    return max(times, default=1.0)
 
-    def times(domain: GraphDomain) -> float:
-        return (domain.most / domain.expected if domain.most else 1.0) / work.kept.get(domain.name, 1.0)
 
-    return max((math.prod(map(times, line)) for line in read), default=1.0)
+def _growth_of(domain: GraphDomain, work: Workload) -> float:
+    most = domain.most / domain.expected if domain.most else 1.0
+    return most / work.kept.get(domain.name, 1.0)
 
 
 def bytes_beside(plan: Plan, step: Step) -> int:
     """Return the bytes per token of the columns with fixed axes that a step reads, such as ``routing``."""
-    read = (plan.columns[step.phase][name] for name in step.reads)
-    cells = (c.type.cell_bytes(c.sizes, c.stored) for c in read if c.type.fixed and c.type.axis)
-    return sum(filter(None, cells))
+    total = 0
+    for name in step.reads:
+        column = plan.columns[step.phase][name]
+        if column.type.fixed and column.type.axis:
+            total += column.type.cell_bytes(column.sizes, column.stored) or 0
+    return total
 
 
 def row_work(tokens: Any, squares: Any, share: float) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def alarm_text(alarm: Mapping[str, Any]) -> str:
-    """Return an alarm as text: what is wrong, why that is, and settings to go on with.
+    """Return an alarm as text: what is wrong, why that is, and settings that may mend it.
 
     Example:
         >>> alarm = {"step": 30, "law": "half are cut off", "why": "they are long", "edits": ["rollout.n=2"]}
@@ -14,5 +14,7 @@ def alarm_text(alarm: Mapping[str, Any]) -> str:
           they are long
           try rollout.n=2
     """
-    tries = f"\n  try {', or '.join(alarm['edits'])}" if alarm["edits"] else ""
-    return f"after iteration {alarm['step']}: {alarm['law']} ({alarm['rule']})\n  {alarm['why']}{tries}"
+    lines = [f"after iteration {alarm['step']}: {alarm['law']} ({alarm['rule']})", f"  {alarm['why']}"]
+    if alarm["edits"]:
+        lines.append(f"  try {', or '.join(alarm['edits'])}")
+    return "\n".join(lines)

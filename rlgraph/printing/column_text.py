@@ -2,34 +2,48 @@
 
 from collections.abc import Iterator
 
-from rlgraph.errors import fail, nearest
+from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
-from rlgraph.printing.plan_text import sentence
+from rlgraph.printing.step_text import Detail, sentence
+
+TITLES = {"train": "in every iteration", "eval": "in evaluation"}
 
 
 def lineage_text(plan: Plan, column: str) -> str:
     """Describe what a plan does with a column, in training and in evaluation.
 
-    Its name is that in the graph, or one copy's in the plan, such as ``tokens@balanced/4``.
+    Its name is that in the graph, or the name of a copy in the plan, such as ``tokens@balanced/4``.
 
     Raises:
         GraphError: no step writes such a column.
     """
     phases = {phase: columns[column] for phase, columns in plan.columns.items() if column in columns}
     if not phases:
-        known = [*dict.fromkeys(name for columns in plan.columns.values() for name in columns)]
-        pruned = [note for note in plan.notes if note.startswith(f"pruned `{column}`")]
-        remedy = "; ".join(pruned) or nearest(column, known)
-        raise fail("unknown-column", f"no step writes a column `{column}`", None, known, remedy)
-    first = next(iter(phases.values()))
-    pairs = zip(first.type.fixed, first.sizes, strict=False)
-    sizes = [f"{axis} = {size}" for axis, size in pairs if not axis.isdigit()]
-    lines = [", ".join([f"{column}: {first.type}", *sizes, weight(first)])]
-    for phase, planned in phases.items():
-        lines += ["", "in every iteration" if phase == "train" else "in evaluation"]
-        lines += [f"  {word:<8} {text}" for word, text in _phase(plan, phase, column, planned)]
+        raise _unknown_column(plan, column)
+    lines = [_type_and_size(column, next(iter(phases.values())))]
+    for phase, column_plan in phases.items():
+        lines += ["", TITLES[phase]]
+        for detail in _lineage(plan, phase, column, column_plan):
+            lines.append(f"  {detail.word:<8} {detail.text}")
     return "\n".join(lines) + "\n"
+
+
+def _unknown_column(plan: Plan, column: str) -> GraphError:
+    known = [*dict.fromkeys(name for columns in plan.columns.values() for name in columns)]
+    pruned = [note for note in plan.notes if note.startswith(f"pruned `{column}`")]
+    remedy = "; ".join(pruned) or nearest(column, known)
+    return fail("unknown-column", f"no step writes a column `{column}`", None, known, remedy)
+
+
+def _type_and_size(name: str, column: ColumnPlan) -> str:
+    """Return text such as ``hidden: float32[samples, width], width = 4096, 16,384 bytes per row``."""
+    facts = [f"{name}: {column.type}"]
+    for axis, size in zip(column.type.fixed, column.sizes, strict=False):
+        if not axis.isdigit():
+            facts.append(f"{axis} = {size}")
+    facts.append(weight(column))
+    return ", ".join(facts)
 
 
 def weight(column: ColumnPlan) -> str:
@@ -37,60 +51,76 @@ def weight(column: ColumnPlan) -> str:
     kind = column.type
     size = kind.cell_bytes(column.sizes, column.stored)
     if size is None:
-        unknown = kind.dtype if not kind.fixed else "its model's path is open"
-        return f"bytes per row unknown: {unknown}"
-    stored = f" ({column.stored})" if column.stored else ""
-    return f"{size:,} byte{'s' * (size != 1)}{stored} per {'token' if kind.axis else 'row'}"
+        reason = "its model's path is open" if kind.fixed else kind.dtype
+        return f"bytes per row unknown: {reason}"
+    amount = "1 byte" if size == 1 else f"{size:,} bytes"
+    if column.stored:
+        amount += f" ({column.stored})"
+    return f"{amount} per token" if kind.axis else f"{amount} per row"
 
 
-def _phase(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[tuple[str, str]]:
+def _lineage(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[Detail]:
+    """Yield the life of a column in a phase, from its writer to the step that frees it."""
     steps = plan.phases[phase]
     copies = _copies(steps, name)
-    yield "domain", _domain(plan.domains[phase][column.domain])
+    yield Detail("domain", _domain(plan.domains[phase][column.domain]))
     for step in steps:
         if name in step.writes:
-            yield "written", f"step {step.id}, {sentence(step)}"
+            yield Detail("written", f"step {step.id}, {sentence(step)}")
     for copy, step in copies.items():
-        yield "copied", f"step {step.id}, as {copy}, because {step.because}"
+        yield Detail("copied", f"step {step.id}, as {copy}, because {step.because}")
     yield from _readers(plan, steps, name, (name, *copies))
     for copy in (name, *copies):
-        for step_id in [step.id for step in steps if copy in step.frees][:1]:
-            yield "freed", f"step {step_id}" + (f", {copy}" if copies else "")
-    metrics = [metric for metric, reported in plan.report.items() if reported == name and phase == "eval"]
-    if metrics:
-        yield "kept", f"to report its mean as {', '.join(metrics)}"
+        freeing = next((step for step in steps if copy in step.frees), None)
+        if freeing:
+            yield Detail("freed", f"step {freeing.id}, {copy}" if copies else f"step {freeing.id}")
+    if phase == "eval":
+        metrics = [metric for metric, reported in plan.report.items() if reported == name]
+        if metrics:
+            yield Detail("kept", f"to report its mean as {', '.join(metrics)}")
 
 
 def _copies(steps: tuple[Step, ...], name: str) -> dict[str, Step]:
-    """Return copies of a column, and copies of those -> the steps that make them."""
+    """Return each copy of a column, and each copy of a copy -> the step that makes it."""
     copies: dict[str, Step] = {}
     for step in steps:
-        if step.inserted:
-            pairs = zip(step.reads, step.writes, strict=False)  # a sync has neither
-            copies |= {copy: step for read, copy in pairs if read == name or read in copies}
+        if not step.inserted:
+            continue
+        # a sync reads and writes no columns, and a merge makes one column of several
+        for source, copy in zip(step.reads, step.writes, strict=False):
+            if source == name or source in copies:
+                copies[copy] = step
     return copies
 
 
-def _readers(
-    plan: Plan, steps: tuple[Step, ...], name: str, copies: tuple[str, ...]
-) -> Iterator[tuple[str, str]]:
-    for step in (step for step in steps if not step.inserted):
+def _readers(plan: Plan, steps: tuple[Step, ...], name: str, copies: tuple[str, ...]) -> Iterator[Detail]:
+    for step in steps:
+        if step.inserted:
+            continue
         origin = plan.columns[step.phase][name].origin
         for parameter, column in plan.functions[step.phase][step.node].ins.items():
-            if column in copies:
-                as_parameter = f", as its {parameter}" if parameter != origin else ""
-                copy = f", from {column}" if column != name else ""
-                yield "read", f"step {step.id}, {step.node} ({step.op}){as_parameter}{copy}"
+            if column not in copies:
+                continue
+            text = f"step {step.id}, {step.node} ({step.op})"
+            if parameter != origin:
+                text += f", as its {parameter}"
+            if column != name:
+                text += f", from {column}"
+            yield Detail("read", text)
 
 
 def _domain(domain: GraphDomain) -> str:
+    """Return which rows a column has, and how many of them there are per row of another domain."""
     if domain.held:
         return f"{domain.name}, rows of {domain.held} that `{domain.maker}` holds"
     if domain.parent is None:
-        return domain.name + (f", the rows of {' and of '.join(domain.parts)}" if domain.parts else "")
+        if domain.parts:
+            return f"{domain.name}, the rows of {' and of '.join(domain.parts)}"
+        return domain.name
     if domain.filtered:
         return f"{domain.name}, those of {domain.parent} that `{domain.maker}` keeps"
     if domain.most:
-        rows = f"{domain.expected:g} rows for each of {domain.parent} expected, {domain.most} at most"
-        return f"{domain.name}, {rows}"
-    return f"{domain.name}, {domain.times} row{'s' * (domain.times != 1)} for each of {domain.parent}"
+        rows = f"{domain.expected:g} rows for each of {domain.parent} expected"
+        return f"{domain.name}, {rows}, {domain.most} at most"
+    rows = "1 row" if domain.times == 1 else f"{domain.times} rows"
+    return f"{domain.name}, {rows} for each of {domain.parent}"

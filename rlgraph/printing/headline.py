@@ -3,76 +3,93 @@
 from collections.abc import Callable, Iterator
 
 from rlgraph.ir.plan import Plan
-from rlgraph.ir.prediction import Figure
+from rlgraph.ir.prediction import Figure, Headline, Peak, StreamForecast
+from rlgraph.syntax.settings import Stream
 from rlgraph.units import middle, number_text, range_text, seconds_text, size_text
 
 LABEL = 14  # characters before a figure
-EVEN = 0.05  # a smaller share than this is no gain: rates are not known so well
+EVEN = 0.05  # a change by a smaller share is no gain and no loss: rates are not known so well
 
 
 def headline(plan: Plan) -> dict[str, str]:
-    """Return what a figure is of -> the figure and its range; nothing of a plan for no cluster."""
-    return dict(_figures(plan))
+    """Return what a figure is about -> the figure and its range; empty for a plan that has no cluster."""
+    if plan.predicted is None or plan.predicted.headline is None:
+        return {}
+    return dict(_figures(plan, plan.predicted.headline))
 
 
 def headline_text(plan: Plan) -> Iterator[str]:
-    """Yield the lines of the headline, the first of which says for what it is predicted."""
-    if plan.predicted and plan.predicted.headline:
-        yield predicted_on(plan)
-        yield from (f"  {label:<{LABEL}}{said}" for label, said in headline(plan).items())
+    """Yield the lines of the headline, the first of which names the cluster of the prediction."""
+    figures = headline(plan)
+    if not figures:
+        return
+    yield predicted_on(plan)
+    for label, figure in figures.items():
+        yield f"  {label:<{LABEL}}{figure}"
 
 
 def predicted_on(plan: Plan) -> str:
-    """Return for which cluster a plan is predicted, and whether by what a run has measured."""
+    """Return the cluster that a plan is predicted for, and the run that calibrated the prediction."""
     assert plan.predicted
-    on = plan.predicted.calibrated
-    return f"predicted on {plan.predicted.cluster}, " + (f"calibrated on {on}" if on else "not calibrated")
+    run = plan.predicted.calibrated
+    calibration = f"calibrated on {run}" if run else "not calibrated"
+    return f"predicted on {plan.predicted.cluster}, {calibration}"
 
 
-def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
-    predicted = plan.predicted
-    if predicted is None or (told := predicted.headline) is None:
-        return
-    gpu = "GPU" if plan.device == "cuda" else "device"
-    yield "iteration", _said(told.iteration, seconds_text)
-    if told.run and told.device_hours:
-        yield "run", f"{_said(told.run, seconds_text)}, {plan.iterations:,} iterations"
-        yield f"{gpu}-hours", _said(told.device_hours, number_text)
-    yield "tokens", f"{_said(told.tokens, number_text)} per second per {gpu}"
-    if told.utilisation:
-        updates = (f"`{node}` {_said(share, _percent)}" for node, share in told.utilisation.items())
+def _figures(plan: Plan, figures: Headline) -> Iterator[tuple[str, str]]:
+    """Yield pairs of a label and a figure."""
+    assert plan.predicted
+    device = "GPU" if plan.device == "cuda" else "device"
+    yield "iteration", _figure_text(figures.iteration, seconds_text)
+    if figures.run and figures.device_hours:
+        yield "run", f"{_figure_text(figures.run, seconds_text)}, {plan.iterations:,} iterations"
+        yield f"{device}-hours", _figure_text(figures.device_hours, number_text)
+    yield "tokens", f"{_figure_text(figures.tokens, number_text)} per second per {device}"
+    if figures.utilisation:
+        updates = [f"`{node}` {_figure_text(mfu, _percent)}" for node, mfu in figures.utilisation.items()]
         yield "MFU", ", ".join(updates)
-    yield from _streamed(plan)
-    for node, (at_once, waves) in predicted.in_flight.items():
-        yield "in flight", f"`{node}` {at_once:,} samples per engine, {waves} wave{'s' * (waves > 1)}"
+    if plan.predicted.stream and plan.schedule.stream:
+        yield from _streaming(plan.predicted.stream, plan.schedule.stream)
+    for node, (in_flight, waves) in plan.predicted.in_flight.items():
+        wave_count = "1 wave" if waves == 1 else f"{waves} waves"
+        yield "in flight", f"`{node}` {in_flight:,} samples per engine, {wave_count}"
     for pool, peak in (plan.peak or {}).items():
-        rest = peak.capacity - peak.bytes
-        free = f"{size_text(rest)} ({_percent(rest / peak.capacity)}) left" if rest >= 0 else "too much"
-        taken = f"{size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`"
-        yield f"memory {pool}", f"{taken}, {free}"
-    for label, figure in (("evaluation", told.evaluation), ("checkpoint", told.checkpoint)):
-        if figure:
-            yield label, _said(figure, seconds_text)
-    if told.limits:
-        yield "limited by", ", ".join(f"`{node}` {_percent(share)}" for node, share in told.limits.items())
-    if told.left_out:
-        yield "left out", "; ".join(told.left_out)
+        yield f"memory {pool}", _memory(peak)
+    if figures.evaluation:
+        yield "evaluation", _figure_text(figures.evaluation, seconds_text)
+    if figures.checkpoint:
+        yield "checkpoint", _figure_text(figures.checkpoint, seconds_text)
+    if figures.limits:
+        shares = [f"`{node}` {_percent(share)}" for node, share in figures.limits.items()]
+        yield "limited by", ", ".join(shares)
+    if figures.left_out:
+        yield "left out", "; ".join(figures.left_out)
 
 
-def _streamed(plan: Plan) -> Iterator[tuple[str, str]]:
+def _memory(peak: Peak) -> str:
+    """Return text such as ``60 GB of 80 GB in `update_policy`, 20 GB (25%) left``."""
+    free = peak.capacity - peak.bytes
+    remainder = "too much"
+    if free >= 0:
+        remainder = f"{size_text(free)} ({_percent(free / peak.capacity)}) left"
+    return f"{size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`, {remainder}"
+
+
+def _streaming(forecast: StreamForecast, stream: Stream) -> Iterator[tuple[str, str]]:
     """Yield what streaming gains, or loses, on these devices, and how old rows are."""
-    if plan.predicted is None or (told := plan.predicted.stream) is None or plan.schedule.stream is None:
-        return
-    others = {"synchronous": told.synchronous}
-    if told.ahead:
-        others[f"`staleness: {plan.schedule.stream.staleness}`"] = told.ahead
-    yield "streaming", ", ".join(_gain(told.seconds, name, took) for name, took in others.items())
-    mean = _said(Figure.of(told.age), number_text)
-    bound = "no bound" if told.bound is None else f"bound {told.bound}"
-    waits = f"{told.waiting:,} of {told.begun:,} rows wait at most"
-    if max(told.dropped):
-        waits += f"; {_said(Figure.of(told.dropped), _percent)} are dropped"
-    yield "age of rows", f"{mean} updates on average, {told.oldest} at most ({bound}); {waits}"
+    gains = [_gain(forecast.seconds, "synchronous", forecast.synchronous)]
+    if forecast.ahead:
+        gains.append(_gain(forecast.seconds, f"`staleness: {stream.staleness}`", forecast.ahead))
+    yield "streaming", ", ".join(gains)
+    mean = _figure_text(Figure.of(forecast.age), number_text)
+    bound = "no bound" if forecast.bound is None else f"bound {forecast.bound}"
+    text = (
+        f"{mean} updates on average, {forecast.oldest} at most ({bound}); "
+        f"{forecast.waiting:,} of {forecast.begun:,} rows wait at most"
+    )
+    if max(forecast.dropped):
+        text += f"; {_figure_text(Figure.of(forecast.dropped), _percent)} are dropped"
+    yield "age of rows", text
 
 
 def _gain(seconds: tuple[float, float], name: str, other: tuple[float, float]) -> str:
@@ -84,15 +101,19 @@ def _gain(seconds: tuple[float, float], name: str, other: tuple[float, float]) -
         >>> _gain((2, 2), "`staleness: 1`", (1, 1))
         'slower than `staleness: 1` (1 s to 1 s) by 100%'
     """
-    gain, took = middle(other) / middle(seconds), f"{name} ({range_text(other)})"
-    if gain < 1 - EVEN:
-        return f"slower than {took} by {_percent(1 / gain - 1)}"
-    return f"{number_text(gain)} x as fast as {took}" if gain > 1 + EVEN else f"no gain over {took}"
+    speedup = middle(other) / middle(seconds)
+    name_and_time = f"{name} ({range_text(other)})"
+    if speedup < 1 - EVEN:
+        return f"slower than {name_and_time} by {_percent(1 / speedup - 1)}"
+    if speedup > 1 + EVEN:
+        return f"{number_text(speedup)} x as fast as {name_and_time}"
+    return f"no gain over {name_and_time}"
 
 
-def _said(figure: Figure, text: Callable[[float], str]) -> str:
-    low, value, high = (text(number) for number in (figure.low, figure.value, figure.high))
-    return f"{value} ({low} to {high})" if low != high else value
+def _figure_text(figure: Figure, text: Callable[[float], str]) -> str:
+    """Return a figure, with its range if that differs in the digits that are shown."""
+    low, value, high = text(figure.low), text(figure.value), text(figure.high)
+    return value if low == high else f"{value} ({low} to {high})"
 
 
 def _percent(share: float) -> str:

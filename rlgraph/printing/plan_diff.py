@@ -1,7 +1,7 @@
-"""Two plans are compared step by step, in words.
+"""Compares two plans step by step, in words.
 
-Numbers of steps, and what only explains (``about``, ``because``), are passed over; predictions as well, but
-where both plans have them.
+The numbers of steps and fields that only explain (``about``, ``because``) are left out. Predictions are
+compared only if both plans have them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,35 @@ from typing import Any
 from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import ModelPlan, Plan, Step, plain
-from rlgraph.printing.plan_text import sentence
+from rlgraph.printing.step_text import sentence
 
-EXPLAINS = ("about", "digest", "origin", "version", "checksum")
-APART = ("models", "steps", "slot", "eval_steps", "domains", "columns", "functions", "notes", "open_values")
+EXPLANATIONS = ("about", "digest", "origin", "version", "checksum")
+# fields of a plan that are compared by a function of their own
+STRUCTURED = (
+    "models",
+    "steps",
+    "slot",
+    "eval_steps",
+    "domains",
+    "columns",
+    "functions",
+    "notes",
+    "open_values",
+)
 PHASES = {"train": "in every iteration", "eval": "in evaluation"}
 SETS = ("reads", "writes", "frees")
-OTHERWISE = ("id", "phase", "node", "because", "after", "pool", "devices", "when")  # said otherwise
-FOLLOWS = {"ins": "reads", "outs": "writes", "target": "op"}  # what the step says in other words
+# fields of a step that are left out, or compared by a function of their own
+OTHERWISE = ("id", "phase", "node", "because", "after", "pool", "devices", "when")
+REPEATED = {
+    "ins": "reads",
+    "outs": "writes",
+    "target": "op",
+}  # a function's field -> the step's field like it
 ABSENT = object()
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
-    """Return lines that say what ``new`` does otherwise than ``old``; none where both do the same.
+    """Return lines that say how ``new`` differs from ``old``; none if both do the same.
 
     Example:
         >>> from rlgraph.compiler import compile_graph
@@ -35,29 +51,33 @@ def differences(old: Plan, new: Plan) -> list[str]:
         ...     print(line)
         seed: 0 -> 1
     """
-    if old.predicted is None or new.predicted is None:  # a plan that `run` makes again is of no cluster
-        old, new = _unpredicted(old), _unpredicted(new)
-    a, b = old.fields, new.fields
-    alike = [name for name in a if name not in (*EXPLAINS, *APART)]
-    lines = [line for name in alike for line in _values(name, a[name], b[name])]
+    if old.predicted is None or new.predicted is None:  # a plan that `run` makes again has no cluster
+        old, new = _without_prediction(old), _without_prediction(new)
+    old_fields, new_fields = old.fields, new.fields
+    lines: list[str] = []
+    for name in old_fields:
+        if name not in EXPLANATIONS and name not in STRUCTURED:
+            lines += _values(name, old_fields[name], new_fields[name])
     lines += _models(old.models, new.models)
     for phase, title in PHASES.items():
-        changes = [*_phase(PlanSide.of(old, a, phase), PlanSide.of(new, b, phase))]
-        lines += [title, *(f"  {line}" for line in changes)] if changes else []
+        changes = [*_phase(PlanSide.of(old, old_fields, phase), PlanSide.of(new, new_fields, phase))]
+        if changes:
+            lines.append(title)
+            lines += [f"  {change}" for change in changes]
     lines += _slot(old, new)
-    lines += _listed("note", old.notes, new.notes)
-    lines += _listed("still open", old.open_values, new.open_values)
+    lines += _texts("note", old.notes, new.notes)
+    lines += _texts("still open", old.open_values, new.open_values)
     if not lines and old.digest != new.digest:
         lines.append(f"the graph differs in what no step shows: digest {old.digest} -> {new.digest}")
     return lines
 
 
 def against_text(old: Plan, new: Plan) -> str:
-    """Return the differences, one a line; nothing where there is none."""
+    """Return the differences, one per line; empty if there is none."""
     return "".join(f"{line}\n" for line in differences(old, new))
 
 
-def _unpredicted(plan: Plan) -> Plan:
+def _without_prediction(plan: Plan) -> Plan:
     steps = tuple(replace(step, seconds=None, bytes=None) for step in plan.steps)
     return replace(plan, steps=steps, peak=None, predicted=None)
 
@@ -69,25 +89,39 @@ def _models(old: Mapping[str, ModelPlan], new: Mapping[str, ModelPlan]) -> Itera
         elif name not in old:
             yield f"model {name}: added, {new[name].path}"
         else:
-            both = (old[name], new[name])
-            pair = ({**plain(model), "rate": model.rate and str(model.rate)} for model in both)
-            yield from (f"model {name}: {line}" for line in _values("", *pair))
+            for line in _values("", _model_fields(old[name]), _model_fields(new[name])):
+                yield f"model {name}: {line}"
+
+
+def _model_fields(model: ModelPlan) -> dict[str, Any]:
+    """Return a model's fields, with its learning rate in words."""
+    return {**plain(model), "rate": model.rate and str(model.rate)}
 
 
 def _slot(old: Plan, new: Plan) -> Iterator[str]:
-    """Yield where steps overlap, the order in which the pools get them."""
-    names = [[plan.steps[number - 1].node for number in plan.slot] for plan in (old, new)]
-    common = {*names[0]} & {*names[1]}
-    before, now = ([name for name in in_slot if name in common] for in_slot in names)
-    if before != now and any(step.lead for plan in (old, new) for step in plan.steps):
-        yield f"while the pipeline is full, another order: {', '.join(now)}"
+    """Yield the new order in which pools get steps that overlap, if that differs."""
+    old_order, new_order = _slot_names(old), _slot_names(new)
+    old_common = [name for name in old_order if name in new_order]
+    new_common = [name for name in new_order if name in old_order]
+    is_pipelined = any(step.lead for plan in (old, new) for step in plan.steps)
+    if is_pipelined and old_common != new_common:
+        yield f"while the pipeline is full, another order: {', '.join(new_common)}"
 
 
-def _listed(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    yield from (f"{word}, no longer: {item}" for item in old if item not in new)
-    yield from (f"{word}, new: {item}" for item in new if item not in old)
-    if sorted(old) == sorted(new) and old != new:
-        yield f"{word}: in another order"
+def _slot_names(plan: Plan) -> list[str]:
+    return [plan.steps[number - 1].node for number in plan.slot]
+
+
+def _texts(label: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    """Yield which texts of a list are gone and which are new."""
+    for text in old:
+        if text not in new:
+            yield f"{label}, no longer: {text}"
+    for text in new:
+        if text not in old:
+            yield f"{label}, new: {text}"
+    if old != new and sorted(old) == sorted(new):
+        yield f"{label}: in another order"
 
 
 @dataclass(frozen=True)
@@ -101,14 +135,19 @@ class PlanSide:
     domains: Mapping[str, Any]
 
     @staticmethod
-    def of(plan: Plan, data: Mapping[str, Any], phase: str) -> PlanSide:
+    def of(plan: Plan, fields: Mapping[str, Any], phase: str) -> PlanSide:
+        """Return a phase of a plan whose ``Plan.fields`` are given."""
         steps = plan.steps if phase == "train" else plan.eval_steps
-        functions = plan.functions.get(phase, {})
-        parts = (data[name].get(phase, {}) for name in ("columns", "domains"))
-        return PlanSide({step.node: step for step in steps}, plan.pools, functions, *parts)
+        return PlanSide(
+            steps={step.node: step for step in steps},
+            pools=plan.pools,
+            functions=plan.functions.get(phase, {}),
+            columns=fields["columns"].get(phase, {}),
+            domains=fields["domains"].get(phase, {}),
+        )
 
-    def waits(self, step: Step, known: Container[str]) -> list[str]:
-        """Return the known steps that one waits for, by name."""
+    def waits_for(self, step: Step, known: Container[str]) -> list[str]:
+        """Return the known steps that a step waits for, by name."""
         names = {step.id: name for name, step in self.steps.items()}
         return sorted(names[number] for number in step.after if names[number] in known)
 
@@ -127,16 +166,21 @@ def _phase(old: PlanSide, new: PlanSide) -> Iterator[str]:
             yield f"added    step {step.id}, {sentence(step)}"
             continue
         if name in moved:
-            yield f"moved    {name}: was {_place(name, [*old.steps])}, is {_place(name, [*new.steps])}"
-        if changes := [*_changes(name, old, new)]:
+            yield f"moved    {name}: was {_position(name, old)}, is {_position(name, new)}"
+        changes = [*_changes(name, old, new)]
+        if changes:
             yield f"changed  step {step.id}, {name}"
-            yield from (f"           {change}" for change in changes)
-    yield from (f"domain   {line}" for line in _values("", _domains(old), _domains(new)))
+            for change in changes:
+                yield f"           {change}"
+    for line in _values("", _domains(old), _domains(new)):
+        yield f"domain   {line}"
     yield from _columns(old, new)
 
 
 def _moved(old: list[str], new: list[str]) -> set[str]:
-    """Return the fewest names without which the others are in one order: those off a longest common run.
+    """Return the fewest names that have to move for the others to be in the same order.
+
+    The others are a longest common subsequence of the two orders.
 
     Example:
         >>> _moved(["a", "b", "c", "d"], ["d", "a", "b", "c"])
@@ -147,96 +191,121 @@ def _moved(old: list[str], new: list[str]) -> set[str]:
     common = [name for name in new if name in old]
     if common == [name for name in old if name in new]:
         return set()
-    place = {name: at for at, name in enumerate(old)}
-    alike = nx.DiGraph((b, a) for b, a in combinations(common[::-1], 2) if place[a] < place[b])
-    return {*common}.difference(nx.dag_longest_path(alike) or common[-1:])
+    position = {name: index for index, name in enumerate(old)}
+    # an edge leads from each name to those that come later in both orders
+    in_both = [(a, b) for b, a in combinations(common[::-1], 2) if position[a] < position[b]]
+    longest = nx.dag_longest_path(nx.DiGraph(in_both))
+    unmoved = longest or common[-1:]
+    return set(common).difference(unmoved)
 
 
-def _place(name: str, names: list[str]) -> str:
-    at = names.index(name)
-    return f"after {names[at - 1]}" if at else "the first"
+def _position(name: str, side: PlanSide) -> str:
+    names = [*side.steps]
+    index = names.index(name)
+    return f"after {names[index - 1]}" if index else "the first"
 
 
 def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
-    """Yield what differs about one step and its function; what follows from that is left out."""
-    before, now = old.steps[name], new.steps[name]
-    a, b = plain(before), plain(now)
+    """Yield how a step and its function differ, without what follows from other differences."""
+    old_step, new_step = old.steps[name], new.steps[name]
+    old_fields, new_fields = plain(old_step), plain(new_step)
     for field in SETS:
-        yield from _set(field, a[field], b[field])
-    on_all = old.on_all(before) and new.on_all(now) and before.pool == now.pool
-    if (before.pool, before.devices) != (now.pool, now.devices) and not on_all:
-        yield f"runs on {_devices(now)}, no longer on {_devices(before)}"
-    if before.when != now.when:
-        yield " -> ".join(f"runs {words(step.when) or 'in every iteration'}" for step in (before, now))
-    for field in a:
-        if field not in (*SETS, *OTHERWISE):
-            yield from _values(field, a[field], b[field])
-    if a["reads"] == b["reads"]:
-        yield from _set("waits for", old.waits(before, new.steps), new.waits(now, old.steps))
-    was, call = (_told(side.functions.get(name)) for side in (old, new))
-    for field, shown in FOLLOWS.items():
-        if a[shown] != b[shown]:
-            was.pop(field, None), call.pop(field, None)
-    for line in _values("", was, call):
+        yield from _set(field, old_fields[field], new_fields[field])
+    # a step on all devices of its pool follows the pool, whose size is compared already
+    on_all = old.on_all(old_step) and new.on_all(new_step) and old_step.pool == new_step.pool
+    if not on_all and (old_step.pool, old_step.devices) != (new_step.pool, new_step.devices):
+        yield f"runs on {_devices(new_step)}, no longer on {_devices(old_step)}"
+    if old_step.when != new_step.when:
+        yield f"{_cadence(old_step)} -> {_cadence(new_step)}"
+    for field in old_fields:
+        if field not in SETS and field not in OTHERWISE:
+            yield from _values(field, old_fields[field], new_fields[field])
+    if old_fields["reads"] == new_fields["reads"]:
+        old_waits, new_waits = old.waits_for(old_step, new.steps), new.waits_for(new_step, old.steps)
+        yield from _set("waits for", old_waits, new_waits)
+    old_function = _function_fields(old.functions.get(name))
+    new_function = _function_fields(new.functions.get(name))
+    for field, step_field in REPEATED.items():
+        if old_fields[step_field] != new_fields[step_field]:
+            old_function.pop(field, None)
+            new_function.pop(field, None)
+    for line in _values("", old_function, new_function):
         yield line.replace("hooks.", "", 1).replace("attributes.", "", 1)
 
 
-def _told(function: Function | None) -> dict[str, Any]:
-    """Return a function with words for the attributes that change over the iterations."""
+def _cadence(step: Step) -> str:
+    return f"runs {words(step.when) or 'in every iteration'}"
+
+
+def _function_fields(function: Function | None) -> dict[str, Any]:
+    """Return a function's fields, with attributes that change over the iterations in words."""
     if function is None:
         return {}
-    courses = {name: str(course) for name, course in function.courses.items()}
-    hooks = {path: _told(hook) for path, hook in function.hooks.items()}
-    attributes = plain({**function.attributes, **courses})
-    return {**plain(function), "attributes": attributes, "courses": {}, "hooks": hooks}
-
-
-def _set(word: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    """Yield text such as ``reads tokens, no longer rewards``."""
-    more, fewer = [x for x in new if x not in old], [x for x in old if x not in new]
-    if more:
-        yield f"{word} {', '.join(more)}" + (f", no longer {', '.join(fewer)}" if fewer else " as well")
-    elif fewer:
-        yield f"no longer {word} {', '.join(fewer)}"
-    elif [*old] != [*new]:
-        yield f"{word} {', '.join(new)}, in another order"
-
-
-def _devices(step: Step) -> str:
-    first, last = step.devices[0], step.devices[-1]
-    return f"{step.pool}[{first}]" if first == last else f"{step.pool}[{first}-{last}]"
-
-
-def _domains(side: PlanSide) -> dict[str, str]:
-    """Return domain -> how many rows it has."""
-    named = {column["domain"]: side.domains[column["domain"]] for column in side.columns.values()}
+    schedules = {name: str(schedule) for name, schedule in function.courses.items()}
     return {
-        name: f"{domain['times']} for each of {domain['parent']}" if domain["parent"] else "a batch"
-        for name, domain in named.items()
+        **plain(function),
+        "attributes": plain({**function.attributes, **schedules}),
+        "courses": {},
+        "hooks": {path: _function_fields(hook) for path, hook in function.hooks.items()},
     }
 
 
+def _set(verb: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    """Yield text such as ``reads tokens, no longer rewards``; nothing if both are the same."""
+    added = ", ".join(name for name in new if name not in old)
+    removed = ", ".join(name for name in old if name not in new)
+    if added and removed:
+        yield f"{verb} {added}, no longer {removed}"
+    elif added:
+        yield f"{verb} {added} as well"
+    elif removed:
+        yield f"no longer {verb} {removed}"
+    elif [*old] != [*new]:
+        yield f"{verb} {', '.join(new)}, in another order"
+
+
+def _devices(step: Step) -> str:
+    start, end = step.devices[0], step.devices[-1]
+    return f"{step.pool}[{start}]" if start == end else f"{step.pool}[{start}-{end}]"
+
+
+def _domains(side: PlanSide) -> dict[str, str]:
+    """Return domain -> how many rows it has, for the domains of columns."""
+    rows = {}
+    for column in side.columns.values():
+        name = column["domain"]
+        domain = side.domains[name]
+        rows[name] = f"{domain['times']} for each of {domain['parent']}" if domain["parent"] else "a batch"
+    return rows
+
+
 def _columns(old: PlanSide, new: PlanSide) -> Iterator[str]:
-    """Yield what differs of columns of both plans; of the others it is said which step writes them."""
-    for name in [name for name in old.columns if name in new.columns]:
-        pair = [{**side.columns[name]} for side in (old, new)]
-        for side, column in zip((old, new), pair, strict=True):
-            writer = side.steps.get(column["writer"])
-            if writer and writer.layout == column["layout"]:
-                column["layout"] = "its writer's"
-        yield from (f"column   {name}: {line}" for line in _values("", *pair))
+    """Yield how columns of both plans differ; a column of one plan shows in the step that writes it."""
+    for name in old.columns:
+        if name in new.columns:
+            for line in _values("", _column_fields(name, old), _column_fields(name, new)):
+                yield f"column   {name}: {line}"
+
+
+def _column_fields(name: str, side: PlanSide) -> dict[str, Any]:
+    """Return a column's fields; its layout only if that is not its writer's, which is compared already."""
+    column = {**side.columns[name]}
+    writer = side.steps.get(column["writer"])
+    if writer and writer.layout == column["layout"]:
+        column["layout"] = "its writer's"
+    return column
 
 
 def _values(path: str, old: Any, new: Any) -> Iterator[str]:
-    """Yield where values differ, as ``schedule.iterations: 500 -> 10``."""
-    for place, before, now in changed_values(old, new, (path,) if path else ()):
-        yield f"{'.'.join(place)}: {value_text(before)} -> {value_text(now)}"
+    """Yield the values that differ, as ``schedule.iterations: 500 -> 10``."""
+    for names, old_value, new_value in changed_values(old, new, (path,) if path else ()):
+        yield f"{'.'.join(names)}: {value_text(old_value)} -> {value_text(new_value)}"
 
 
 def changed_values(
     old: Any, new: Any, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yield the paths at which values differ, with both; 1, 1.0 and true are three values.
+    """Yield the paths at which values differ, with both values; 1, 1.0 and true are three values.
 
     Example:
         >>> [*changed_values({"a": {"b": 1, "c": 2}}, {"a": {"b": True, "c": 2}})]
@@ -255,4 +324,6 @@ def value_text(value: Any) -> str:
     """Return a value as a change shows it."""
     if value is ABSENT:
         return "nothing"
-    return value if isinstance(value, str) and value else json.dumps(value)
+    if isinstance(value, str) and value:
+        return value
+    return json.dumps(value)

@@ -1,4 +1,4 @@
-"""All that a page shows of a plan, and of a run, as what JSON holds."""
+"""Everything that a page shows of a plan and of its run, as JSON values."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.docstring import read_docstring
 from rlgraph.ops.registry import load
 from rlgraph.printing.column_text import weight
-from rlgraph.printing.headline import headline, predicted_on
+from rlgraph.printing.document import PlanDocument
 from rlgraph.printing.plan_diff import differences
-from rlgraph.printing.plan_text import prediction_text, sentence, step_text
+from rlgraph.printing.step_text import StepEntry
 from rlgraph.reference.describe import entry_of
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow, place
 from rlgraph.version import VERSION
-from rlgraph.view.drawings.boxes import links, title, weights
+from rlgraph.view.drawings.boxes import links, weights
 from rlgraph.view.recorded import recorded
-from rlgraph.view.stream import predicted_stream
+from rlgraph.view.stream import predicted_stream, seven_digits
 from rlgraph.view.subject import Subject
 from rlgraph.view.timeline import ahead, arrows, expected, footprint, lanes, memory
 
 Contents = dict[str, Any]
 HOOK_OF: dict[str, str] = {target: name for known in HOOKS.values() for name, target in known.items()}
+# parts of a device's memory that stay: they are drawn below the parts that come and go
 LASTING = (
     "reserve",
     "weights",
@@ -40,91 +41,115 @@ LASTING = (
     "serve weights",
     "adapters",
     "server",
-)  # drawn below what comes and goes
+)
 
 
 def contents(new: Subject, old: Subject | None = None) -> Contents:
-    """Return what a page holds of a subject, beside what is different from an old one."""
-    plan, graph = new.plan, _composed(new.plan)
+    """Return what a page shows of a subject, and how it differs from an old one if there is one."""
+    plan = new.plan
+    document = PlanDocument(plan)
+    graph = _composed_graph(plan)
     return {
         "rlgraph": VERSION,
         "graph": plan.graph,
         "about": plan.about,
         "pools": dict(plan.pools),
         "models": plan.fields["models"],
-        "phases": {phase: _phase(plan, phase, steps, graph) for phase, steps in plan.phases.items()},
+        "phases": {phase: _phase(document, phase, graph) for phase in plan.phases},
         "docs": _docs(new),
         "notes": [*plan.notes],
         "open": [*plan.open_values],
-        "headline": [predicted_on(plan), headline(plan)] if headline(plan) else None,
-        "predicted": [*prediction_text(plan)],
+        "headline": [document.predicted_on, document.headline] if document.headline else None,
+        "predicted": [*document.prediction],
         "iterations": plan.iterations,
         "timeline": _timeline(plan),
         "memory": _memory(plan),
         "stream": predicted_stream(plan),
         "engines": _engines(plan),
-        "diff": _diff(new.plan, old.plan) if old else None,
+        "diff": _diff(document, PlanDocument(old.plan)) if old else None,
         "run": recorded(new.run_dir) if new.run_dir else None,
     }
 
 
-def _phase(plan: Plan, phase: str, steps: tuple[Step, ...], graph: Tree | None) -> Contents:
+def _phase(document: PlanDocument, phase: str, graph: Tree | None) -> Contents:
+    plan = document.plan
     return {
-        "steps": [_step(plan, step, graph) for step in steps],
+        "steps": [_step(entry, graph) for entry in document.steps[phase]],
         "links": [asdict(link) for link in links(plan, phase)],
-        "weights": [{**asdict(version), "name": version.name} for version in weights(steps)],
+        "weights": [{**asdict(version), "name": version.name} for version in weights(plan.phases[phase])],
         "columns": {name: _column(plan, phase, name) for name in plan.columns[phase]},
     }
 
 
 def _column(plan: Plan, phase: str, name: str) -> Contents:
-    column, domain = plan.columns[phase][name], plan.domain(phase, name)
-    about = {"parent": domain.parent, "times": domain.times, "weight": weight(column)}
-    return {**asdict(column), **about}
+    column = plan.columns[phase][name]
+    domain = plan.domain(phase, name)
+    return {
+        **asdict(column),
+        "parent": domain.parent,
+        "times": domain.times,
+        "weight": weight(column),
+    }
 
 
-def _step(plan: Plan, step: Step, graph: Tree | None) -> Contents:
+def _step(entry: StepEntry, graph: Tree | None) -> Contents:
+    plan, step = entry.plan, entry.step
     function = plan.functions[step.phase].get(step.node)
     nodes = graph.get("nodes") if graph else None
-    written = nodes.get(step.node) if nodes else None
-    samples = step.engine == "train" and any(one.generates for one in plan.phases[step.phase])
-    sampled = function.roles.get("temperature") if function and samples else None  # passes/defaults.py
+    node_tree = nodes.get(step.node) if nodes else None
     return {
         **asdict(step),
         "work": step.work,
         "engines": step.engines,
         "moves": step.facts.moves,
-        "title": title(step),
-        "does": sentence(step),
+        "title": entry.title,
+        "does": entry.sentence,
         "often": words(step.when) if step.when else "",
-        "takes": step_text(plan, step),
-        "attributes": [*_attributes(function, written, sampled)] if function else [],
+        "takes": entry.cost,
+        "attributes": [*_attributes(function, node_tree, _sampled_attribute(plan, step))] if function else [],
         "ins": dict(function.ins) if function else {},
         "losses": [_hook_name(hook) for hook in function.hooks.values()] if function else [],
-        "place": place(written) if written else "",
+        "place": place(node_tree) if node_tree else "",
     }
 
 
+def _sampled_attribute(plan: Plan, step: Step) -> str | None:
+    """Return the attribute of a scoring step that follows the rollout's: see rlgraph/passes/defaults.py."""
+    function = plan.functions[step.phase].get(step.node)
+    if function is None or step.engine != "train":
+        return None
+    if not any(other.generates for other in plan.phases[step.phase]):
+        return None
+    return function.roles.get("temperature")
+
+
 def _attributes(
-    function: Function, written: Tree | None, sampled: str | None
+    function: Function, node_tree: Tree | None, sampled: str | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value, and where it was written or that it is as sampled; nothing for a default."""
+    """Yield name, value and origin of each attribute: a place, "as sampled", or "" for a default."""
     values = {name: flow(plain(value)) for name, value in function.attributes.items()}
-    values |= {name: str(course) for name, course in function.courses.items()}
-    for name, hook in function.hooks.items():  # such as a loss, with attributes of its own
-        told = {key: str(course) for key, course in hook.courses.items()}
-        values[name] = flow(plain({"kind": _hook_name(hook), **hook.attributes, **told}))
+    for name, schedule in function.courses.items():
+        values[name] = str(schedule)
+    for name, hook in function.hooks.items():  # such as a loss, which has attributes of its own
+        schedules = {key: str(schedule) for key, schedule in hook.courses.items()}
+        values[name] = flow(plain({"kind": _hook_name(hook), **hook.attributes, **schedules}))
     for name, value in values.items():
-        tree = written.get(name) if written else None
-        yield name, value, place(tree) if tree else "as sampled" if name == sampled else ""
+        value_tree = node_tree.get(name) if node_tree else None
+        if value_tree:
+            yield name, value, place(value_tree)
+        else:
+            yield name, value, "as sampled" if name == sampled else ""
 
 
-def _composed(plan: Plan) -> Tree | None:
-    """Return the graph of a plan with the place of each value; None where it is not there or has changed."""
-    with suppress(GraphError):  # a saved plan may be looked at where its graph is not
-        if plan.origin:
-            tree = compose(plan.origin.graph, plan.origin.overrides)
-            return tree if tree.written().plain() == plan.origin.composed else None
+def _composed_graph(plan: Plan) -> Tree | None:
+    """Return the graph of a plan with the place of each value; None if its file is gone or has changed."""
+    if plan.origin is None:
+        return None
+    # a saved plan may be looked at on a machine that does not have its graph
+    with suppress(GraphError):
+        tree = compose(plan.origin.graph, plan.origin.overrides)
+        if tree.written().plain() == plan.origin.composed:
+            return tree
     return None
 
 
@@ -134,8 +159,8 @@ def _timeline(plan: Plan) -> Contents:
     return {
         "lanes": [{**vars(lane), "steps": sorted(lane.steps)} for lane in lanes(plan)],
         "events": [
-            [e.step.id, e.iteration, *(float(f"{seconds:.7g}") for seconds in (e.start, e.end))]
-            for e in events
+            [event.step.id, event.iteration, seven_digits(event.start), seven_digits(event.end)]
+            for event in events
         ],
         "arrows": [[*arrow.source, *arrow.target, arrow.name] for arrow in arrows(plan, count)],
         "period": period,
@@ -146,76 +171,100 @@ def _timeline(plan: Plan) -> Contents:
 
 
 def _memory(plan: Plan) -> Contents | None:
-    held = footprint(plan)
-    if held is None:
+    pricing = footprint(plan)
+    if pricing is None:
         return None
-    pools = {pool: memory(held, pool) for pool in plan.pools}
-    present = {part for steps in pools.values() for parts in steps.values() for part in parts}
-    parts = sorted(present, key=lambda part: (part not in LASTING, PARTS.index(part)))
-    cluster = held.cluster
-    return {"capacity": cluster.memory, "cluster": cluster.cluster, "parts": parts, "pools": pools}
+    pools = {pool: memory(pricing, pool) for pool in plan.pools}
+    present = {part for moments in pools.values() for sizes in moments.values() for part in sizes}
+    cluster = pricing.cluster
+    return {
+        "capacity": cluster.memory,
+        "cluster": cluster.cluster,
+        "parts": sorted(present, key=lambda part: (part not in LASTING, PARTS.index(part))),
+        "pools": pools,
+    }
 
 
 def _engines(plan: Plan) -> Contents:
-    """Return engine, as ``policy.train`` -> its pool, the parts that may leave the device, and those that are
-    away between two iterations."""
+    """Return engine, as ``policy.train`` -> its pool, the parts that can leave the device, and the parts
+    that are off the device between two iterations."""
     engines: Contents = {}
     for name, model in plan.models.items():
         if model.train:
+            # an optimizer on the host is never on the device, so no step moves it
             on_host = plan.device == "cuda" and model.train.optimizer_offload
             parts = ("parameters",) if model.frozen or on_host else ("parameters", "optimizer")
             engines[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
-        for pool in (pool for pool in plan.pools if plan.serves(name, pool)):
-            engines[plan.held(name, "serve", pool)] = {"pool": pool, "parts": ("weights",)}
-    return {name: {**engine, "away": [*plan.away.get(name, ())]} for name, engine in engines.items()}
+        for pool in plan.pools:
+            if plan.serves(name, pool):
+                engines[plan.held(name, "serve", pool)] = {"pool": pool, "parts": ("weights",)}
+    for name, engine in engines.items():
+        engine["away"] = [*plan.away.get(name, ())]
+    return engines
 
 
-def _diff(new: Plan, old: Plan) -> Contents:
-    """Return the edits that make the new graph of the old one, and what the plans do otherwise."""
+def _diff(new: PlanDocument, old: PlanDocument) -> Contents:
+    """Return the edits that turn the old graph into the new one, and how the plans differ."""
     edits: list[str] = []
-    if new.origin and old.origin:
-        edits = diff_text(Tree.of(old.origin.composed), Tree.of(new.origin.composed)).splitlines()
-    steps = [_step(old, step, None) for step in old.steps]
+    if new.plan.origin and old.plan.origin:
+        old_tree, new_tree = Tree.of(old.plan.origin.composed), Tree.of(new.plan.origin.composed)
+        edits = diff_text(old_tree, new_tree).splitlines()
     return {
-        "old": old.graph,
-        "edits": [[part.strip() for part in edit.partition(" ")[::2]] for edit in edits],
-        "plan": differences(old, new),
-        "before": {"steps": steps, "links": [asdict(link) for link in links(old, "train")]},
-        "status": _status(new, old),
+        "old": old.plan.graph,
+        "edits": [_verb_and_rest(edit) for edit in edits],
+        "plan": differences(old.plan, new.plan),
+        "before": {
+            "steps": [_step(entry, None) for entry in old.steps["train"]],
+            "links": [asdict(link) for link in links(old.plan, "train")],
+        },
+        "status": _status(new.plan, old.plan),
     }
+
+
+def _verb_and_rest(edit: str) -> list[str]:
+    verb, _, rest = edit.partition(" ")
+    return [verb.strip(), rest.strip()]
 
 
 def _status(new: Plan, old: Plan) -> dict[str, str]:
-    """Return node -> added, removed or changed; nothing for those that are as they were."""
-    now, before = ({step.node: _said(plan, step) for step in plan.steps} for plan in (new, old))
-    return {
-        name: "added" if name not in before else "changed" if name in now else "removed"
-        for name in sorted({*now, *before})
-        if now.get(name) != before.get(name)
-    }
+    """Return node -> added, removed or changed; nothing for nodes that are the same in both plans."""
+    new_steps = {step.node: _identity(new, step) for step in new.steps}
+    old_steps = {step.node: _identity(old, step) for step in old.steps}
+    status = {}
+    for name in sorted({*new_steps, *old_steps}):
+        if name not in old_steps:
+            status[name] = "added"
+        elif name not in new_steps:
+            status[name] = "removed"
+        elif new_steps[name] != old_steps[name]:
+            status[name] = "changed"
+    return status
 
 
-def _said(plan: Plan, step: Step) -> tuple[Any, ...]:
-    """Return what makes a step the same: not its number, nor what is predicted."""
+def _identity(plan: Plan, step: Step) -> tuple[Any, ...]:
+    """Return what makes a step the same as another: not its number, nor what is predicted."""
     function = plan.functions["train"].get(step.node)
     return step.kind, step.op, step.pool, step.reads, step.writes, dict(step.models), step.lead, function
 
 
-def _docs(new: Subject) -> dict[str, dict[str, Any]]:
-    """Return op or loss -> its docs; of a user's only where its file was loaded to compile the graph."""
-    told: dict[str, dict[str, Any]] = {}
-    for phase, functions in new.plan.functions.items():
-        names = {step.node: step.op for step in new.plan.phases[phase]}
+def _docs(subject: Subject) -> dict[str, dict[str, Any]]:
+    """Return op or loss -> its docs; a user's own is left out if its file was not loaded for the plan."""
+    docs: dict[str, dict[str, Any]] = {}
+    for phase, functions in subject.plan.functions.items():
+        ops = {step.node: step.op for step in subject.plan.phases[phase]}
         for node, function in functions.items():
-            name = names[node]
-            if name not in told and (name in OPS or new.compiled):
-                told[name] = _doc(name, name in OPS, function)
+            op = ops[node]
+            is_shipped = op in OPS
+            if op not in docs and (is_shipped or subject.compiled):
+                docs[op] = _shipped_doc(op) if is_shipped else _user_doc(op, function)
             for path, hook in function.hooks.items():
-                shipped, name = hook.target in HOOK_OF, _hook_name(hook)
-                if name not in told and (shipped or new.compiled):
-                    kind = None if shipped else load(function.target).hook(path)
-                    told[name] = _doc(name, shipped, hook, kind)
-    return told
+                name = _hook_name(hook)
+                is_shipped = hook.target in HOOK_OF
+                if name not in docs and is_shipped:
+                    docs[name] = _shipped_doc(name)
+                elif name not in docs and subject.compiled:
+                    docs[name] = _user_doc(name, hook, load(function.target).hook(path))
+    return docs
 
 
 def _hook_name(hook: Function) -> str:
@@ -223,9 +272,11 @@ def _hook_name(hook: Function) -> str:
     return HOOK_OF.get(hook.target, hook.target)
 
 
-def _doc(name: str, shipped: bool, function: Function, kind: Any = None) -> dict[str, Any]:
-    if shipped:
-        entry = entry_of(name)
-        return {**asdict(entry.doc), "facts": [*entry.facts]}
+def _shipped_doc(name: str) -> dict[str, Any]:
+    entry = entry_of(name)
+    return {**asdict(entry.doc), "facts": [*entry.facts]}
+
+
+def _user_doc(name: str, function: Function, kind: Any = None) -> dict[str, Any]:
     doc = read_docstring(load(function.target, name, kind).doc)
     return {**asdict(doc), "facts": [("source", ", ".join(doc.sources))]}

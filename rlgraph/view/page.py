@@ -28,9 +28,9 @@ UNSAFE = re.compile("[<>&\u2028\u2029]")
 
 
 def page(contents: dict[str, Any], follow: str = "") -> str:
-    """Return the text of an HTML file that shows what ``contents.contents`` gives.
+    """Return the text of an HTML file that shows the result of ``contents.contents``.
 
-    ``follow``: the address, on the server that the page comes from, of newer contents; none unless given.
+    ``follow`` is the address of newer contents on the server that serves the page; empty: it asks for none.
     """
     scripts = [_read(f"vendor/{name}") for name in VENDORED] + ["\n".join(map(_read, SCRIPTS))]
     policy = _policy(scripts, follow)
@@ -69,10 +69,20 @@ def embedded(value: Any) -> str:
 
 
 def _policy(scripts: Iterable[str], follow: str) -> str:
-    sums = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in sums)
-    rules = ["default-src 'none'", f"script-src {allowed}", "style-src 'unsafe-inline'", "img-src data:"]
-    rules += ["base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] if follow else [])]
+    hashes = []
+    for script in scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        hashes.append(f"'sha256-{digest}'")
+    rules = [
+        "default-src 'none'",
+        f"script-src {' '.join(hashes)}",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    if follow:
+        rules.append("connect-src 'self'")
     return "; ".join(rules)
 
 

@@ -41,22 +41,28 @@ def read_timeline(run_dir: Path) -> list[Measured]:
 
 
 def _bars(events: Sequence[Mapping[str, Any]]) -> list[Measured]:
-    steps = [event for event in events if "part" not in event["args"]]
-    first = _first(events)
-    bars = [
-        Measured(
-            **{name: event["args"][name] for name in ("step", "phase", "iteration")},
+    """Return the steps among the events of a timeline, by start; parts of steps are left out."""
+    start = _start_of_run(events)
+    bars = []
+    for event in events:
+        arguments = event["args"]
+        if "part" in arguments:
+            continue
+        bar = Measured(
+            step=arguments["step"],
+            phase=arguments["phase"],
+            iteration=arguments["iteration"],
             pool=event["pid"],
             device=event["tid"],
-            start=(event["ts"] - first) / 1e6,
-            end=(event["ts"] + event["dur"] - first) / 1e6,
+            start=(event["ts"] - start) / 1e6,
+            end=(event["ts"] + event["dur"] - start) / 1e6,
         )
-        for event in steps
-    ]
+        bars.append(bar)
     return sorted(bars, key=lambda bar: bar.start)
 
 
-def _first(events: Sequence[Mapping[str, Any]]) -> float:
+def _start_of_run(events: Sequence[Mapping[str, Any]]) -> float:
+    """Return the microseconds at which the first step starts."""
     return min((event["ts"] for event in events if "part" not in event["args"]), default=0)
 
 
@@ -67,27 +73,40 @@ def recorded(run_dir: Path) -> dict[str, Any]:
         RunError: the folder holds no run.
         GraphError: its plan can't be read.
     """
-    plan, lines = load(run_dir / "plan.json"), metrics_so_far(run_dir)
-    events, environment = objects(run_dir / "timeline.json"), run_dir / "environment.json"
-    bars, told = _bars(events), stages(plan, counted(lines))
-    versions = environment.read_text(encoding="utf-8") if environment.is_file() else ""
-    iterations = sorted({bar.iteration for bar in bars})
-    shown = [*dict.fromkeys((*iterations[: ITERATIONS // 2], *iterations[-ITERATIONS // 2 :]))]
+    plan = load(run_dir / "plan.json")
+    lines = metrics_so_far(run_dir)
+    events = objects(run_dir / "timeline.json")
+    bars = _bars(events)
+    busy = stages(plan, counted(lines))
+    shown = _shown_iterations(bars)
     return {
         "name": str(run_dir),
         "metrics": _series(_thinned(lines)),
         "bars": [vars(bar) for bar in bars if bar.iteration in shown],
         "iterations": shown,
-        "stream": recorded_stream(plan, events, shown, _first(events)),
-        "stages": [asdict(stage) for stage in told.values()],
-        "bottleneck": bottleneck(plan, told),
-        "beside": [*_beside(plan, lines)],
+        "stream": recorded_stream(plan, events, shown, _start_of_run(events)),
+        "stages": [asdict(stage) for stage in busy.values()],
+        "bottleneck": bottleneck(plan, busy),
+        "beside": [*_predicted_and_measured(plan, lines)],
         "samples": _samples(run_dir),
         "facts": _facts(run_dir, plan, lines),
-        "environment": _plain(json.loads(versions or "null")),
+        "environment": _environment(run_dir),
         "alarms": objects(run_dir / "alarms.jsonl"),
         "restarts": objects(run_dir / "restarts.jsonl"),
     }
+
+
+def _shown_iterations(bars: Sequence[Measured]) -> list[int]:
+    """Return the iterations whose steps are drawn: the earliest and the latest of a long run."""
+    iterations = sorted({bar.iteration for bar in bars})
+    half = ITERATIONS // 2
+    return [*dict.fromkeys((*iterations[:half], *iterations[-half:]))]
+
+
+def _environment(run_dir: Path) -> Any:
+    path = run_dir / "environment.json"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return _rounded(json.loads(text)) if text else None
 
 
 def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
@@ -98,79 +117,90 @@ def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
 def _thinned(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return a limited number of lines, evenly spaced, and all lines of evaluations."""
     every = -(-len(lines) // POINTS) or 1
-    kept = {*range(0, len(lines), every), len(lines) - 1}
-    kept |= {n for n, line in enumerate(lines) if any(name.startswith("eval/") for name in line)}
-    return [line for n, line in enumerate(lines) if n in kept]
+    last = len(lines) - 1
+    return [
+        line
+        for number, line in enumerate(lines)
+        if number % every == 0 or number == last or _has_evaluation(line)
+    ]
+
+
+def _has_evaluation(line: Mapping[str, Any]) -> bool:
+    return any(name.startswith("eval/") for name in line)
 
 
 def _series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return name -> one value per line, null where the line has none."""
+    """Return name -> one value per line, null for a line that has none."""
     names = dict.fromkeys(name for line in lines for name in line)
-    return {name: [_short(line.get(name)) for line in lines] for name in names}
+    return {name: [_rounded(line.get(name)) for line in lines] for name in names}
 
 
-def _short(value: Any) -> Any:
-    """Round to six digits, as a chart shows no more; JSON has no infinities."""
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def _rounded(value: Any) -> Any:
+    """Return a JSON value with numbers of six digits, as charts show no more. JSON has no infinities."""
+    if isinstance(value, dict):
+        return {name: _rounded(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_rounded(child) for child in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
 
 
-def _beside(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each step, predicted and measured: mean seconds per iteration; the first warms up."""
+def _predicted_and_measured(plan: Plan, lines: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield each step's seconds, predicted and measured: the mean without the first, which warms up."""
     timed = counted(lines)
     for step in plan.steps:
         mean = mean_of(timed, f"time/{step.node}")
         if mean is not None:
             ratio = mean / middle(step.seconds) if step.seconds else None
-            yield {"step": step.id, "measured": mean, "predicted": step.seconds, "ratio": _short(ratio)}
+            yield {"step": step.id, "measured": mean, "predicted": step.seconds, "ratio": _rounded(ratio)}
 
 
 def _samples(run_dir: Path) -> dict[str, Any]:
-    """Return rows of the newest files that fit, and of the first one; the names of the others."""
+    """Return rows of the first file and of the newest ones that fit, and the names of the others."""
     files = sorted((run_dir / "samples").glob("*.jsonl"))
-    room, omitted = SAMPLE_BYTES, []
-    held: dict[str, Any] = {}
+    free_bytes = SAMPLE_BYTES
+    omitted: list[str] = []
+    included: dict[str, Any] = {}
     for path in (*files[:1], *reversed(files[1:])):
         rows, count = _rows(path)
-        room -= sum(map(len, rows))
-        if room < 0 and held:
+        free_bytes -= sum(map(len, rows))
+        if free_bytes < 0 and included:
             omitted.append(path.stem)
         else:
-            held[path.stem] = {"rows": [json.loads(row) for row in rows], "of": count}
-    return {"files": dict(sorted(held.items())), "omitted": sorted(omitted)}
+            included[path.stem] = {"rows": [json.loads(row) for row in rows], "of": count}
+    return {"files": dict(sorted(included.items())), "omitted": sorted(omitted)}
 
 
 def _rows(path: Path) -> tuple[list[str], int]:
-    """Return the first rows of a file that fit, in few digits, and how many it has."""
-    lines = [*filter(None, whole_lines(path))]
+    """Return the rows at the start of a file that fit, in few digits, and how many rows it has."""
+    lines = [line for line in whole_lines(path) if line]
     rows: list[str] = []
-    room = FILE_BYTES
+    free_bytes = FILE_BYTES
     for line in lines:
-        row = json.dumps(_plain(json.loads(line)), separators=(",", ":"))
-        room -= len(row)
-        if room < 0 and rows:
+        row = json.dumps(_rounded(json.loads(line)), separators=(",", ":"))
+        free_bytes -= len(row)
+        if free_bytes < 0 and rows:
             break
         rows.append(row)
     return rows, len(lines)
 
 
-def _plain(value: Any) -> Any:
-    """Return a sample's value, with numbers as ``_short`` has them."""
-    if isinstance(value, dict):
-        return {name: _plain(child) for name, child in value.items()}
-    return [_plain(child) for child in value] if isinstance(value, list) else _short(value)
-
-
 def _facts(run_dir: Path, plan: Plan, lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return facts of the run: how it was made, and how far it came."""
     facts = [("graph", plan.graph), ("seed", str(plan.seed)), ("digest", plan.digest)]
-    if origin := plan.origin:
-        facts += [("made from", origin.graph), ("settings", " ".join(origin.overrides))]
-        facts += [("devices", str(origin.devices)), ("rlgraph", origin.rlgraph)]
+    if plan.origin:
+        facts += [
+            ("made from", plan.origin.graph),
+            ("settings", " ".join(plan.origin.overrides)),
+            ("devices", str(plan.origin.devices)),
+            ("rlgraph", plan.origin.rlgraph),
+        ]
     facts.append(("planned for", plan.predicted.cluster if plan.predicted else ""))
-    timed = [line for line in lines if "time/step" in line]
-    facts.append(("iterations", f"{timed[-1]['step'] if timed else 0} of {plan.iterations}"))
+    finished = [line["step"] for line in lines if "time/step" in line]
+    count = finished[-1] if finished else 0
+    facts.append(("iterations", f"{count} of {plan.iterations}"))
     for kind in ("checkpoints", "models"):
-        facts.append((kind, ", ".join(sorted(path.name for path in (run_dir / kind).glob("*")))))
+        names = sorted(path.name for path in (run_dir / kind).glob("*"))
+        facts.append((kind, ", ".join(names)))
     return [(name, value) for name, value in facts if value]

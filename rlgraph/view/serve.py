@@ -1,4 +1,4 @@
-"""Serves a page on this machine; it is made anew for each request, so that it follows a run."""
+"""Serves a page on this machine. Each request renders it again, so that it follows a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PageReply = tuple[int, str, str]  # status, type, text
 
 
 def server(make: Callable[[], dict[str, Any]], port: int, follow: bool) -> ThreadingHTTPServer:
-    """Return a server at this machine's own address alone; 0 is any free port.
+    """Return a server that only this machine can reach; port 0 is any free port.
 
-    ``make`` returns the contents as they are now. ``follow``: the page asks for newer ones by itself.
+    ``make`` returns the contents of this moment. ``follow``: the page asks for newer ones by itself.
     """
 
     class PageHandler(BaseHTTPRequestHandler):

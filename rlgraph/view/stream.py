@@ -1,10 +1,10 @@
 """A region that streams, predicted or recorded, as a page draws it: its groups, updates and syncs over time.
 
-A lane holds a group from when it is begun until it is used:
+A lane shows a group from the start of its generation until an update uses it:
 
-    lane 0   ███████───────┆██████████      begun, drawn, and waiting; then the next
-    lane 1   ████████████──┆███───────      the colour is the version of the weights that it was begun with
-    update              ░░░┆▓▓▓▓▓▓▓▓ w8     the rows are used; weights 8 come to the pool that generates
+    lane 0   ███████───────┆██████████      generation, then waiting; then the next group
+    lane 1   ████████████──┆███───────      the colour is the version of the weights at its start
+    update              ░░░┆▓▓▓▓▓▓▓▓ w8     the rows are used; weights 8 reach the pool that generates
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ GROUP = re.compile(r"prompt (\d+)(?:, weights (\d+)| waits)")  # see runtime/dri
 
 
 class StreamedGroup(NamedTuple):
-    """A group of samples: when it was begun, with the weights of which iteration, when drawn, when used."""
+    """A group of samples: its prompt, the version of the weights at its start, and seconds.
+
+    ``begun`` and ``drawn`` are the start and the end of its generation; ``used`` is when an update took it,
+    None if none has.
+    """
 
     prompt: int
     weights: int
@@ -33,55 +37,68 @@ class StreamedGroup(NamedTuple):
 
 
 def predicted_stream(plan: Plan) -> dict[str, Any] | None:
-    """Return some iterations of the steady state at best; None where nothing streams, or all is not known."""
+    """Return some iterations of the steady state at best; None if nothing streams or prices are unknown."""
     pricing, stream = footprint(plan), plan.schedule.stream
     if pricing is None or stream is None or stream.staleness is None:
         return None
     ahead = stream.staleness + 1
-    first = 3 * (ahead + 1)  # until then the pools fill
-    course = predicted_course(pricing, first + ITERATIONS + ahead)
+    start = 3 * (ahead + 1)  # until then the pools fill
+    course = predicted_course(pricing, start + ITERATIONS + ahead)
     if course is None:
         return None
-    begin, end = course.syncs[first - 1], course.syncs[first + ITERATIONS - 1]
-    groups = [StreamedGroup(n, round(own[0]), *own[1:]) for n, own in course.groups.items() if len(own) > 2]
+    begin, end = course.syncs[start - 1], course.syncs[start + ITERATIONS - 1]
+    groups = []
+    for prompt, (weights, *times) in course.groups.items():
+        is_drawn = len(times) > 1
+        if is_drawn:
+            groups.append(StreamedGroup(prompt, round(weights), *times))
+    visible_groups = [group for group in groups if group.begun < end and (group.used or end) > begin]
     uses = sorted({group.used for group in groups if group.used is not None})
-    told = _stream(
-        [group for group in groups if group.begun < end and (group.used or end) > begin],
-        [(used, used + course.update, n) for n, used in enumerate(uses)],
-        [(at, n) for n, at in enumerate(course.syncs, 1)],
-    )
-    return {**told, "window": [begin, end]}
+    updates = [(used, used + course.update, iteration) for iteration, used in enumerate(uses)]
+    syncs = [(time, version) for version, time in enumerate(course.syncs, 1)]
+    return {**_stream(visible_groups, updates, syncs), "window": [begin, end]}
 
 
 def recorded_stream(
     plan: Plan, events: Sequence[Mapping[str, Any]], shown: Iterable[int], first: float
 ) -> dict[str, Any] | None:
-    """Return the groups that some iterations have used; None where nothing streams.
+    """Return the groups that some iterations have used; None if nothing streams.
 
     Args:
-        plan: of the run.
-        events: of its timeline.
+        plan: the plan of the run.
+        events: the events of its timeline.
         shown: the iterations, from 1.
         first: microseconds at which the timeline begins.
     """
     groups: dict[int, StreamedGroup] = {}
     uses, ends, syncs = dict[int, float](), dict[int, float](), dict[int, float]()
-    for event in (one for one in events if one["args"]["phase"] == "train"):
-        step, iteration = (event["args"][name] for name in ("step", "iteration"))
-        if iteration not in shown:
+    for event in events:
+        arguments = event["args"]
+        if arguments["phase"] != "train" or arguments["iteration"] not in shown:
             continue
-        start, end = ((event["ts"] - first + took) / 1e6 for took in (0, event["dur"]))
-        if "part" not in event["args"]:
-            ends[iteration - 1] = max(ends.get(iteration - 1, end), end)
-            if (facts := plan.steps[step - 1].facts).syncs and not facts.lends:
-                syncs[iteration - 1] = end
-        elif (told := GROUP.fullmatch(event["name"])) and told[2]:
-            groups[int(told[1])] = StreamedGroup(int(told[1]), int(told[2]), start, end)
-        elif told:
-            used = uses.setdefault(iteration - 1, end)  # which is the same for all, but for rounding
-            groups[int(told[1])] = groups[int(told[1])]._replace(used=used)
-    updates = [(used, ends[n], n) for n, used in uses.items()]
-    return _stream([*groups.values()], updates, [(at, n) for n, at in syncs.items()]) if groups else None
+        index = arguments["iteration"] - 1
+        start = (event["ts"] - first) / 1e6
+        end = (event["ts"] - first + event["dur"]) / 1e6
+        if "part" not in arguments:
+            ends[index] = max(ends.get(index, end), end)
+            facts = plan.steps[arguments["step"] - 1].facts
+            if facts.syncs and not facts.lends:
+                syncs[index] = end
+            continue
+        match = GROUP.fullmatch(event["name"])
+        if match is None:
+            continue
+        prompt = int(match[1])
+        if match[2]:
+            groups[prompt] = StreamedGroup(prompt, int(match[2]), start, end)
+        else:
+            # all groups of an update are used at once, but their times are rounded
+            used = uses.setdefault(index, end)
+            groups[prompt] = groups[prompt]._replace(used=used)
+    if not groups:
+        return None
+    updates = [(used, ends[index], index) for index, used in uses.items()]
+    return _stream([*groups.values()], updates, [(time, index) for index, time in syncs.items()])
 
 
 def _stream(
@@ -89,24 +106,35 @@ def _stream(
     updates: Sequence[tuple[float, float, int]],
     syncs: Sequence[tuple[float, int]],
 ) -> dict[str, Any]:
-    """Return JSON values: groups with the first lane that is free when they are begun; every n-th of many.
+    """Return JSON values: each group with its lane, and of too many lanes only every n-th.
 
-    ``updates``: start, end, iteration from 0; ``syncs``: end, and the iteration whose weights come.
+    A group gets the first lane that is free at its start.
+
+    ``updates``: start, end, iteration from 0; ``syncs``: end, and the iteration whose weights arrive.
     """
-    free: list[float] = []  # when each lane is
+    lane_ends: list[float] = []  # when the last group of each lane is over
     laid_out = list[tuple[int, StreamedGroup]]()
     for group in sorted(groups, key=lambda group: group.begun):
-        lane = next((n for n, end in enumerate(free) if end <= group.begun), len(free))
-        free[lane : lane + 1] = [group.used or group.drawn]
+        group_end = group.used or group.drawn
+        lane = next((n for n, end in enumerate(lane_ends) if end <= group.begun), len(lane_ends))
+        if lane == len(lane_ends):
+            lane_ends.append(group_end)
+        else:
+            lane_ends[lane] = group_end
         laid_out.append((lane, group))
-    every = -(-len(free) // LANES)
+    every = -(-len(lane_ends) // LANES)
     return {
         "every": every,
-        "groups": [_short((lane, *group)) for lane, group in laid_out if lane % every == 0],
-        "updates": [*map(_short, updates)],
-        "syncs": [*map(_short, syncs)],
+        "groups": [_row((lane, *group)) for lane, group in laid_out if lane % every == 0],
+        "updates": [_row(update) for update in updates],
+        "syncs": [_row(sync) for sync in syncs],
     }
 
 
-def _short(values: Iterable[Any]) -> list[Any]:
-    return [float(f"{value:.7g}") if isinstance(value, float) else value for value in values]
+def _row(values: Iterable[Any]) -> list[Any]:
+    return [seven_digits(value) if isinstance(value, float) else value for value in values]
+
+
+def seven_digits(seconds: float) -> float:
+    """Round a time to seven digits: a page draws no more, and its file stays small."""
+    return float(f"{seconds:.7g}")

@@ -1,10 +1,10 @@
-"""Predicts when each step of a plan runs, on which devices, and what they hold then."""
+"""Predicts when each step of a plan runs, on which devices, and what these hold at that time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby, product
+from dataclasses import dataclass, replace
+from itertools import product
 
 from rlgraph.costs.memory import PARTS, Footprint, away_items
 from rlgraph.costs.pricing import Pricing, sizes_of
@@ -31,7 +31,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Lane:
-    """Devices of a pool that do the same all the time, from the first to the last."""
+    """Consecutive devices of a pool that always run the same steps; ``first`` and ``last`` are included."""
 
     pool: str
     first: int
@@ -43,48 +43,60 @@ class Lane:
 def expected(plan: Plan) -> tuple[list[Event], float]:
     """Return the events of some iterations, from an empty pipeline to an empty one, and one's seconds.
 
-    Every step is shown in each, those too that some iterations leave out. It takes seconds between best and
-    worst where they are predicted, else a rough relative guess.
+    Every step is shown in each iteration, also in those that leave it out. It takes the middle of its
+    predicted seconds; without a prediction, a rough relative guess.
     """
-    seconds = {step.id: middle(step.seconds) if step.seconds else guess(step) for step in plan.steps}
-    if plan.predicted and (told := plan.predicted.stream):
-        took = middle(told.seconds)
-        return [*_streamed(plan, seconds, took, ahead(plan))], took
+    seconds = {step.id: _seconds(step) for step in plan.steps}
+    if plan.predicted and plan.predicted.stream:
+        iteration_seconds = middle(plan.predicted.stream.seconds)
+        return [*_streamed(plan, seconds, iteration_seconds, ahead(plan))], iteration_seconds
     count = 4 * (depth(plan) + 1) if depth(plan) else 3
     events = simulate(steady(plan), seconds, count)
     return events, period(events, count)
 
 
+def _seconds(step: Step) -> float:
+    return middle(step.seconds) if step.seconds else guess(step)
+
+
 def ahead(plan: Plan) -> int:
-    """Return how many iterations before it is trained on most of what generates is begun."""
-    told = plan.predicted.stream if plan.predicted else None
-    return round(sum(told.age) / 2) if told else depth(plan)
+    """Return by how many iterations generation precedes the training on most of its rows."""
+    if plan.predicted and plan.predicted.stream:
+        best, worst = plan.predicted.stream.age
+        return round((best + worst) / 2)
+    return depth(plan)
 
 
-def _streamed(plan: Plan, seconds: Mapping[int, float], took: float, lead: int) -> Iterator[Event]:
-    """Yield the events of a plan that streams: all rounds between two syncs as one, for the iteration that
-    trains on most of them, and training up to the next sync.
+def _streamed(plan: Plan, seconds: Mapping[int, float], period: float, lead: int) -> Iterator[Event]:
+    """Yield the events of a plan that streams.
+
+    All rounds between two syncs are one event, in the iteration that trains on most of them. Training fills
+    the time up to the next sync:
 
         gen      sync  rounds for 2   sync  rounds for 3
         train    sync     update 1    sync     update 2
     """
-    inside = {step.id: step.region and not step.facts.collects for step in plan.steps}
-    rest = {step.id: 0.0 if inside[step.id] or step.facts.syncs else seconds[step.id] for step in plan.steps}
-    trained = simulate(steady(plan), rest, 1)
-    last = max(event.end for event in trained)
+    syncs = [step for step in plan.steps if step.facts.syncs]
+    generation = [step for step in plan.steps if step.region and not step.facts.collects]
+    apart = {step.id for step in (*syncs, *generation)}
+    training_seconds = {step.id: 0.0 if step.id in apart else seconds[step.id] for step in plan.steps}
+    training = simulate(steady(plan), training_seconds, 1)
+    training_end = max(event.end for event in training)
     for iteration in range(lead + 3):
-        drawn = iteration * took
-        used = synced = (iteration + lead) * took
-        for step in (step for step in plan.steps if step.facts.syncs):
-            yield Event(step, iteration, synced, synced + seconds[step.id])
-            synced += seconds[step.id]
-            drawn += seconds[step.id] * (not step.facts.lends)
-        for step in (step for step in plan.steps if inside[step.id]):
-            yield Event(step, iteration, drawn, drawn + seconds[step.id])
-            drawn += seconds[step.id] * (not step.beside)
-        for event in trained:
-            if not inside[event.step.id] and not event.step.facts.syncs:
-                shift = used + took - last
+        generation_time = iteration * period
+        sync_time = training_start = (iteration + lead) * period
+        for step in syncs:
+            yield Event(step, iteration, sync_time, sync_time + seconds[step.id])
+            sync_time += seconds[step.id]
+            if not step.facts.lends:
+                generation_time += seconds[step.id]
+        for step in generation:
+            yield Event(step, iteration, generation_time, generation_time + seconds[step.id])
+            if not step.beside:
+                generation_time += seconds[step.id]
+        for event in training:
+            if event.step.id not in apart:
+                shift = training_start + period - training_end
                 yield Event(event.step, iteration, event.start + shift, event.end + shift)
 
 
@@ -103,67 +115,80 @@ def lanes(plan: Plan) -> list[Lane]:
         >>> [(lane.first, lane.last) for lane in lanes(compile_graph("grpo", devices=8))]
         [(0, 0), (1, 7), (0, 7)]
     """
-    pools = [(pool, beside, count) for pool, count in plan.pools.items() for beside in (False, True)]
-    busy = {(pool, beside, device): set[int]() for pool, beside, count in pools for device in range(count)}
+    busy: dict[tuple[str, bool, int], set[int]] = {}  # in the order of the lanes
+    for pool, count in plan.pools.items():
+        for beside, device in product((False, True), range(count)):
+            busy[pool, beside, device] = set()
     for step in plan.steps:
         for pool, device in places(plan, step):
             busy[pool, step.beside, device].add(step.id)
-    alike = []
-    for (*_, steps), group in groupby(busy, key=lambda place: (*place[:2], frozenset(busy[place]))):
-        (pool, beside, first), *_, (*_, last) = [*group] * 2
-        if steps or not beside:
-            alike.append(Lane(pool, first, last, steps, beside))
-    return alike
+    lanes: list[Lane] = []
+    for (pool, beside, device), numbers in busy.items():
+        steps = frozenset(numbers)
+        if beside and not steps:
+            continue
+        previous = lanes[-1] if lanes else None
+        if previous and (previous.pool, previous.beside, previous.steps) == (pool, beside, steps):
+            adjacent = previous.last == device - 1
+            if adjacent:
+                lanes[-1] = replace(previous, last=device)
+                continue
+        lanes.append(Lane(pool, device, device, steps, beside))
+    return lanes
 
 
 def arrows(plan: Plan, iterations: int) -> list[Arrow]:
     """Return what steps hand to each other in some iterations: columns and weights."""
-    handed = []
+    handed: list[Arrow] = []
     for iteration, step in product(range(iterations), plan.steps):
-        names = {number: _carried(plan.steps[number - 1], step) for number in step.after}
-        ends = (step.id, iteration)
-        handed += [Arrow((number, iteration), ends, name) for number, name in names.items() if name]
-        handed += [arrow for arrow in _synced(plan, step, iteration) if arrow.source[1] >= 0]
+        for number in step.after:
+            name = _handed_over(plan.steps[number - 1], step)
+            if name:
+                handed.append(Arrow((number, iteration), (step.id, iteration), name))
+        handed += _weights_from_before(plan, step, iteration)
     return handed
 
 
-def _carried(source: Step, target: Step) -> str:
-    """Return the columns or the weights that one step has of another; nothing where it only waits."""
+def _handed_over(source: Step, target: Step) -> str:
+    """Return the columns or the weights that one step hands to another; empty if the other only waits."""
     if source.joins == target.node:
         return "its loss"
-    columns = [column for column in target.reads if column in source.writes]
-    same = [f"{name}@{label}" for name, label in target.models.items() if label and name in source.models]
-    return ", ".join(columns) or (", ".join(same) if source.updates or source.facts.syncs else "")
+    columns = ", ".join(column for column in target.reads if column in source.writes)
+    if columns or not (source.updates or source.facts.syncs):
+        return columns
+    models = [f"{name}@{label}" for name, label in target.models.items() if label and name in source.models]
+    return ", ".join(models)
 
 
-def _synced(plan: Plan, step: Step, iteration: int) -> Iterator[Arrow]:
-    """Yield the arrows from an earlier iteration's update to the sync that hands its weights over."""
+def _weights_from_before(plan: Plan, step: Step, iteration: int) -> Iterator[Arrow]:
+    """Yield the arrows to a sync from the update of an earlier iteration whose weights it hands over."""
     if not step.facts.syncs:
         return
     for model, version in step.models.items():
-        updates = [s.id for s in plan.steps if s.updated == model]
+        updates = plan.updates(model)
         if updates and version and version.offset <= 0:
-            source = iteration - 1 + version.offset
-            yield Arrow((updates[-1], source), (step.id, iteration), f"{model}@{version}")
+            earlier = iteration - 1 + version.offset
+            if earlier >= 0:
+                yield Arrow((updates[-1].id, earlier), (step.id, iteration), f"{model}@{version}")
 
 
 def footprint(plan: Plan) -> Pricing | None:
-    """Return the memory and prices of the steps on the plan's cluster; None where none is known here."""
-    target = plan.origin.target if plan.origin else None
-    # another version may count otherwise than the plan says
-    if plan.origin is None or target is None or plan.predicted is None or plan.origin.rlgraph != VERSION:
+    """Return the memory and prices of the steps on the plan's cluster; None if they can't be known here."""
+    if plan.origin is None or plan.origin.target is None or plan.predicted is None:
         return None
+    if plan.origin.rlgraph != VERSION:
+        return None  # another version may price otherwise than the plan says
     try:
-        scenario, sizes = Scenario.of(target), sizes_of(plan)
-    except GraphError:  # a saved plan may be looked at where the files that it was made with are not
-        return None
+        scenario, sizes = Scenario.of(plan.origin.target), sizes_of(plan)
+    except GraphError:
+        return None  # a saved plan may be looked at where the files that it was made with are missing
     if scenario.cluster.cluster != plan.predicted.cluster:
         return None
     return Pricing(plan, scenario.cluster, scenario.work(plan), sizes, scenario.calibration)
 
 
-def memory(held: Footprint, pool: str) -> dict[int, Parts]:
-    """Return what a device of a pool holds in each training step, part by part; 0: between iterations."""
-    moments = {step.id: parts for step, parts in held.moments(pool, held.in_order())}
-    moments[0] = held.resident(pool, set(away_items(held.plan, pool)))
-    return {n: {part: parts[part] for part in PARTS if parts[part]} for n, parts in moments.items()}
+def memory(footprint: Footprint, pool: str) -> dict[int, Parts]:
+    """Return step -> what a device of a pool holds during it, part by part; 0: between iterations."""
+    moments = {step.id: sizes for step, sizes in footprint.moments(pool, footprint.in_order())}
+    moments[0] = footprint.resident(pool, set(away_items(footprint.plan, pool)))
+    return {number: {part: sizes[part] for part in PARTS if sizes[part]} for number, sizes in moments.items()}

@@ -21,7 +21,8 @@ from rlgraph.errors import RunError
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.steps import Kind
-from rlgraph.view.drawings.boxes import DrawingOptions, StepGroup, box, drawing, links, title, weights
+from rlgraph.printing.step_text import title
+from rlgraph.view.drawings.boxes import DrawingOptions, StepGroup, box, drawing, links, weights
 from rlgraph.view.drawings.dot import dot, picture
 from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.trace import trace
@@ -69,13 +70,15 @@ def test_regions_are_drawn_within_their_pool() -> None:
     plan = compile_graph("dapo", ["informative.refill=true"], devices=2)
     (pool,) = [part for part in drawing(plan, EVERYTHING) if isinstance(part, StepGroup)]
     (region,) = pool.regions
-    assert {step.node for step in region.steps} >= {"prompts", "rollout", "rewards", "informative"}
-    assert "update_policy" in {step.node for step in pool.steps}
+    assert {entry.step.node for entry in region.steps} >= {"prompts", "rollout", "rewards", "informative"}
+    assert "update_policy" in {entry.step.node for entry in pool.steps}
     for text in (dot(plan, EVERYTHING), mermaid(plan)):
         assert text.count("subgraph ") == 2 and text.count(region.title) == 1
         assert all(
             f"{name}[" in text or f"{name} [" in text
-            for name in (box(step.phase, step.id) for step in region.steps if not step.inserted)
+            for step in (entry.step for entry in region.steps)
+            for name in [box(step.phase, step.id)]
+            if not step.inserted
         )
 
 

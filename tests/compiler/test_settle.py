@@ -217,7 +217,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with eight H100."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("rlgraph.costs.detect._gpu_files", lambda: 8)
-    monkeypatch.setattr("rlgraph.costs.detect._listed", lambda: LISTING)
+    monkeypatch.setattr("rlgraph.costs.detect._nvidia_smi", lambda: LISTING)
     monkeypatch.setattr("rlgraph.costs.detect.memory", lambda: 2e12)
 
 

@@ -1,19 +1,25 @@
-"""Turns a plan into boxes and arrows, which mermaid and graphviz draw: steps, and what links them."""
+"""A plan as boxes and arrows, which mermaid and graphviz draw: its steps, and what links them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING
 
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.ir.steps import Version
+from rlgraph.printing.document import PlanDocument
+from rlgraph.printing.step_text import StepEntry
 from rlgraph.view.drawings.drawing_options import DrawingOptions
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True)
 class Link:
-    """The columns that one step reads of another, by their numbers; none where it only has to come first."""
+    """The columns that one step reads from another, by their numbers; none if it only has to wait for it."""
 
     source: int
     target: int
@@ -22,7 +28,7 @@ class Link:
 
 @dataclass(frozen=True)
 class WeightsBox:
-    """A version of a model: the step that makes it, if one of this iteration does, and those that read it."""
+    """A version of a model, the step of this iteration that writes it, if any, and the steps that read it."""
 
     model: str
     version: Version
@@ -38,37 +44,54 @@ class WeightsBox:
 def links(plan: Plan, phase: str, inserted: bool = True) -> list[Link]:
     """Return the dependency edges between the steps of a phase, transitively reduced.
 
-    Without the inserted steps, the user's are linked by what goes from one to the other through copies.
+    Without the inserted steps, the user's steps are linked by the columns that reach them through copies.
     """
     import networkx as nx  # here, as printing a plan needs other parts of this module alone
 
-    steps, edges = plan.phases[phase], [*plan.needs[phase].edges()]
-    needs = nx.DiGraph((a, b) for a, b, _ in edges)
-    needs.add_nodes_from(step.id for step in steps)
-    carried = {(b, a): columns for a, b, columns in edges if columns}
-    if not inserted:
-        by_name = {step.node: step for step in steps}
-        written = [step for step in steps if not step.inserted]
-        read = {step.id: sources(step, by_name, plan.columns[phase]) for step in written}
-        carried = {(by_name[node].id, b): tuple(names) for b, a in read.items() for node, names in a.items()}
-        for hidden in (step.id for step in steps if step.inserted):
-            needs.add_edges_from([*product(needs.predecessors(hidden), needs.successors(hidden))])
-            needs.remove_node(hidden)
-    ends = {*carried, *((b, a) for a, b in nx.transitive_reduction(needs).edges)}
-    return [Link(*pair, carried.get(pair, ())) for pair in sorted(ends, key=lambda pair: pair[::-1])]
+    edges = [*plan.needs[phase].edges()]
+    needs = nx.DiGraph((reader, writer) for reader, writer, _ in edges)
+    needs.add_nodes_from(step.id for step in plan.phases[phase])
+    if inserted:
+        columns = {(writer, reader): names for reader, writer, names in edges if names}
+    else:
+        columns = _columns_through_copies(plan, phase)
+        hidden = [step.id for step in plan.phases[phase] if step.inserted]
+        for number in hidden:
+            _bypass(needs, number)
+    waits = [(b, a) for a, b in nx.transitive_reduction(needs).edges]
+    pairs = sorted({*columns, *waits}, key=lambda pair: (pair[1], pair[0]))
+    return [Link(source, target, columns.get((source, target), ())) for source, target in pairs]
 
 
-def sources(
-    step: Step, by_name: Mapping[str, Step], columns: Mapping[str, ColumnPlan]
-) -> dict[str, list[str]]:
-    """Return node -> the columns that a step has of it, through what was inserted between."""
-    found: dict[str, list[str]] = {}
-    for origin in (columns[name].origin for name in step.reads):
-        writer = by_name[columns[origin].writer]
-        read = sources(writer, by_name, columns) if writer.inserted else {writer.node: [origin]}
-        for node, names in read.items():
-            found[node] = [*dict.fromkeys((*found.get(node, ()), *names))]
-    return found
+def _columns_through_copies(plan: Plan, phase: str) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Return (writer, reader) -> columns, for the steps that the user wrote."""
+    steps = {step.node: step for step in plan.phases[phase]}
+    columns: dict[tuple[int, int], tuple[str, ...]] = {}
+    for step in steps.values():
+        if step.inserted:
+            continue
+        for node, names in sources(step, steps, plan.columns[phase]).items():
+            columns[steps[node].id, step.id] = tuple(names)
+    return columns
+
+
+def _bypass(graph: nx.DiGraph[int], number: int) -> None:
+    """Remove a step from a graph, and link all that precede it with all that follow it."""
+    around = [*product(graph.predecessors(number), graph.successors(number))]
+    graph.add_edges_from(around)
+    graph.remove_node(number)
+
+
+def sources(step: Step, steps: Mapping[str, Step], columns: Mapping[str, ColumnPlan]) -> dict[str, list[str]]:
+    """Return node -> the columns that a step reads from it, followed through inserted copies."""
+    names_of: dict[str, list[str]] = {}
+    for name in step.reads:
+        origin = columns[name].origin
+        writer = steps[columns[origin].writer]
+        reads = sources(writer, steps, columns) if writer.inserted else {writer.node: [origin]}
+        for node, names in reads.items():
+            names_of[node] = [*dict.fromkeys((*names_of.get(node, ()), *names))]
+    return names_of
 
 
 def weights(steps: Sequence[Step]) -> list[WeightsBox]:
@@ -83,30 +106,26 @@ def weights(steps: Sequence[Step]) -> list[WeightsBox]:
     writers: dict[tuple[str, Version], int] = {}
     for step in steps:
         for model, version in step.models.items():
-            if version:
-                readers.setdefault((model, version), []).append(step.id)
-                writers |= {(model, version.next): step.id} if step.updated == model else {}
-    order = list(dict.fromkeys(model for model, _ in (*readers, *writers)))
-    keys = sorted({*readers, *writers}, key=lambda key: (order.index(key[0]), key[1].offset))
-    return [WeightsBox(*key, writers.get(key), tuple(readers.get(key, ()))) for key in keys]
-
-
-def title(step: Step) -> str:
-    """Return a step in a few words: the user's name of it, or the kind of an inserted one."""
-    if not step.inserted:
-        return step.node
-    what = " and ".join(step.parts) + " of " if step.parts else ""
-    about = ", ".join(step.reads) or ", ".join(step.models)
-    return f"{step.facts.verb} {what}{about}"
+            if version is None:
+                continue
+            readers.setdefault((model, version), []).append(step.id)
+            if step.updated == model:
+                writers[model, version.next] = step.id
+    models = list(dict.fromkeys(model for model, _ in (*readers, *writers)))
+    keys = sorted({*readers, *writers}, key=lambda key: (models.index(key[0]), key[1].offset))
+    return [
+        WeightsBox(model, version, writers.get((model, version)), tuple(readers.get((model, version), ())))
+        for model, version in keys
+    ]
 
 
 @dataclass(frozen=True)
 class StepGroup:
-    """The steps of a pool, or of a region; those of regions within a pool apart."""
+    """The steps of a pool, or of a region; a region within a pool is a group inside the pool's."""
 
     id: str
     title: str
-    steps: Sequence[Step]
+    steps: Sequence[StepEntry]
     regions: Sequence[StepGroup] = ()
 
 
@@ -129,48 +148,70 @@ class Edge:
 
 
 def drawing(plan: Plan, options: DrawingOptions) -> Iterator[StepGroup | VersionBox | Edge]:
-    """Yield the parts of a picture in the order in which they are written; an evaluation behind training."""
-    for phase, every in plan.phases.items():
-        steps = [step for step in every if options.inserted or not step.inserted]
-        shown = {step.id for step in steps}
-        for number, pool in enumerate(plan.pools):
-            mine, count = [step for step in steps if step.pool == pool], plan.pools[pool]
-            if mine:
-                named = f"pool {pool}: {count} device{'s' * (count != 1)}"
-                named += ", in evaluation" if phase == "eval" else ""
-                yield _group(f"{phase}_pool{number}", named, mine, steps)
-        for link in links(plan, phase, options.inserted):
-            ends = box(phase, link.source), box(phase, link.target)
-            lines = [_column(plan, phase, name, options) for name in link.columns]
-            yield Edge(*ends, "columns" if lines else "order", lines)
-        for number, held in enumerate(weights(every)):
-            version = VersionBox(f"{phase}_weights{number}", held.name)
-            yield version
-            if held.writer:
-                yield Edge(box(phase, held.writer), version.id, "weights")
-            readers = (reader for reader in held.readers if reader in shown)
-            yield from (Edge(version.id, box(phase, reader), "weights") for reader in readers)
+    """Yield the elements of a picture in the order in which they are written, training first."""
+    document = PlanDocument(plan)
+    for phase, entries in document.steps.items():
+        shown = [entry for entry in entries if options.inserted or not entry.step.inserted]
+        yield from _pools(plan, phase, shown)
+        yield from _column_edges(plan, phase, options)
+        yield from _versions(plan, phase, shown)
 
 
-def _column(plan: Plan, phase: str, name: str, options: DrawingOptions) -> str:
-    return f"{name}: {plan.columns[phase][name].type}" if options.types else name
+def _pools(plan: Plan, phase: str, entries: Sequence[StepEntry]) -> Iterator[StepGroup]:
+    for number, (pool, count) in enumerate(plan.pools.items()):
+        in_pool = [entry for entry in entries if entry.step.pool == pool]
+        if in_pool:
+            devices = "1 device" if count == 1 else f"{count} devices"
+            title = f"pool {pool}: {devices}"
+            if phase == "eval":
+                title += ", in evaluation"
+            yield _pool_group(f"{phase}_pool{number}", title, in_pool, entries)
 
 
-def said(step: Step) -> list[str]:
-    """Return the lines in a step's box: its title and its op, where that is not the same."""
-    return [title(step)] if step.inserted or step.op == step.node else [step.node, step.op]
-
-
-def _group(name: str, named: str, mine: Sequence[Step], steps: Sequence[Step]) -> StepGroup:
-    """Return the steps of a pool; a region is drawn where all of it is on one pool."""
-    names = dict.fromkeys(step.region for step in mine if step.region)
-    inside = [region for region in names if all(step in mine for step in steps if step.region == region)]
+def _pool_group(
+    name: str, title: str, in_pool: Sequence[StepEntry], entries: Sequence[StepEntry]
+) -> StepGroup:
+    """Return the steps of a pool; a region gets its frame if all of its steps are on this pool."""
+    outside = {entry.step.region for entry in entries if entry not in in_pool}
+    region_names = dict.fromkeys(entry.step.region for entry in in_pool if entry.step.region)
+    framed = [region for region in region_names if region not in outside]
     regions = []
-    for number, region in enumerate(inside):
-        within = [step for step in mine if step.region == region]
-        until = f"repeated until {region} has let enough rows through"
-        regions.append(StepGroup(f"{name}_region{number}", until, within))
-    return StepGroup(name, named, [step for step in mine if step.region not in inside], regions)
+    for number, region in enumerate(framed):
+        in_region = [entry for entry in in_pool if entry.step.region == region]
+        condition = f"repeated until {region} has let enough rows through"
+        regions.append(StepGroup(f"{name}_region{number}", condition, in_region))
+    unframed = [entry for entry in in_pool if entry.step.region not in framed]
+    return StepGroup(name, title, unframed, regions)
+
+
+def _column_edges(plan: Plan, phase: str, options: DrawingOptions) -> Iterator[Edge]:
+    for link in links(plan, phase, options.inserted):
+        lines = []
+        for name in link.columns:
+            lines.append(f"{name}: {plan.columns[phase][name].type}" if options.types else name)
+        kind = "columns" if lines else "order"
+        yield Edge(box(phase, link.source), box(phase, link.target), kind, lines)
+
+
+def _versions(plan: Plan, phase: str, shown: Sequence[StepEntry]) -> Iterator[VersionBox | Edge]:
+    """Yield the versions of models with the arrows from their writers and to their readers."""
+    numbers = {entry.step.id for entry in shown}
+    for index, version in enumerate(weights(plan.phases[phase])):
+        version_box = VersionBox(f"{phase}_weights{index}", version.name)
+        yield version_box
+        if version.writer:
+            yield Edge(box(phase, version.writer), version_box.id, "weights")
+        for reader in version.readers:
+            if reader in numbers:
+                yield Edge(version_box.id, box(phase, reader), "weights")
+
+
+def box_lines(entry: StepEntry) -> list[str]:
+    """Return the lines in a step's box: its title, and its op if that has another name."""
+    step = entry.step
+    if step.inserted or step.op == step.node:
+        return [entry.title]
+    return [entry.title, step.op]
 
 
 def box(phase: str, number: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlgraph.errors import RunError
-from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing, said
+from rlgraph.ir.plan import Plan
+from rlgraph.printing.step_text import StepEntry
+from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, box_lines, drawing
 from rlgraph.view.drawings.drawing_options import SHOWN, DrawingOptions
 
 FONT = 'fontname="Helvetica,Arial,sans-serif"'
@@ -24,7 +25,7 @@ LOOKS = (
 )
 KINDS = ("svg", "png")
 RANKS = {"down": "rankdir=TB", "right": "rankdir=LR"}
-MISSING = (
+NOT_INSTALLED = (
     "pictures are laid out by graphviz, and its program `dot` is not here\n"
     "  install it: apt-get install graphviz, brew install graphviz or conda install graphviz\n"
     "  or write what it reads, and draw that elsewhere: --format dot, or mermaid, which GitHub draws"
@@ -36,62 +37,75 @@ def dot(plan: Plan, options: DrawingOptions = SHOWN) -> str:
 
     An evaluation is drawn beside training.
     """
-    parts = drawing(plan, options)
-    lines = [
-        *LOOKS,
-        RANKS[options.direction],
-        *(line for part in parts for line in _lines(part)),
-    ]
-    return "\n".join([f"digraph {_quoted([plan.graph])} {{", *(f"  {line}" for line in lines), "}"]) + "\n"
+    lines = [*LOOKS, RANKS[options.direction]]
+    for element in drawing(plan, options):
+        lines += _element_lines(element)
+    name = _quoted([plan.graph])
+    return "\n".join([f"digraph {name} {{", *_indented(lines), "}"]) + "\n"
 
 
-def _lines(part: StepGroup | VersionBox | Edge) -> Iterator[str]:
-    match part:
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)
+
+
+def _element_lines(element: StepGroup | VersionBox | Edge) -> Iterator[str]:
+    match element:
         case StepGroup():
-            yield f"subgraph cluster_{part.id} {{"
-            yield f"  label={_quoted([part.title])}; {POOL}"
-            yield from (f"  {line}" for inner in part.regions for line in _lines(inner))
-            yield from (f"  {_node(step)}" for step in part.steps)
+            yield f"subgraph cluster_{element.id} {{"
+            yield f"  label={_quoted([element.title])}; {POOL}"
+            for region in element.regions:
+                yield from _indented(_element_lines(region))
+            yield from _indented(_node(entry) for entry in element.steps)
             yield "}"
         case VersionBox():
-            yield f"{part.id} [label={_quoted([part.title])}, {WEIGHTS}]"
+            yield f"{element.id} [label={_quoted([element.title])}, {WEIGHTS}]"
         case Edge():
-            yield f"{part.source} -> {part.target} [{_look(part)}]"
+            yield f"{element.source} -> {element.target} [{_look(element)}]"
 
 
-def _node(step: Step) -> str:
-    because = f", tooltip={_quoted([step.because])}" if step.because else ""
+def _node(entry: StepEntry) -> str:
+    step = entry.step
+    tooltip = f", tooltip={_quoted([step.because])}" if step.because else ""
     look = INSERTED if step.inserted else RUN
-    return f"{box(step.phase, step.id)} [label={_quoted(said(step))}, {look}{because}]"
+    return f"{box(step.phase, step.id)} [label={_quoted(box_lines(entry))}, {look}{tooltip}]"
 
 
 def _look(edge: Edge) -> str:
     if edge.kind == "columns":
-        return f"label={_quoted(edge.lines, end='l')}"  # left-aligned lines: each ends in \l
+        return f"label={_quoted(edge.lines, align='l')}"
     return FLOWS if edge.kind == "weights" else "style=dotted"
 
 
-def _quoted(lines: Sequence[str], end: str = "n") -> str:
-    """Return a string of some lines. Within quotes, only these characters mean something to graphviz."""
-    flat = ("".join(c if c.isprintable() else " " for c in line) for line in lines)
-    # &name; is an entity to graphviz, in labels
-    escaped = [line.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;") for line in flat]
-    text = "".join(f"{line}\\l" for line in escaped) if end == "l" else f"\\{end}".join(escaped)
-    return f'"{text}"'
+def _quoted(lines: Sequence[str], align: str = "n") -> str:
+    """Return a string of some lines: ``align`` is n for centred lines, l for lines aligned to the left."""
+    escaped = [_escaped(line) for line in lines]
+    if align == "l":
+        return '"' + "".join(f"{line}\\l" for line in escaped) + '"'
+    return '"' + f"\\{align}".join(escaped) + '"'
+
+
+def _escaped(line: str) -> str:
+    """Return a line in which no character means anything to graphviz."""
+    printable = "".join(character if character.isprintable() else " " for character in line)
+    # within quotes only \ and " have a meaning, and in labels &name; is an entity
+    return printable.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
 
 
 def picture(plan: Plan, kind: str, options: DrawingOptions = SHOWN) -> bytes:
     """Return an image file, svg or png, that shows the graph of a plan.
 
     Raises:
-        RunError: it is another kind, or graphviz is not here, or failed.
+        RunError: it is another kind, or graphviz is not installed, or failed.
     """
     if kind not in KINDS:
         raise RunError(f"a picture is {' or '.join(KINDS)}, and not `{kind}`")
     if not shutil.which("dot"):
-        raise RunError(MISSING)
-    command = ["dot", f"-T{kind}", *(["-Gdpi=144"] if kind == "png" else [])]
-    ran = subprocess.run(command, input=dot(plan, options).encode(), capture_output=True, check=False)
-    if ran.returncode:
-        raise RunError(f"graphviz could not draw {plan.graph}: {ran.stderr.decode(errors='replace').strip()}")
-    return ran.stdout
+        raise RunError(NOT_INSTALLED)
+    command = ["dot", f"-T{kind}"]
+    if kind == "png":
+        command.append("-Gdpi=144")
+    result = subprocess.run(command, input=dot(plan, options).encode(), capture_output=True, check=False)
+    if result.returncode:
+        message = result.stderr.decode(errors="replace").strip()
+        raise RunError(f"graphviz could not draw {plan.graph}: {message}")
+    return result.stdout

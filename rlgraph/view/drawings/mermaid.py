@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from rlgraph.ir.plan import Plan, Step
-from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, drawing, said
+from rlgraph.ir.plan import Plan
+from rlgraph.printing.step_text import StepEntry
+from rlgraph.view.drawings.boxes import Edge, StepGroup, VersionBox, box, box_lines, drawing
 from rlgraph.view.drawings.drawing_options import SHOWN, DrawingOptions
 
 LOOKS = (
@@ -26,36 +27,50 @@ def mermaid(plan: Plan, options: DrawingOptions = SHOWN) -> str:
 
     An evaluation is drawn beside training. All that comes from the graph is escaped.
     """
-    parts = [*drawing(plan, options)]
-    lines = [line for part in parts for line in _lines(part)]
-    kinds = [part.kind for part in parts if isinstance(part, Edge)]
-    flows = ",".join(str(number) for number, kind in enumerate(kinds) if kind == "weights")
-    looks = [*LOOKS, *([f"linkStyle {flows} {FLOWS}"] if flows else [])]
-    return "\n".join([RANKS[options.direction], *(f"  {line}" for line in (*lines, *looks))]) + "\n"
+    lines: list[str] = []
+    weight_edges: list[str] = []  # numbers of the edges that carry weights, which linkStyle asks for
+    edge_count = 0
+    for element in drawing(plan, options):
+        lines += _element_lines(element)
+        if isinstance(element, Edge):
+            if element.kind == "weights":
+                weight_edges.append(str(edge_count))
+            edge_count += 1
+    lines += LOOKS
+    if weight_edges:
+        lines.append(f"linkStyle {','.join(weight_edges)} {FLOWS}")
+    return "\n".join([RANKS[options.direction], *_indented(lines)]) + "\n"
 
 
-def _lines(part: StepGroup | VersionBox | Edge) -> Iterator[str]:
-    match part:
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)
+
+
+def _element_lines(element: StepGroup | VersionBox | Edge) -> Iterator[str]:
+    match element:
         case StepGroup():
-            yield f"subgraph {part.id}[{_quoted([part.title])}]"
-            yield from (f"  {line}" for inner in part.regions for line in _lines(inner))
-            yield from (f"  {_node(step)}" for step in part.steps)
+            yield f"subgraph {element.id}[{_quoted([element.title])}]"
+            for region in element.regions:
+                yield from _indented(_element_lines(region))
+            yield from _indented(_node(entry) for entry in element.steps)
             yield "end"
-            yield f"style {part.id} {POOL}"
+            yield f"style {element.id} {POOL}"
         case VersionBox():
-            yield f"{part.id}[({_quoted([part.title])})]:::weights"
+            yield f"{element.id}[({_quoted([element.title])})]:::weights"
         case Edge():
-            label = f"|{_quoted(part.lines)}|" if part.lines else ""
-            yield f"{part.source} {ARROWS[part.kind]}{label} {part.target}"
+            label = f"|{_quoted(element.lines)}|" if element.lines else ""
+            yield f"{element.source} {ARROWS[element.kind]}{label} {element.target}"
 
 
-def _node(step: Step) -> str:
-    name = box(step.phase, step.id)
-    if step.inserted:
-        return f"{name}([{_quoted(said(step))}]):::inserted"
-    return f"{name}[{_quoted(said(step))}]:::run"
+def _node(entry: StepEntry) -> str:
+    name = box(entry.step.phase, entry.step.id)
+    label = _quoted(box_lines(entry))
+    if entry.step.inserted:
+        return f"{name}([{label}]):::inserted"
+    return f"{name}[{label}]:::run"
 
 
 def _quoted(lines: Sequence[str]) -> str:
-    """Return a label of some lines; every character that could mean something stands as its number."""
-    return '"' + "<br/>".join(PLAIN.sub(lambda m: f"#{ord(m[0])};", line) for line in lines) + '"'
+    """Return a label of some lines, in which every character that has a meaning is given as its number."""
+    escaped = [PLAIN.sub(lambda match: f"#{ord(match[0])};", line) for line in lines]
+    return '"' + "<br/>".join(escaped) + '"'

@@ -1,0 +1,124 @@
+"""What a plan says about its schedule: evaluations, the length of a run, regions, and the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlgraph.ir.plan import Plan
+from rlgraph.syntax.interval import Interval
+from rlgraph.syntax.settings import Schedule
+
+
+def evaluation_heading(plan: Plan) -> str:
+    """Return when a plan evaluates, what it reports, and which checkpoints an evaluation keeps."""
+    times = []
+    if plan.eval_before:
+        times.append("before the first iteration")
+    if isinstance(plan.eval_every, Interval):
+        times.append(f"every {plan.eval_every}")
+    elif plan.eval_every:
+        times.append(f"after every {plan.eval_every} iterations")
+    when = "after the last"
+    if times:
+        when = f"{', '.join(times)} and {when}"
+    metrics = ", ".join(f"{metric} = mean of {column}" for metric, column in plan.report.items())
+    return f"evaluate {when}, reporting {metrics}{_best_checkpoints(plan.schedule)}"
+
+
+def _best_checkpoints(schedule: Schedule) -> str:
+    """Return which checkpoints are retained for their metric, as the end of a sentence."""
+    best = schedule.best
+    if best is None:
+        return ""
+    metric = best.metric.removeprefix("eval/")
+    extreme = "highest" if best.mode == "max" else "lowest"
+    checkpoints = "checkpoint stays" if best.keep == 1 else f"{best.keep} checkpoints stay"
+    return f"; the {checkpoints} whose eval/{metric} is {extreme}"
+
+
+def training_heading(plan: Plan) -> str:
+    """Return how long a run is, how far generation leads, and which columns are recorded."""
+    heading = f"repeat {_length(plan)}"
+    lead = generation_lead(plan)
+    if lead:
+        iterations = "iteration" if lead == 1 else "iterations"
+        heading += f", generation {lead} {iterations} ahead of training"
+    recorded = _recorded_iterations(plan.schedule.record_every)
+    if recorded:
+        heading += f", keeping the columns of {recorded} in recorded/"
+    return heading
+
+
+def generation_lead(plan: Plan) -> int:
+    """Return how many iterations the step that leads most is ahead of training; 0 without a pipeline."""
+    return max((step.lead for step in plan.steps), default=0)
+
+
+def _length(plan: Plan) -> str:
+    """Return how long a run is: ``500 times``, or ``for 3 epochs of prompts``."""
+    epochs = plan.schedule.epochs
+    if isinstance(epochs, dict):
+        ((source, count),) = epochs.items()
+        unit = "epoch" if count == 1 else "epochs"
+        return f"for {count:g} {unit} of {source}"
+    return f"{plan.iterations} times"
+
+
+def _recorded_iterations(every: int | Interval) -> str:
+    """Return in words the iterations whose columns are recorded; empty if none are."""
+    if isinstance(every, Interval):
+        return f"iteration 1 and of the next one every {every}"
+    if every > 1:
+        return f"iterations 1, {1 + every}, {1 + 2 * every}, ..."
+    return "every iteration" if every else ""
+
+
+def region_heading(plan: Plan, name: str) -> Iterator[str]:
+    """Yield the lines above the steps of a region: a refill that repeats, or steps that stream."""
+    numbers = [step.id for step in plan.steps if step.region == name and not step.facts.collects]
+    start, end = numbers[0], numbers[-1]
+    region = plan.regions[name]
+    if region.streams:
+        yield (
+            f"  all along, steps {start} to {end}, on rows as they finish; "
+            f"at most {region.begun:,} rows are begun and not used"
+        )
+        yield f"  {_age_rule(plan, region.keep)}"
+    else:
+        rounds = "1 round" if region.rounds == 1 else f"{region.rounds} rounds"
+        yield f"  repeat steps {start} to {end} until {region.rows} rows stay, at most {rounds}"
+
+
+def _age_rule(plan: Plan, staleness: int) -> str:
+    """Return how old the weights may be that generated a token, and what happens to older rows."""
+    stream = plan.schedule.stream
+    assert stream
+    if stream.too_old == "correct":
+        return "tokens are used however old the weights are that drew them: the loss corrects for it"
+    updates = "update" if staleness == 1 else "updates"
+    rule = f"tokens are of weights at most {staleness} {updates} old: "
+    if stream.too_old == "wait":
+        return rule + "an iteration waits for what would be older"
+    return rule + "what would be older is dropped"
+
+
+def slot_steps(plan: Plan, pool: str) -> str:
+    """Return what a pool runs in slot t of a full pipeline, as ``rollout(t+1), update_policy(t)``."""
+    names = []
+    for number in plan.slot:
+        step = plan.steps[number - 1]
+        if pool in (step.pool, step.source):
+            iteration = f"t+{step.lead}" if step.lead else "t"
+            names.append(f"{step.node}({iteration})")
+    return ", ".join(names)
+
+
+def pipeline_ends(lead: int) -> Iterator[str]:
+    """Yield how a pipeline fills before its first iteration and drains after its last."""
+    if lead == 1:
+        filling, draining = "slot -1 runs", "slot runs"
+    else:
+        filling, draining = f"slots -{lead} to -1 run", f"{lead} slots run"
+    yield f"  prologue       {filling} what leads, for the first iterations"
+    yield f"  epilogue       the last {draining} without what would lead: before an evaluation, a checkpoint"
+    yield "                 and the end, nothing is in flight"

@@ -1,0 +1,239 @@
+"""What a plan says about one step: its title, its sentence, and the details below it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlgraph.costs.lora_size import served_alone
+from rlgraph.ir.function import Function
+from rlgraph.ir.intervals import words
+from rlgraph.ir.plan import ColumnPlan, Plan, Step
+from rlgraph.units import range_text, size_text
+
+PATHS = {
+    "memory": "within each process",
+    "ipc": "through memory that both map",
+    "broadcast": "by broadcast",
+    "disk": "through files",
+}
+
+
+@dataclass(frozen=True)
+class Detail:
+    """One detail of a step: the word that introduces it, such as ``reads``, and the text behind that word."""
+
+    word: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StepEntry:
+    """A step with everything that is said about it."""
+
+    plan: Plan
+    step: Step
+
+    @cached_property
+    def title(self) -> str:
+        """Return the user's name for the step, or a few words for one that rlgraph inserted."""
+        return title(self.step)
+
+    @cached_property
+    def sentence(self) -> str:
+        """Return what the step does, where, and in which iterations."""
+        return sentence(self.step)
+
+    @cached_property
+    def cost(self) -> str:
+        """Return the predicted time and bytes; empty without a prediction."""
+        return cost_text(self.plan, self.step)
+
+    @cached_property
+    def details(self) -> tuple[Detail, ...]:
+        """Return the details that this step has, in the order in which they are shown."""
+        details = (
+            *_data_details(self.step, self.plan),
+            Detail("sends", _adapter_sync_text(self.plan, self.step)),
+            Detail("varies", _schedules_text(self.plan, self.step)),
+            Detail("state", _state_text(self.plan, self.step)),
+            Detail("joins", _joined_update_text(self.plan, self.step)),
+            Detail("holds", _replay_text(self.plan, self.step)),
+            Detail("caches", _cache_text(self.plan, self.step)),
+            Detail("takes", self.cost),
+        )
+        return tuple(detail for detail in details if detail.text)
+
+
+def title(step: Step) -> str:
+    """Return a step in a few words: the user's name for it, or the verb and object of an inserted one."""
+    if not step.inserted:
+        return step.node
+    verb = step.facts.verb
+    moved_parts = " and ".join(step.parts)
+    names = ", ".join(step.reads) or ", ".join(step.models)
+    if moved_parts:
+        return f"{verb} {moved_parts} of {names}"
+    return f"{verb} {names}"
+
+
+def sentence(step: Step) -> str:
+    """Return a step as a line: what it does, with which model, where, and in which iterations if not all.
+
+    Moved copies of a column carry the name of their layout: ``tokens@balanced/4``.
+    """
+    models = " of ".join(f"{name}@{version}" for name, version in step.models.items())
+    text = step.facts.says.format(
+        node=step.node,
+        op=step.op,
+        models=models,
+        with_model=f" with {models}" if models else "",
+        where=_location(step),
+        reads=", ".join(step.reads),
+        row=_row_name(step),
+        region=step.region,
+        parts=" and ".join(step.parts),
+        holders=", ".join(step.models),
+        source=f" on pool {step.source}" if step.source else "",
+        path=PATHS[step.path] if step.path else "",
+    )
+    if step.when:
+        return f"{text}, {words(step.when)}"
+    return text
+
+
+def _location(step: Step) -> str:
+    """Return text such as ``main[0-7]`` or ``the CPUs of main[0]``."""
+    devices = str(step.devices[0])
+    if len(step.devices) > 1:
+        devices = f"0-{step.devices[-1]}"
+    pool = f"{step.pool}[{devices}]"
+    return f"the CPUs of {pool}" if step.beside else pool
+
+
+def _row_name(step: Step) -> str:
+    """Return ``sample`` for a step that writes the copy ``answer*samples``."""
+    copies = ", ".join(step.writes)
+    return re.sub(r".*\*|s(:.*)?$", "", copies)
+
+
+def _data_details(step: Step, plan: Plan) -> Iterator[Detail]:
+    """Yield why an inserted step is there or what a user's step reads, then what it writes and frees."""
+    if step.inserted:
+        yield Detail("because", step.because)
+    else:
+        yield Detail("reads", ", ".join(step.reads))
+    yield Detail("writes", ", ".join(_written(step, plan.columns[step.phase])))
+    yield Detail("frees", ", ".join(step.frees))
+
+
+def _written(step: Step, columns: Mapping[str, ColumnPlan]) -> list[str]:
+    """Return the columns that a step writes, with new types, and the model version that it writes."""
+    if step.facts.keeps_types:
+        return [*step.writes]
+    written = [f"{name}: {columns[name].type}" for name in step.writes]
+    version = step.models.get(step.updated)
+    if version:
+        written.append(f"{step.updated}@{version.next}")
+    return written
+
+
+def _adapter_sync_text(plan: Plan, step: Step) -> str:
+    """Return a remark on a sync that sends a LoRA adapter instead of all weights."""
+    if not step.facts.syncs:
+        return ""
+    if any(served_alone(plan.models[name]) for name in step.models):
+        return "its adapter alone, which takes the place of the version before"
+    return ""
+
+
+def _schedules_text(plan: Plan, step: Step) -> str:
+    """Return the attributes that change over the iterations, as ``kl_coef: 0.1 to 0.0 over 100 ...``."""
+    function = plan.functions[step.phase].get(step.node)
+    if function is None:
+        return ""
+    schedules = _schedules(function, "")
+    for path, hook in function.hooks.items():
+        schedules += _schedules(hook, f"{path}.")
+    return "; ".join(schedules)
+
+
+def _schedules(function: Function, prefix: str) -> list[str]:
+    return [f"{prefix}{name}: {schedule}" for name, schedule in function.courses.items()]
+
+
+def _state_text(plan: Plan, step: Step) -> str:
+    """Return which step's state the op gets."""
+    function = plan.functions[step.phase].get(step.node)
+    if function is None or not function.state:
+        return ""
+    if function.state == step.node:
+        return "its own, kept for the next iteration and in checkpoints"
+    return f"that of {function.state} before the iteration"
+
+
+def _joined_update_text(plan: Plan, step: Step) -> str:
+    """Return the update whose optimizer steps a loss joins, and whether that costs a pass over rows."""
+    if not step.joins:
+        return ""
+    update = next(other for other in plan.phases[step.phase] if other.node == step.joins)
+    has_own_pass = step in plan.passes(update)
+    which_pass = "in a pass of its own" if has_own_pass else "in the pass over the same tokens"
+    return f"the optimizer steps of {step.joins}, {which_pass}"
+
+
+def _replay_text(plan: Plan, step: Step) -> str:
+    """Return how many rows a replay buffer has room for, and how old the rows are that it returns."""
+    function = plan.functions[step.phase].get(step.node)
+    if function is None or not function.holds:
+        return ""
+    youngest, oldest = plan.domain(step.phase, step.writes[0]).ages
+    capacity = function.value("capacity")
+    return f"at most {capacity:,} rows, and gives those of {youngest} to {oldest} iterations before"
+
+
+def _cache_text(plan: Plan, step: Step) -> str:
+    """Return a rollout's KV cache, as ``262,144 tokens: 128 samples in flight per engine, 2 waves``."""
+    if plan.predicted is None or step.phase != "train":
+        return ""  # how many rows an evaluation has is not known before its files are read
+    if step.node not in plan.predicted.in_flight:
+        return ""
+    in_flight, waves = plan.predicted.in_flight[step.node]
+    model = next(iter(step.models))
+    serve = plan.models[model].serve
+    assert serve
+    if serve.addresses:
+        return ""  # servers that run already keep the cache that they were started with
+    samples = f"{in_flight:,} sample" if in_flight == 1 else f"{in_flight:,} samples"
+    wave_count = "1 wave" if waves == 1 else f"{waves:,} waves"
+    return f"{serve.cache_tokens:,} tokens: {samples} in flight per engine, {wave_count}"
+
+
+def cost_text(plan: Plan, step: Step) -> str:
+    """Return text such as ``1.2 s to 4 s, receives 1.73 GB per device``; empty without a prediction."""
+    if step.seconds is None:
+        return ""
+    # most texts have no prediction, and pricing takes long to import
+    from rlgraph.costs.pricing import stepped_on_host
+
+    text = range_text(step.seconds)
+    if step.bytes:
+        text += f", receives {size_text(step.bytes)} per device"
+        if step.facts.syncs:
+            text += _sync_cost_text(plan, step)
+    if plan.predicted and step.updates and step.engine == "train":
+        gradients = stepped_on_host(plan, step)
+        if gradients:
+            text += f", steps {size_text(gradients)} of gradients on its host"
+    return text
+
+
+def _sync_cost_text(plan: Plan, step: Step) -> str:
+    """Return the fewest bytes that a sync could send per device, and the buckets that they travel in."""
+    from rlgraph.costs.pricing import sync_buckets, sync_least
+
+    count, dtype = sync_buckets(plan, step)
+    buckets = "1 bucket" if count == 1 else f"{count} buckets"
+    return f" ({size_text(sync_least(plan, step))} at least) in {buckets} of {dtype}"
