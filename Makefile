@@ -161,7 +161,7 @@ docs: install  ## Build the site of the documents, build/site/index.html; broken
 
 pictures: demo  ## Make the pictures in docs/pictures anew (graphviz, chromium: make browser)
 	mkdir -p build docs/pictures
-	$(BIN)/rlgraph plan grpo --devices 8 -o docs/pictures/grpo.svg
+	$(BIN)/rlgraph plan grpo --devices 8 --direction right -o docs/pictures/grpo.svg
 	$(BIN)/rlgraph view grpo models.policy.path=Qwen/Qwen3-8B --cluster h100-8 -o build/grpo.html
 	$(BIN)/rlgraph view runs/demo -o build/demo.html
 	$(SHOT) --screenshot=docs/pictures/plan.png 'file://$(CURDIR)/build/grpo.html#plan'

@@ -110,12 +110,11 @@ def test_diff_is_the_function_whatever_was_imported_before() -> None:
 
 def test_the_page_of_docs_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (DOCS / "python.md").read_text(encoding="utf-8")
+    text = (DOCS / "views.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)run = ", text, re.DOTALL)
     names: dict[str, object] = {}
     exec(code, names)  # the page's own lines
     assert str(rlgraph.diff("mine.yaml", "ppo")) and isinstance(names["mine"], rlgraph.Algorithm)
-    text = (DOCS / "views.md").read_text(encoding="utf-8")
     (commands,) = re.findall(r"```\n(rlgraph view.*?)```", text, re.DOTALL)
     lines = [line.partition("#")[0] for line in commands.splitlines()]
     absent = ["runs/demo", *([] if shutil.which("dot") else [".svg"])]

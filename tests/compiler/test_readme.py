@@ -1,4 +1,4 @@
-"""The README's screens are what the commands print, and its graphs are the shipped ones."""
+"""The README and pages are right: their screens are what is printed, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from rlgraph.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SCREENS = re.findall(r"```\n\$ rlgraph (.*?)\n(.*?)\n```", README, re.DOTALL)
+SCREEN = re.compile(r"```\n\$ rlgraph ((?:[^\n]*\\\n)*[^\n]*)\n(.*?)\n```", re.DOTALL)
+SHOWING = [ROOT / "README.md", ROOT / "docs" / "planning.md", ROOT / "docs" / "cost_model.md"]
+SCREENS = [
+    (command.replace("\\\n", " "), screen)
+    for page in SHOWING
+    for command, screen in SCREEN.findall(page.read_text(encoding="utf-8"))
+    if "--autoplace" not in command  # a search takes long
+]
 
 
 @pytest.mark.parametrize(("command", "screen"), SCREENS, ids=[command for command, _ in SCREENS])
 def test_a_screen_is_what_the_command_prints(command: str, screen: str) -> None:
     result = CliRunner().invoke(main, shlex.split(command))
     printed = (result.stdout + result.stderr).rstrip()
-    for piece in screen.split("\n...\n"):  # three dots stand for lines left out
+    for piece in f"\n{screen}\n".split("\n...\n"):  # three dots stand for lines left out
         assert piece.strip("\n") in printed
 
 
 def test_there_are_screens() -> None:
-    assert len(SCREENS) >= 2
+    assert len(SCREENS) >= 5
 
 
 def test_the_graphs_shown_are_the_shipped_ones() -> None:
@@ -60,6 +67,12 @@ def test_the_readme_has_commands_with_lists() -> None:
     assert "'prompts.files=[train.jsonl]'" in commands(README)
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+BESIDE_THE_SITE = ["README.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md"]
+
+
+@pytest.mark.parametrize("name", BESIDE_THE_SITE)
+def test_links_lead_somewhere(name: str) -> None:
+    """Links and anchors of pages in docs/ are checked when the site is built (test_site.py)."""
+    page = ROOT / name
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (page.parent / target).exists(), target

@@ -101,7 +101,7 @@ def gradient_of(minibatch: Any, how: str) -> torch.Tensor:
 
 
 def reference(case: int) -> dict[str, list[torch.Tensor]]:
-    """The same by the formulas of docs/segments.md, sample by sample, on the whole batch."""
+    """The same by the formulas of docs/language_in_depth.md, sample by sample, on the whole batch."""
     samples, minibatches = drawn(case), random.Random(-case).randint(1, 4)
     found: dict[str, list[torch.Tensor]] = {}
     for over in ("samples", "segments"):

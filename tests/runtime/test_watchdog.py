@@ -22,7 +22,7 @@ from rlgraph.runtime.rundir.watchdog import Rule, Watchdog, rules
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
 RULES = rules()
-DOCS = HERE.parents[1] / "docs" / "troubleshooting.md"
+DOCS = HERE.parents[1] / "docs" / "tuning.md"
 Line = dict[str, Any]
 
 # Metrics of iteration 300 of a run of grpo on sums of two digits, and of what began it: nothing is wrong.
