@@ -149,9 +149,11 @@ def peak() -> float:
 
 def ours(tokenizer: Any, file: str) -> list[int]:
     from rlgraph.nodes.data.prompts import prompts
+    from rlgraph.nodes.data.source import SourceAttributes
     from rlgraph.ops import Context
 
-    out = prompts(tokenizer, Context("prompts", 0, 0), files=[file], batch=BATCH, max_prompt_tokens=512)
+    source = SourceAttributes(files=[file], batch=BATCH)
+    out = prompts(tokenizer, Context("prompts", 0, 0), source=source, max_prompt_tokens=512)
     return list(map(int, out.prompt.lengths))
 
 

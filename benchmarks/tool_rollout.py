@@ -26,6 +26,7 @@ import torch
 
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.rollout import Conversations, agent
+from rlgraph.nodes.rollout.sampling import Grammar, ResponseLimits, SamplingAttributes
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Parser, Tool
 from rlgraph.runtime.demo_tools import make_model
@@ -51,7 +52,19 @@ def converse(engine: TransformersEngine, rows: Sequence[int]) -> Conversations:
     context = Context("rollout", seed=0, iteration=0, rows=rows, total_rows=SAMPLES)
     prompt = Ragged.of([[3, 10 + row % 200, 1, 4] for row in rows], torch.int64)
     parser, tools = Parser(calls, {}, {}), {"look": Tool(look, {}, {})}
-    return agent(engine, context, prompt, max_new_tokens=64, max_turns=TURNS, parser=parser, tools=tools)
+    limits = ResponseLimits(max_new_tokens=64)
+    sampling, grammar = SamplingAttributes(), Grammar()
+    return agent(
+        engine,
+        context,
+        prompt,
+        limits=limits,
+        sampling=sampling,
+        grammar=grammar,
+        max_turns=TURNS,
+        parser=parser,
+        tools=tools,
+    )
 
 
 def stream(engine: TransformersEngine, yields: bool) -> tuple[float, float]:
@@ -70,8 +83,19 @@ def stream(engine: TransformersEngine, yields: bool) -> tuple[float, float]:
         context = Context("rollout", 0, 0, rows=rows, session=session, resumes=True, begun=begun)
         context.yields = yields
         prompt = Ragged.of([[3, 10 + row % 200, 1, 4] for row in rows], torch.int64)
-        limits = {"n": N, "max_new_tokens": 400, "max_turn_tokens": 64, "max_turns": TURNS + 1, "chunk": 16}
-        out = agent(engine, context, prompt, parser=parser, tools=tools, **limits)
+        out = agent(
+            engine,
+            context,
+            prompt,
+            limits=ResponseLimits(n=N, max_new_tokens=400),
+            sampling=SamplingAttributes(),
+            grammar=Grammar(),
+            max_turn_tokens=64,
+            max_turns=TURNS + 1,
+            chunk=16,
+            parser=parser,
+            tools=tools,
+        )
         ended, tokens = ended + len(context.whole), tokens + int(out.loss_mask.values.sum())
         done = {rows[place] for place in context.whole}
         rows, begun = [row for row in rows if row not in done], [*context.left]

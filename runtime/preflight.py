@@ -19,12 +19,9 @@ from rlgraph.laws.settings import intervals, longer_than_the_run
 from rlgraph.nodes import OPS, PARSERS
 from rlgraph.nodes.agent.template import unread_call
 from rlgraph.nodes.agent.toolbox import check_tools
-from rlgraph.nodes.data.pairs import load_pairs
 from rlgraph.nodes.data.prompts import shown
-from rlgraph.nodes.data.recorded import check
 from rlgraph.nodes.support.data_file import changed as modified
 from rlgraph.nodes.support.data_file import local_path, matching
-from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.mixture import mixture_of
 from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops import Parser
@@ -35,12 +32,6 @@ from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
 
-# a source op -> what loads all of its data from the same attributes
-LOADERS: dict[str, Callable[..., Any]] = {
-    "rlgraph.nodes.data.prompts:prompts": load_prompts,
-    "rlgraph.nodes.data.prompts:examples": load_examples,
-    "rlgraph.nodes.data.pairs:pairs": load_pairs,
-}
 NOT_LOADING = ("shuffle", "weights")  # attributes that say what to take of the data, not what it is
 
 
@@ -277,10 +268,9 @@ class Preflight:
         """Check that every source's files can be read, and that their rows fit the models that read them."""
         for phase, functions in self.plan.functions.items():
             for node, function in functions.items():
-                if function.target in LOADERS:
-                    self._source(phase, node, function)
-                elif function.target == OPS["data.recorded"]:
-                    self._recorded(phase, node, function)
+                declared = load(function.target).declared
+                if declared.load is not None:
+                    self._source(phase, node, function, declared.load)
                 elif function.target == OPS["rollout.agent"] and function.model in self.tokenizers:
                     self._agent(phase, node, function)
 
@@ -313,16 +303,10 @@ class Preflight:
             mark = self._mark(phase, node, "parser")
             self.warnings.append(Problem("parser", law, mark, remedy=remedy, grade="warning"))
 
-    def _recorded(self, phase: str, node: str, function: Function) -> None:
-        """Check that a recorded run has the columns that the graph takes from it, of its types."""
-        wanted = with_values(function.attributes)
-        try:
-            check(Path(wanted["run"]), wanted["columns"] or {}, wanted["temperature"])
-        except RlgraphError as error:
-            self.problem("data", f"node `{node}`: {error}", self._mark(phase, node))
-
-    def _source(self, phase: str, node: str, function: Function) -> None:
-        mark, unused = self._mark(phase, node), (*NOT_LOADING, function.roles["rows"])
+    def _source(self, phase: str, node: str, function: Function, load_data: Callable[..., Any]) -> None:
+        """Load all that a source gives, and check that its rows fit the models that read them."""
+        mark = self._mark(phase, node)
+        unused = (*NOT_LOADING, function.roles.get("rows"))
         function = with_values(function)
         attributes = {name: value for name, value in function.attributes.items() if name not in unused}
         if tools := _tools(function):
@@ -333,11 +317,16 @@ class Preflight:
             listed = [file for pattern in listed for file in matching(pattern)]
             for file in listed:
                 self._reachable(f"node `{node}`", file, mark)
-            if function.tokenizer not in self.tokenizers:  # its problem is told
+            if function.tokenizer is None:
+                data = load_data(**attributes)
+            elif function.tokenizer in self.tokenizers:
+                data = load_data(self.tokenizers[function.tokenizer], **attributes)
+            else:  # that it can't be loaded is a problem already
                 for file in listed:
                     modified(file)
                 return
-            data = LOADERS[function.target](self.tokenizers[str(function.tokenizer)], **attributes)
+            if data is None:  # its rows are not counted
+                return
             self.rows |= {node: len(data)} if phase == "train" else {}
             weights = function.attributes.get("weights")
             if weights and function.value("rows") != "all":

@@ -8,6 +8,7 @@ Sums run in float64, so that the order of rows doesn't show in float32.
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 from pydantic import PositiveFloat
@@ -221,7 +222,8 @@ def gdpo(
     """
     weighed = [(rewards, weight), (rewards_2, weight_2), (rewards_3, weight_3), (rewards_4, weight_4)]
     read = [(column, factor) for column, factor in weighed if column is not None]
-    per_sample = sum(factor * _normalised(column, group, eps) for column, factor in read)
+    weighted = [factor * _normalised(column, group, eps) for column, factor in read]
+    per_sample = functools.reduce(torch.add, weighted)
     if over == "tokens":
         return whitened(loss_mask.spread(per_sample), loss_mask)
     centred = per_sample - per_sample.mean()

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import randbits
-from typing import Any
+from typing import Any, TypeVar
 
 from rlgraph.nodes.agent.chat import Chat, LimitReached, tool_loop
 from rlgraph.nodes.agent.request_batching import RequestBatcher
@@ -33,6 +33,7 @@ from rlgraph.nodes.agent.toolbox import row_of
 from rlgraph.nodes.support.user_call import DaemonThreads
 from rlgraph.ops import Loop
 
+Finished = TypeVar("Finished")
 MOMENT = 1.0  # seconds after which a round ends although no group has
 LOOK = 0.02  # seconds between two looks at whether a round is due to end, while nothing else happens
 
@@ -106,7 +107,7 @@ class LiveChats:
         self.engine.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
-    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _wait(self, work: Coroutine[Any, Any, Finished]) -> Finished:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def _begun(self, chat: Chat, n: int, loop: Loop | None) -> LiveChat:

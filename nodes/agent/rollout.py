@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from rlgraph.errors import shortened, visible
 from rlgraph.nodes.agent.chat import Chat, ChatLimits
@@ -19,16 +18,14 @@ from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.agent.template import TemplatePieces
 from rlgraph.nodes.agent.toolbox import OfferedTool, Toolbox
-from rlgraph.nodes.rollout.rollout import (
-    CUT,
-    SAMPLING,
-    Penalty,
-    Repetition,
-    StopId,
-    StopText,
-    repeats,
-    response_limits,
-    seed,
+from rlgraph.nodes.rollout.response_metrics import record_responses
+from rlgraph.nodes.rollout.rollout import seed
+from rlgraph.nodes.rollout.sampling import (
+    CUTS_WITH_TEMPERATURE,
+    SAMPLING_ROLES,
+    Grammar,
+    ResponseLimits,
+    SamplingAttributes,
 )
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.ragged import Ragged
@@ -39,6 +36,7 @@ from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, pro
 log = logging.getLogger(__name__)
 TRACED = 32  # conversations on a device whose times a timeline has
 AtLeastOne = Annotated[int, Field(ge=1)]
+BeginChat = Callable[[int, RequestBatcher, Executor], Chat]  # from a sample's place on this device
 
 
 class Conversations(NamedTuple):
@@ -64,31 +62,19 @@ class Conversations(NamedTuple):
     rows="each",
     leaves=1,
     leaves_with="chunk",
-    when={**CUT, "forgotten": "forgets", "token_versions": "chunk"},
+    when={**CUTS_WITH_TEMPERATURE, "forgotten": "forgets", "token_versions": "chunk"},
     stores={"turn": "int16"},
     assumes=("grammar",),
-    roles={**SAMPLING, "contexts": "forgets", "turns": "max_turns"},
+    roles={**SAMPLING_ROLES, "contexts": "forgets", "turns": "max_turns"},
 )
 def agent(
     model: ServeEngine,
     ctx: Context,
     prompt: int64[prompts, prompt_tokens],
     *,
-    n: AtLeastOne = 1,
-    max_new_tokens: AtLeastOne,
-    max_total_tokens: Annotated[int, Field(ge=2)] | None = None,
-    temperature: NonNegativeFloat = 1.0,
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
-    top_k: Annotated[int, Field(ge=0)] = 0,
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
-    stop: list[StopText] = [],  # noqa: B006 - never changed
-    stop_token_ids: list[StopId] = [],  # noqa: B006 - likewise
-    repetition_penalty: Repetition = 1.0,
-    presence_penalty: Penalty = 0.0,
-    frequency_penalty: Penalty = 0.0,
-    min_new_tokens: Annotated[int, Field(ge=0)] = 0,
-    regex: str | None = None,
-    json_schema: dict[str, Any] | None = None,
+    limits: ResponseLimits,
+    sampling: SamplingAttributes,
+    grammar: Grammar,
     loop: Loop | None = None,
     tools: dict[str, Tool] | None = None,
     parser: Parser | None = None,
@@ -134,15 +120,9 @@ def agent(
         n: conversations per prompt, at least 1.
         max_new_tokens: the most tokens behind the prompt, of all turns and what tools answer together.
         max_total_tokens: the most tokens of a conversation, its prompt among them; null: no bound of its own.
-        temperature: what the logits are divided by; 0 takes the most likely token.
-        top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
-        top_k: how many of the most likely tokens are kept; 0 keeps all.
-        min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
         stop: texts that end a turn; the one that does is part of it, with the whole of its last token.
         stop_token_ids: tokens that end a turn, by their ids; the one that does is part of it.
         repetition_penalty: by how much tokens that the turn has become less likely; 1: not at all.
-        presence_penalty: what is taken off the logits of such tokens.
-        frequency_penalty: what is taken off them for each time that they came.
         min_new_tokens: how many tokens a turn has at least before its end token.
         regex: a regular expression that a turn is one of (sglang).
         json_schema: a JSON schema that a turn is an instance of (sglang).
@@ -168,64 +148,106 @@ def agent(
         rollout: {op: rollout.agent, model: policy, n: 8, max_new_tokens: 512,
                   tools: {calculator: {kind: calculator}}}
     """
+    n = limits.n
     rows = [int(row) * n + k for row in ctx.rows for k in range(n)]
-    counts = (max_new_tokens, max_turn_tokens, max_turns, max_calls, max_result_tokens)
-    limits = ChatLimits(*counts, truncate, forgets)
-    offers, pieces = OfferedTool.of(tools or {}), TemplatePieces(model.tokenizer, template_options)
-    sampling = Sampling(
-        *(max_new_tokens, temperature, top_p, top_k, min_p, stop, stop_token_ids),
-        *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
-        *(regex, json_schema),
-    )
     prompt_ids = prompt.tolist()
-    behind = response_limits(ctx, prompt_ids, max_new_tokens, max_total_tokens)
+    longest = limits.of_prompts(ctx, prompt_ids)
+    settings = sampling.settings(limits.max_new_tokens, grammar)
+    offers = OfferedTool.of(tools or {})
+    pieces = TemplatePieces(model.tokenizer, template_options)
+    chat_limits = ChatLimits(
+        max_new_tokens=limits.max_new_tokens,
+        max_turn_tokens=max_turn_tokens,
+        max_turns=max_turns,
+        max_calls=max_calls,
+        max_result_tokens=max_result_tokens,
+        truncate=truncate,
+        forgets=forgets,
+    )
 
-    def begin(number: int, engine: RequestBatcher, threads: Executor) -> Chat:
+    def begin(place: int, engine: RequestBatcher, threads: Executor) -> Chat:
         return Chat(
-            number=rows[number],
-            prompt=prompt_ids[number // n],
-            seed=seed(ctx.seed, ctx.iteration, ctx.node, rows[number]),
+            number=rows[place],
+            prompt=prompt_ids[place // n],
+            seed=seed(ctx.seed, ctx.iteration, ctx.node, rows[place]),
             engine=engine,
             pieces=pieces,
-            tools=Toolbox(offers, number // n, threads, tool_timeout),
+            tools=Toolbox(offers, place // n, threads, tool_timeout),
             parser=parser.body if parser else hermes,
-            limits=replace(limits, max_new_tokens=behind[number // n]),
+            limits=replace(chat_limits, max_new_tokens=longest[place // n]),
         )
 
     if chunk and ctx.resumes:
-        if "live" not in ctx.session:
-            ctx.session["live"] = LiveChats(RequestBatcher(model, sampling, chunk), parallel)
-        live = ctx.session["live"]
-        live.engine.sampling = sampling
-        keys = ctx.begun[0].tolist() if ctx.begun else []
-        new, is_due = partial(begin, engine=live.engine, threads=live.threads), ctx.is_due
-        held = live.round(keys, len(rows), n, new, loop, is_due if ctx.yields else None)
-        ended = _leave(ctx, [held[first : first + n] for first in range(0, len(held), n)])
-        chats, rewards = [one.chat for one in ended], [one.reward.result() for one in ended]
+        live = _live_chats(ctx, model, settings, chunk, parallel)
+        chats, rewards = _go_on(ctx, live, len(rows), n, begin, loop)
     else:
-        engine, threads = RequestBatcher(model, sampling), DaemonThreads(parallel)
-        chats = [begin(number, engine, threads) for number in range(len(rows))]
-        try:
-            rewards = asyncio.run(_all(engine, chats, n, loop))
-        finally:
-            engine.close()
-            threads.shutdown(wait=False, cancel_futures=True)
+        chats, rewards = _converse_to_the_end(model, settings, parallel, len(rows), n, begin, loop)
     _record(ctx, chats)
     return _columns(chats, n, rewards)
 
 
-def _leave(ctx: Context, groups: Sequence[Sequence[LiveChat]]) -> list[LiveChat]:
-    """Leave the groups in which a conversation goes on; return those of the others."""
-    whole = [all(one.reward.done() for one in group) for group in groups]
-    keys = [one.key for group, ended in zip(groups, whole, strict=True) for one in group if not ended]
-    ctx.leave(numpy.flatnonzero(whole), torch.tensor(keys, dtype=torch.int64))
-    return [one for group, ended in zip(groups, whole, strict=True) for one in group if ended]
+def _live_chats(ctx: Context, model: ServeEngine, sampling: Sampling, chunk: int, parallel: int) -> LiveChats:
+    """Return the node's conversations on this worker, which outlive a call of the op."""
+    live = ctx.session.get("live")
+    if not isinstance(live, LiveChats):
+        live = LiveChats(RequestBatcher(model, sampling, chunk), parallel)
+        ctx.session["live"] = live
+    live.engine.sampling = sampling
+    return live
+
+
+def _go_on(
+    ctx: Context, live: LiveChats, samples: int, n: int, begin: BeginChat, loop: Loop | None
+) -> tuple[list[Chat], list[float]]:
+    """Drive conversations for a round; return those of the groups that have ended, and their tool rewards."""
+    keys = ctx.begun[0].tolist() if ctx.begun else []
+
+    def begin_here(place: int) -> Chat:
+        return begin(place, live.engine, live.threads)
+
+    chats = live.round(keys, samples, n, begin_here, loop, ctx.is_due if ctx.yields else None)
+    ended = _leave_unfinished(ctx, [chats[first : first + n] for first in range(0, len(chats), n)])
+    return [live_chat.chat for live_chat in ended], [live_chat.reward.result() for live_chat in ended]
+
+
+def _leave_unfinished(ctx: Context, groups: Sequence[Sequence[LiveChat]]) -> list[LiveChat]:
+    """Leave the groups in which a conversation goes on to the next round; return those of the others."""
+    has_ended = []
+    ended: list[LiveChat] = []
+    keys = []
+    for group in groups:
+        has_ended.append(all(live_chat.reward.done() for live_chat in group))
+        if has_ended[-1]:
+            ended += group
+        else:
+            keys += [live_chat.key for live_chat in group]
+    ctx.leave(numpy.flatnonzero(has_ended), torch.tensor(keys, dtype=torch.int64))
+    return ended
+
+
+def _converse_to_the_end(
+    model: ServeEngine,
+    sampling: Sampling,
+    parallel: int,
+    samples: int,
+    n: int,
+    begin: BeginChat,
+    loop: Loop | None,
+) -> tuple[list[Chat], list[float]]:
+    """Hold conversations from their prompts to their ends; return them and their tool rewards."""
+    engine, threads = RequestBatcher(model, sampling), DaemonThreads(parallel)
+    chats = [begin(place, engine, threads) for place in range(samples)]
+    try:
+        return chats, asyncio.run(_all(engine, chats, n, loop))
+    finally:
+        engine.close()
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 async def _all(engine: RequestBatcher, chats: Sequence[Chat], n: int, loop: Loop | None) -> list[float]:
     engine.going_on.update(chat.number for chat in chats)
-    every = asyncio.gather(*(conversation(chat, n, loop) for chat in chats))
-    rewards, _ = await asyncio.gather(every, engine.in_step())
+    conversations = asyncio.gather(*(conversation(chat, n, loop) for chat in chats))
+    rewards, _ = await asyncio.gather(conversations, engine.in_step())
     return rewards
 
 
@@ -249,28 +271,29 @@ def _columns(chats: Sequence[Chat], n: int, rewards: Sequence[float]) -> Convers
 
 
 def _record(ctx: Context, chats: Sequence[Chat]) -> None:
-    metrics: Mapping[str, list[float]] = {
-        "length": [sum(chat.written) for chat in chats],
-        "prompt_length": [len(chat.prompt) for chat in chats],
-        "turns": [chat.turns for chat in chats],
-        "tool_calls": [chat.calls for chat in chats],
-    }
-    for name, values in metrics.items():
-        ctx.record(f"rollout/{name}", values)
-    ctx.record("rollout/length_", metrics["length"], kind=("std", "min", "max", "p10", "p50", "p90", "p99"))
-    ctx.record("rollout/turns_", metrics["turns"], kind=("min", "max"))
-    ctx.record("rollout/repetitive", [repeats(chat.response) for chat in chats], kind="share")
+    lengths = [sum(chat.written) for chat in chats]
+    record_responses(
+        ctx,
+        lengths=lengths,
+        prompt_lengths=[len(chat.prompt) for chat in chats],
+        truncated=[chat.truncated for chat in chats],
+        responses=[chat.response for chat in chats],
+    )
+    turns = [chat.turns for chat in chats]
+    ctx.record("rollout/turns", turns)
+    ctx.record("rollout/turns_", turns, kind=("min", "max"))
+    ctx.record("rollout/called", [chat.calls > 0 for chat in chats], kind="share")
+    ctx.record("rollout/tool_calls", [chat.calls for chat in chats])
+    errors = sum(chat.tools.errors for chat in chats)
+    calls = sum(chat.calls for chat in chats)
+    ctx.record("rollout/tool_errors", errors, calls, kind="share", over="calls")
+    ctx.record("tokens/generated", lengths, kind="sum", over="tokens")
     for what in ("generation", "tools"):
         waited = [sum(end - start for name, start, end in chat.spans if name == what) for chat in chats]
         ctx.record(f"perf/{what}_seconds/", waited, kind=("mean", "max"))
     ctx.spans = [(f"sample {chat.number}", *span) for chat in chats[:TRACED] for span in chat.spans]
-    ctx.record("rollout/truncated", [chat.truncated for chat in chats], kind="share")
-    ctx.record("rollout/called", [chat.calls > 0 for chat in chats], kind="share")
-    broken = [(chat, why) for chat in chats for why in chat.tools.broken]
-    for chat, why in broken[:1]:
+    failures = [(chat, why) for chat in chats for why in chat.tools.broken]
+    if failures:
+        chat, why = failures[0]
         first = f"the first, of sample {chat.number}: {visible(shortened(why))}"
-        log.warning(f"{len(broken)} calls of tools raised or were late; {first}")
-    errors, calls = sum(chat.tools.errors for chat in chats), sum(chat.calls for chat in chats)
-    ctx.record("rollout/tool_errors", errors, calls, kind="share", over="calls")
-    generated = [sum(chat.written) for chat in chats]
-    ctx.record("tokens/generated", generated, kind="sum", over="tokens")
+        log.warning(f"{len(failures)} calls of tools raised or were late; {first}")

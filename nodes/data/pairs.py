@@ -5,21 +5,13 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from rlgraph.nodes.data.prompts import (
-    BatchSize,
-    Files,
-    Shares,
-    Where,
-    record_dropped,
-    rows_of,
-    sequences,
-    with_columns,
-)
+from rlgraph.nodes.data.source import SourceAttributes, record_dropped, sequences
 from rlgraph.nodes.support.chat_template import Template
 from rlgraph.nodes.support.dataset import DataSet, SourceFiles, load_examples
 from rlgraph.nodes.support.lazy import numpy, torch
-from rlgraph.nodes.support.row_field import DataError, FileColumns
+from rlgraph.nodes.support.row_field import DataError
 from rlgraph.nodes.support.row_form import Turns
+from rlgraph.nodes.support.row_tokens import Example
 from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
 
 
@@ -30,88 +22,6 @@ class Pairs(NamedTuple):
     loss_mask: boolean[samples, tokens]
     chosen: boolean[samples]
     group: int64[samples]
-
-
-@op(makes="samples", of_each=2, rows="all", columns="columns", roles={"rows": "batch"})
-def pairs(
-    tokenizer: Tokenizer,
-    ctx: Context,
-    *,
-    files: Files,
-    batch: BatchSize,
-    weights: Shares | None = None,
-    where: Where | None = None,
-    columns: FileColumns | None = None,
-    question: str | None = "question",
-    chosen: str = "chosen",
-    rejected: str = "rejected",
-    template: Template = "chat",
-    template_options: dict[str, Any] | None = None,
-    system: str | None = None,
-    suffix: str = "",
-    assistant_turns: Turns = "last",
-    max_tokens: Annotated[int, Field(ge=1)] | None = None,
-    shuffle: bool = True,
-) -> Pairs:
-    """The next ``batch`` pairs of responses to one question, one better than the other: two rows per pair.
-
-    Each row is prompt, response, end token, with ``loss_mask`` true on the last two. Row 2 p is the chosen
-    response of pair p and row 2 p + 1 the rejected one; ``group`` is p (the data of DPO, arXiv 2305.18290).
-    Sources, epochs and what is recorded as in data.prompts: ``data/overlong`` is the fraction of pairs with a
-    row over ``max_tokens``. Pairs whose rows are equal teach nothing: they are dropped, and counted in
-    ``data/equal``.
-
-    Attributes:
-        files: .parquet, .arrow, .jsonl, .json, .csv or .tsv files, folders of datasets' save_to_disk,
-            patterns such as data/*.parquet, or URLs of these (s3://, hf://); one after the other, or by
-            name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
-        batch: pairs per iteration, at least 1; or all, the whole set once, in file order.
-        weights: how much of a batch each source gives; null: as many as it has.
-        where: column -> the value that pairs must have, or a list of such.
-        columns: more fields of the files, which become columns of the graph, each with its type (text, json,
-            float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
-            one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
-        question: the column with the question: text, or a list of chat messages {role, content}; null: the
-            messages with which both responses begin.
-        chosen: the column with the better response: text, or messages, whose beginning may be the question.
-        rejected: the column with the worse response.
-        template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
-        template_options: what the chat template is given beside the messages.
-        system: a system message; with plain, text put before the question.
-        suffix: text put after the question; of messages, behind the user's last.
-        assistant_turns: what is compared of responses that are messages: the assistant's last turn, or all.
-        max_tokens: pairs with a row of more tokens than this are dropped; null keeps all.
-        shuffle: whether epochs are shuffled, or in file order.
-
-    Example:
-        pairs: {op: data.pairs, files: [preferences.jsonl], batch: 64}
-    """
-    data = load_pairs(
-        tokenizer,
-        files=files,
-        question=question,
-        chosen=chosen,
-        rejected=rejected,
-        template=template,
-        template_options=template_options,
-        system=system,
-        suffix=suffix,
-        assistant_turns=assistant_turns,
-        where=where,
-        columns=columns,
-        max_tokens=max_tokens,
-    )
-    record_dropped(ctx, data, where is not None, max_tokens is not None)
-    if data.equal:
-        ctx.record(
-            "data/equal", data.equal, len(data) + data.overlong + data.equal, kind="share", over="rows"
-        )
-    picked = rows_of(data, ctx, batch, weights, shuffle, written=2)
-    sides = zip(data.examples(picked), data.examples(picked, 1), strict=True)
-    rows = [example for pair in sides for example in pair]
-    number = torch.arange(len(rows))
-    own = Pairs(*sequences(rows), chosen=number % 2 == 0, group=number // 2)
-    return with_columns(own, data, [row for row in picked for _ in range(2)], columns)
 
 
 def load_pairs(
@@ -135,6 +45,78 @@ def load_pairs(
     longer = numpy.maximum(better.lengths, worse.lengths)
     both = replace(better, tables=better.tables + worse.tables, lengths=longer)
     return _without_equal(both).within(max_tokens, "max_tokens")
+
+
+@op(makes="samples", of_each=2, rows="all", columns="columns", load=load_pairs, roles={"rows": "batch"})
+def pairs(
+    tokenizer: Tokenizer,
+    ctx: Context,
+    *,
+    source: SourceAttributes,
+    question: str | None = "question",
+    chosen: str = "chosen",
+    rejected: str = "rejected",
+    template: Template = "chat",
+    template_options: dict[str, Any] | None = None,
+    system: str | None = None,
+    suffix: str = "",
+    assistant_turns: Turns = "last",
+    max_tokens: Annotated[int, Field(ge=1)] | None = None,
+    shuffle: bool = True,
+) -> Pairs:
+    """The next ``batch`` pairs of responses to one question, one better than the other: two rows per pair.
+
+    Each row is prompt, response, end token, with ``loss_mask`` true on the last two. Row 2 p is the chosen
+    response of pair p and row 2 p + 1 the rejected one; ``group`` is p (the data of DPO, arXiv 2305.18290).
+    Sources, epochs and what is recorded as in data.prompts: ``data/overlong`` is the fraction of pairs with a
+    row over ``max_tokens``. Pairs whose rows are equal teach nothing: they are dropped, and counted in
+    ``data/equal``.
+
+    Attributes:
+        batch: pairs per iteration, at least 1; or all, the whole set once, in file order.
+        question: the column with the question: text, or a list of chat messages {role, content}; null: the
+            messages with which both responses begin.
+        chosen: the column with the better response: text, or messages, whose beginning may be the question.
+        rejected: the column with the worse response.
+        template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
+        template_options: what the chat template is given beside the messages.
+        system: a system message; with plain, text put before the question.
+        suffix: text put after the question; of messages, behind the user's last.
+        assistant_turns: what is compared of responses that are messages: the assistant's last turn, or all.
+        max_tokens: pairs with a row of more tokens than this are dropped; null keeps all.
+        shuffle: whether epochs are shuffled, or in file order.
+
+    Example:
+        pairs: {op: data.pairs, files: [preferences.jsonl], batch: 64}
+    """
+    data = load_pairs(
+        tokenizer,
+        files=source.files,
+        question=question,
+        chosen=chosen,
+        rejected=rejected,
+        template=template,
+        template_options=template_options,
+        system=system,
+        suffix=suffix,
+        assistant_turns=assistant_turns,
+        where=source.where,
+        columns=source.columns,
+        max_tokens=max_tokens,
+    )
+    record_dropped(ctx, data, source.where is not None, max_tokens is not None)
+    if data.equal:
+        total = len(data) + data.overlong + data.equal
+        ctx.record("data/equal", data.equal, total, kind="share", over="rows")
+    picked = source.next_rows(data, ctx, shuffle, written_per_row=2)
+    examples: list[Example] = []
+    for pair in zip(data.examples(picked), data.examples(picked, side=1), strict=True):
+        examples += pair
+    number = torch.arange(len(examples))
+    tokens, loss_mask = sequences(examples)
+    written = Pairs(tokens, loss_mask, chosen=number % 2 == 0, group=number // 2)
+    rows = [row for row in picked for _ in range(2)]
+    return source.with_file_columns(written, data, rows)
 
 
 def _without_equal(both: DataSet) -> DataSet:

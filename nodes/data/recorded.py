@@ -9,7 +9,6 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from pydantic import PositiveFloat
@@ -20,11 +19,33 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.record_file import Recorded, RecordError, RecordMetadata, about, read, steps_of
 from rlgraph.ops import Context, op
 from rlgraph.ops.column_types import ColumnType, File, strip_none
+from rlgraph.ops.output_record import with_columns
 
 BASE = "tokens"  # the column whose rows are those of a recorded iteration
 
 
-@op(makes="samples", rows="all", recorded=True, columns="columns", roles={"temperature": "temperature"})
+def check_run(*, run: str, columns: Mapping[str, str] | None, temperature: float) -> None:
+    """Check that every recorded iteration of a run has a rollout's columns and these, of their types.
+
+    Raises:
+        RecordError: one has not, or the run's plan says that its rows were sampled at another temperature.
+    """
+    folder = Path(run)
+    for iteration in recorded_steps(folder).values():
+        _places(iteration, wanted_types(columns or {}))
+    sampled_at = _sampled_at(folder)
+    if sampled_at and sampled_at != temperature:
+        raise RecordError(f"{run} sampled at temperature {sampled_at:g}; the graph says {temperature:g}")
+
+
+@op(
+    makes="samples",
+    rows="all",
+    recorded=True,
+    columns="columns",
+    load=check_run,
+    roles={"temperature": "temperature"},
+)
 def recorded(
     ctx: Context,
     *,
@@ -50,8 +71,9 @@ def recorded(
     steps = [*recorded_steps(Path(run)).items()]
     iteration, folder = steps[ctx.iteration % len(steps)]
     ctx.record("iteration", iteration, over="iterations")
-    # a Rollout's fields, and more: what the graph says in `columns`
-    return SimpleNamespace(**load(folder, wanted_types(columns or {})))
+    loaded = load(folder, wanted_types(columns or {}))
+    own = {name: loaded.pop(name) for name in Rollout._fields if name in loaded}
+    return with_columns(Rollout(**own), loaded)
 
 
 def recorded_steps(run: Path) -> dict[int, Path]:
@@ -72,19 +94,6 @@ def wanted_types(columns: Mapping[str, str]) -> dict[str, ColumnType]:
     hints = typing.get_type_hints(Rollout, include_extras=True)
     own = {name: ColumnType.of(hint) for name, hint in hints.items() if hint is strip_none(hint)}
     return own | {name: ColumnType.parse(text, "samples") for name, text in columns.items()}
-
-
-def check(run: Path, columns: Mapping[str, str], temperature: float) -> None:
-    """Check that every recorded iteration of a run has these columns beside a rollout's, of these types.
-
-    Raises:
-        RecordError: one has not, or the run's plan says that its rows were sampled at another temperature.
-    """
-    for folder in recorded_steps(run).values():
-        _places(folder, wanted_types(columns))
-    sampled = _sampled_at(run)
-    if sampled and sampled != temperature:
-        raise RecordError(f"{run} sampled at temperature {sampled:g}; the graph says {temperature:g}")
 
 
 def _sampled_at(run: Path) -> float | None:

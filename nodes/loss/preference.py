@@ -249,6 +249,8 @@ def kto_weights(
     """
     z = torch.zeros((), dtype=torch.float64)
     if drift:
+        # the compiler has these three read where ``drift`` is true: see ``when`` above
+        assert kl_logprobs is not None and kl_ref_logprobs is not None and kl_mask is not None
         moved = _sums(kl_logprobs, kl_mask) - _sums(kl_ref_logprobs, kl_mask)
         z = (moved.sum() / max(len(desirable), 1)).clamp(min=0)
     sign = desirable.double() * 2 - 1

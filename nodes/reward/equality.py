@@ -31,12 +31,12 @@ def compare(response: str, answer: str | Sequence[str], unevaluated: bool) -> Ve
     text = answer_in(response)
     if not text:
         return "unparsed"
-    verdicts = [
-        _compared(text, one, unevaluated) for one in ([answer] if isinstance(answer, str) else answer)
-    ]
-    for verdict in ("right", "unevaluated", "wrong"):
+    references = [answer] if isinstance(answer, str) else answer
+    verdicts = {_compared(text, reference, unevaluated) for reference in references}
+    best_first: tuple[Verdict, ...] = ("right", "unevaluated", "wrong")
+    for verdict in best_first:
         if verdict in verdicts:
-            return verdict  # type: ignore[return-value]
+            return verdict
     return "unparsed"
 
 

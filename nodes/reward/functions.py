@@ -216,7 +216,8 @@ def _files(target: str, function: Any) -> set[str]:
     while isinstance(function, partial):
         function = function.func
     modules = load_module(target), sys.modules.get(getattr(function, "__module__", ""))
-    return {str(module.__file__) for module in modules if getattr(module, "__file__", None)}
+    files = [getattr(module, "__file__", None) for module in modules]
+    return {file for file in files if file}
 
 
 def _reading(results: list[Mapping[str, Any]], key: str) -> Callable[[Any], Any]:

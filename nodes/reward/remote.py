@@ -79,9 +79,11 @@ class Service:
         for tried in range(self.retries + 1):
             if tried:
                 await asyncio.sleep(self.backoff * 2 ** (tried - 1))
-            options = {"json": {"samples": list(batch)}, "allow_redirects": False}
+            body = {"samples": list(batch)}
             try:
-                async with session.post(self.url, proxy=self._proxy(), **options) as reply:
+                async with session.post(
+                    self.url, proxy=self._proxy(), json=body, allow_redirects=False
+                ) as reply:
                     if 200 <= reply.status < 300:
                         return _rewards(await self._read(reply.content), len(batch))
                     reason = f"HTTP {reply.status} {reply.reason}"

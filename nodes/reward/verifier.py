@@ -108,7 +108,9 @@ class Verifier:
             end.close()
         for end in ours:
             self.free.put(end)
-        if not (select.select([server.stdout], [], [], START_SECONDS)[0] and server.stdout.readline()):
+        assert server.stdout is not None  # a pipe was asked for
+        is_ready, _, _ = select.select([server.stdout], [], [], START_SECONDS)
+        if not (is_ready and server.stdout.readline()):
             self.close()
             raise VerifierError(f"reward.math could not start its verifier; try: {' '.join(command)}")
 
@@ -153,9 +155,9 @@ def _work(connection: socket.socket, memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         for line in connection.makefile(encoding="utf-8", newline="\n"):
-            *pair, unevaluated, timeout = json.loads(line)
+            response, answer, unevaluated, timeout = json.loads(line)
             signal.setitimer(signal.ITIMER_REAL, timeout)
-            verdict = compare(*pair, unevaluated)
+            verdict = compare(response, answer, unevaluated)
             signal.setitimer(signal.ITIMER_REAL, 0)
             connection.sendall(json.dumps(verdict).encode() + b"\n")
         code = 0

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field
 
-from rlgraph.nodes.rollout.rollout import (
-    CUT,
-    SAMPLING,
-    Penalty,
-    Repetition,
-    StopId,
-    StopText,
-    assemble,
-    record_lengths,
-    response_limits,
-    seed,
+from rlgraph.nodes.rollout.rollout import assemble, record_drawn, sample_seeds
+from rlgraph.nodes.rollout.sampling import (
+    CUTS_WITH_TEMPERATURE,
+    SAMPLING_ROLES,
+    ResponseLimits,
+    SamplingAttributes,
 )
 from rlgraph.nodes.rollout.stop_text import cut_at_text
 from rlgraph.nodes.support.lazy import numpy, torch
@@ -28,7 +23,8 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Context, Enough, Generation, Request, Sampling, ServeEngine, op
 from rlgraph.ops.column_types import boolean, float32, int64, prompt_tokens, prompts, samples, text, tokens
 
-LEFT = 4  # columns of unfinished samples: token ids, log-probs and versions, and whether each ended
+# columns of unfinished samples: token ids, log-probs and versions, and whether each has ended
+UNFINISHED_COLUMNS = 4
 
 
 class PartialRollout(NamedTuple):
@@ -43,28 +39,24 @@ class PartialRollout(NamedTuple):
     truncated: boolean[samples]
 
 
-@op(makes="samples", times="n", rows="each", leaves=LEFT, when=CUT, roles=SAMPLING)
+@op(
+    makes="samples",
+    times="n",
+    rows="each",
+    leaves=UNFINISHED_COLUMNS,
+    when=CUTS_WITH_TEMPERATURE,
+    roles=SAMPLING_ROLES,
+)
 def partial(
     model: ServeEngine,
     ctx: Context,
     prompt: int64[prompts, prompt_tokens],
     *,
-    n: Annotated[int, Field(ge=1)] = 1,
-    max_new_tokens: Annotated[int, Field(ge=1)],
-    max_total_tokens: Annotated[int, Field(ge=2)] | None = None,
+    limits: ResponseLimits,
     chunk: Annotated[int, Field(ge=1)] | None = None,
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0,
     stays: bool = False,
-    temperature: NonNegativeFloat = 1.0,
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
-    top_k: Annotated[int, Field(ge=0)] = 0,
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0,
-    stop: list[StopText] = [],  # noqa: B006 - never changed
-    stop_token_ids: list[StopId] = [],  # noqa: B006 - likewise
-    repetition_penalty: Repetition = 1.0,
-    presence_penalty: Penalty = 0.0,
-    frequency_penalty: Penalty = 0.0,
-    min_new_tokens: Annotated[int, Field(ge=0)] = 0,
+    sampling: SamplingAttributes,
 ) -> PartialRollout:
     """Sample as ``rollout`` does, but leave the longest samples for later rounds: partial rollouts.
 
@@ -92,143 +84,169 @@ def partial(
     round, whichever become of them. Partial rollouts: Kimi k1.5, arXiv 2501.12599.
 
     Attributes:
-        n: responses per prompt, at least 1.
-        max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
-        max_total_tokens: the most tokens of a prompt and its response together; null: no bound of its own. A
-            response may then have as many as its prompt leaves of it, and no more than max_new_tokens.
         chunk: the most tokens that a response gets in a round; null: all that it wants.
         enough: the share of a round's groups on a device after which the others are aborted; 1: none are.
         stays: whether engines go on with what is unfinished from where it is; ``schedule.stream`` sets it.
-        temperature: what the logits are divided by; 0 takes the most likely token.
-        top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
-        top_k: how many of the most likely tokens are kept; 0 keeps all.
-        min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
-        stop: texts that end a response; the one that does is part of it, with the whole of its last token.
-        stop_token_ids: tokens that end a response, by their ids; the one that does is part of it.
         repetition_penalty: by how much tokens that the round has become less likely; 1: not at all.
-        presence_penalty: what is taken off the logits of such tokens.
-        frequency_penalty: what is taken off them for each time that they came.
-        min_new_tokens: how many tokens a response has at least before its end token.
 
     Example:
         rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}
     """
-    ids = prompt.tolist()
-    limits = response_limits(ctx, ids, max_new_tokens, max_total_tokens)
-    samples = [*_begun(ctx), *[Generation()] * (n * len(ids))][: n * len(ids)]
-    stays &= ctx.resumes
-    if not ctx.resumes:
-        most, wanted = max_new_tokens, len(ids)
-    elif stays and model.overlaps:
-        most, wanted = max_new_tokens, 1
-    else:
-        most, wanted = min(chunk or max_new_tokens, max_new_tokens), math.ceil(enough * len(ids))
-    rows = [row * n + k for row in ctx.rows for k in range(n)]
-    seeds = [seed(ctx.seed, ctx.iteration, ctx.node, row) for row in rows]
-    before = sum(len(sample.tokens) for sample in samples)
-    sampling = Sampling(
-        *(most, temperature, top_p, top_k, min_p, stop, stop_token_ids),
-        *(repetition_penalty, presence_penalty, frequency_penalty, min_new_tokens),
+    prompt_ids = prompt.tolist()
+    longest = limits.of_prompts(ctx, prompt_ids)
+    seeds = [sample_seed for row in ctx.rows for sample_seed in sample_seeds(ctx, row, limits.n)]
+    samples = _samples_of_earlier_rounds(ctx)
+    samples += [Generation()] * (len(seeds) - len(samples))
+    tokens_before = sum(len(sample.tokens) for sample in samples)
+
+    engine_goes_on = stays and ctx.resumes
+    round_tokens = limits.max_new_tokens
+    wanted_groups = len(prompt_ids)
+    if engine_goes_on and model.overlaps:
+        wanted_groups = 1
+    elif ctx.resumes:
+        round_tokens = min(chunk or limits.max_new_tokens, limits.max_new_tokens)
+        wanted_groups = math.ceil(enough * len(prompt_ids))
+    settings = sampling.settings(round_tokens)
+    _draw_round(
+        model, prompt_ids, samples, seeds, longest, settings, wanted_groups, engine_goes_on, ctx.is_due
     )
-    _go_on(model, ids, samples, seeds, limits, sampling, wanted, stays, ctx.is_due)
-    generated = sum(len(sample.tokens) for sample in samples) - before
+
+    generated = sum(len(sample.tokens) for sample in samples) - tokens_before
     ctx.record("tokens/generated", generated, kind="sum", over="tokens")
-    groups = [samples[i * n : i * n + n] for i in range(len(ids))]
-    whole = [i for i, group in enumerate(groups) if all(_ended(s, limits[i]) for s in group)]
+    groups = [samples[i * limits.n : (i + 1) * limits.n] for i in range(len(prompt_ids))]
+    finished = [
+        i for i, group in enumerate(groups) if all(_has_ended(sample, longest[i]) for sample in group)
+    ]
     if ctx.resumes:
-        _leave(ctx, whole, groups)
-    return _written(model, ctx, [(ids[i], ctx.rows[i], groups[i]) for i in whole])
+        _leave_unfinished(ctx, finished, groups)
+    return _columns(model, ctx, prompt_ids, groups, finished)
 
 
-def _go_on(
+def _draw_round(
     model: ServeEngine,
-    ids: Sequence[list[int]],
+    prompts: Sequence[list[int]],
     samples: list[Generation],
     seeds: Sequence[int],
-    limits: Sequence[int],
+    longest: Sequence[int],
     sampling: Sampling,
-    wanted: int,
-    stays: bool,
+    wanted_groups: int,
+    engine_goes_on: bool,
     is_due: Callable[[], bool],
 ) -> None:
     """Give every sample that has not ended more tokens, until so many groups have nothing that runs.
 
-    ``limits`` are the most tokens of a response to each prompt. Those of a prompt that have none yet share
-    it.
+    Args:
+        model: what draws them.
+        prompts: token ids, of as many samples each.
+        samples: those of the first prompt, then of the second, and so on; replaced by longer ones.
+        seeds: of each sample.
+        longest: the most tokens of a response to each prompt.
+        sampling: whose ``max_new_tokens`` is the most that a sample gets in this round.
+        wanted_groups: how many prompts have to have all their samples before the others are cut.
+        engine_goes_on: whether the engine goes on with what it did not finish (``ServeEngine.generate``).
+        is_due: whether the round is to end now.
     """
-    requests, owners = [], []
-    n = len(samples) // len(ids) if ids else 1
-    for first in range(0, len(samples), n):
-        longest = limits[first // n]
-        members = [i for i in range(first, first + n) if not _ended(samples[i], longest)]
-        fresh = [i for i in members if not samples[i].tokens]
-        for group in (fresh, *([i] for i in members if samples[i].tokens)):
-            if group:
-                done = samples[group[0]].tokens
-                limit = min(sampling.max_new_tokens, longest - len(done))
-                asked = [seeds[i] for i in group]
-                whole = [*ids[first // n], *done]
-                requests.append(Request(whole, asked, max_new_tokens=limit, drawn=len(done)))
-                owners.append(group)
-    enough = _quorum(owners, n, wanted, is_due) if stays or wanted < len(ids) else None
-    for group, answers in zip(owners, model.generate(requests, sampling, enough, stays), strict=True):
-        for i, answer in zip(group, answers, strict=True):
+    n = len(samples) // len(prompts) if prompts else 1
+    requests = []
+    owners = []  # of each request the samples that it is for
+    for row, ids in enumerate(prompts):
+        members = range(row * n, row * n + n)
+        running = [i for i in members if not _has_ended(samples[i], longest[row])]
+        without_tokens = [i for i in running if not samples[i].tokens]
+        # samples without tokens have one prompt, and share a request; any other goes on behind its tokens
+        shares = [without_tokens] if without_tokens else []
+        shares += [[i] for i in running if samples[i].tokens]
+        for share in shares:
+            drawn = samples[share[0]].tokens
+            limit = min(sampling.max_new_tokens, longest[row] - len(drawn))
+            share_seeds = [seeds[i] for i in share]
+            requests.append(Request([*ids, *drawn], share_seeds, max_new_tokens=limit, drawn=len(drawn)))
+            owners.append(share)
+    enough = None
+    if engine_goes_on or wanted_groups < len(prompts):
+        enough = _quorum(owners, n, wanted_groups, is_due)
+    generations = model.generate(requests, sampling, enough, engine_goes_on)
+    for share, answers in zip(owners, generations, strict=True):
+        for i, answer in zip(share, answers, strict=True):
             samples[i] = extended(samples[i], answer, model, sampling.stop)
 
 
 def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int, is_due: Callable[[], bool]) -> Enough:
-    """Return a test whether so many groups of ``n`` ended, or the round is due to.
+    """Return a test whether so many groups of ``n`` have ended, or the round is due to end.
 
     ``owners`` are the samples of each request.
     """
-    running = Counter(i // n for samples in owners for i in samples)
+    running = Counter(sample // n for share in owners for sample in share)
 
-    def enough(ended: Sequence[int]) -> bool:
+    def is_enough(ended: Sequence[int]) -> bool:
         running.subtract(owners[request][0] // n for request in ended)
-        return is_due() or sum(not count for count in running.values()) >= wanted
+        ended_groups = sum(count == 0 for count in running.values())
+        return is_due() or ended_groups >= wanted
 
-    return enough
+    return is_enough
 
 
 def extended(sample: Generation, answer: Generation, model: ServeEngine, stop: Sequence[str]) -> Generation:
     """Return a sample with what was drawn behind it, up to a stop text that lies across both."""
     versions = answer.versions or [model.version] * len(answer.tokens)
-    whole = sample.followed(replace(answer, versions=versions))
-    return cut_at_text(model.tokenizer, whole, stop, len(sample.tokens)) if stop and sample.tokens else whole
+    longer = sample.followed(replace(answer, versions=versions))
+    if stop and sample.tokens:
+        return cut_at_text(model.tokenizer, longer, stop, len(sample.tokens))
+    return longer
 
 
-def _ended(sample: Generation, longest: int) -> bool:
+def _has_ended(sample: Generation, longest: int) -> bool:
     return sample.is_whole or len(sample.tokens) >= longest
 
 
-def _begun(ctx: Context) -> Iterator[Generation]:
-    """Yield the samples that an earlier round has begun."""
-    if ctx.begun:
-        ids, logprobs, versions, stopped = (column.tolist() for column in ctx.begun)
-        for own, measured, drawn, ended in zip(ids, logprobs, versions, stopped, strict=True):
-            yield Generation(own, measured, "stop" if ended else "abort", drawn)
+def _samples_of_earlier_rounds(ctx: Context) -> list[Generation]:
+    """Return the samples that earlier rounds have left unfinished."""
+    if not ctx.begun:
+        return []
+    ids, logprobs, versions, has_ended = (column.tolist() for column in ctx.begun)
+    finish = ["stop" if ended else "abort" for ended in has_ended]
+    return [Generation(*fields) for fields in zip(ids, logprobs, finish, versions, strict=True)]
 
 
-def _leave(ctx: Context, whole: Sequence[int], groups: Sequence[Sequence[Generation]]) -> None:
-    done = {*whole}
-    rest = [sample for i, group in enumerate(groups) if i not in done for sample in group]
+def _leave_unfinished(ctx: Context, finished: Sequence[int], groups: Sequence[Sequence[Generation]]) -> None:
+    """Leave the samples of unfinished groups to the next round; ``_samples_of_earlier_rounds`` reads them."""
+    goes_on = sorted({*range(len(groups))} - {*finished})
+    unfinished = [sample for i in goes_on for sample in groups[i]]
     ctx.leave(
-        numpy.array(whole, numpy.int64),
-        Ragged.of([sample.tokens for sample in rest], torch.int64),
-        Ragged.of([sample.logprobs for sample in rest], torch.float32),
-        Ragged.of([sample.versions for sample in rest], torch.int64),
-        torch.tensor([sample.is_whole for sample in rest], dtype=torch.bool),
+        numpy.array(finished, numpy.int64),
+        Ragged.of([sample.tokens for sample in unfinished], torch.int64),
+        Ragged.of([sample.logprobs for sample in unfinished], torch.float32),
+        Ragged.of([sample.versions for sample in unfinished], torch.int64),
+        torch.tensor([sample.is_whole for sample in unfinished], dtype=torch.bool),
     )
 
 
-def _written(
-    model: ServeEngine, ctx: Context, groups: Sequence[tuple[list[int], int, Sequence[Generation]]]
+def _columns(
+    model: ServeEngine,
+    ctx: Context,
+    prompts: Sequence[list[int]],
+    groups: Sequence[Sequence[Generation]],
+    finished: Sequence[int],
 ) -> PartialRollout:
-    """Return the columns of whole groups: (prompt ids, the prompt's number, samples)."""
-    each = [(ids, number, sample) for ids, number, members in groups for sample in members]
-    pairs = [(ids, s if s.is_whole else replace(s, finish="length")) for ids, _, s in each]
-    columns = assemble(model.tokenizer, pairs, [int(number) for _, number, _ in each])
-    record_lengths(ctx, pairs, columns.responses)
-    versions = Ragged.of([[-1] * len(ids) + [*s.versions] for ids, _, s in each], torch.int64)
-    shared = {name: getattr(columns, name) for name in PartialRollout._fields if name in columns._fields}
-    return PartialRollout(**shared, token_versions=versions)
+    """Return the columns of the groups that are finished."""
+    drawn = []
+    group_numbers = []
+    versions = []
+    for i in finished:
+        for sample in groups[i]:
+            # one that is not whole has as many tokens as it may have
+            drawn.append((prompts[i], sample if sample.is_whole else replace(sample, finish="length")))
+            group_numbers.append(int(ctx.rows[i]))
+            versions.append([-1] * len(prompts[i]) + [*sample.versions])
+    columns = assemble(model.tokenizer, drawn, group_numbers)
+    record_drawn(ctx, drawn, columns.responses)
+    return PartialRollout(
+        tokens=columns.tokens,
+        loss_mask=columns.loss_mask,
+        rollout_logprobs=columns.rollout_logprobs,
+        token_versions=Ragged.of(versions, torch.int64),
+        responses=columns.responses,
+        group=columns.group,
+        truncated=columns.truncated,
+    )

@@ -13,17 +13,17 @@ import symtable
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
-from harness import undefined
-from main import run_main
-from wire import Broken, RemoteProgram, decode, encode
+from .harness import undefined
+from .main import run_main
+from .wire import Broken, RemoteProgram, decode, encode
 
 MODULE = type(builtins)
 SIZES: dict[int, dict[str, int]] = {}  # what stand-ins' lengths and iterations came to since the last call
 
 
-def check(job, _reader, writer):  # type: ignore[no-untyped-def]
+def check(job: dict[str, Any], _reader: BinaryIO, writer: BinaryIO) -> None:
     """Run a test; say whether it came to its end, what is wrong with it, and with a reply of the program.
 
     A test that comes to its end has used the program: it called it, asked for a part of it or read one of its
@@ -55,7 +55,7 @@ def check(job, _reader, writer):  # type: ignore[no-untyped-def]
     end(True)
 
 
-class Constants(dict):  # type: ignore[type-arg]
+class Constants(dict[str, Any]):
     """Python's built-ins with a program's constants in their place, of which it notes the use."""
 
     def __init__(self, constants: dict[str, Any], used: set[str]) -> None:
@@ -156,7 +156,8 @@ class StandIn:
         return item in [*self]  # all of it: what has no end holds nothing
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed([*self])
+        items = [*self]
+        return iter(items[::-1])
 
     def __hold(self, verb: str, size: int) -> int:
         sizes = SIZES.setdefault(self.__number, {})

@@ -11,6 +11,7 @@ import resource
 import signal
 import struct
 from contextlib import suppress
+from typing import Any
 
 ROOT = "/proc"  # where the new root is made: nothing that it shows lies there
 TASKS = 64  # processes and threads
@@ -32,7 +33,7 @@ REFUSED = {
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def shut(job: dict) -> None:
+def shut(job: dict[str, Any]) -> None:
     """Make the sandbox of a process that is process 1 in namespaces of its own; return in process 2.
 
     Raises:
@@ -60,7 +61,7 @@ def shut(job: dict) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (TASKS, TASKS))  # counted in this user namespace
 
 
-def limit(job: dict) -> None:
+def limit(job: dict[str, Any]) -> None:
     """Bound CPU time, address space and the size and number of files; no core is dumped."""
     bounds = {
         resource.RLIMIT_CPU: job["seconds"],

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any, BinaryIO
 
-from harness import RECURSION, harness_names
-from main import run_main
+from .harness import RECURSION, harness_names
+from .main import run_main
 
 
 def _file() -> int:
@@ -17,7 +18,7 @@ def _file() -> int:
     return file
 
 
-def run(job, reader, writer):  # type: ignore[no-untyped-def]
+def run(job: dict[str, Any], reader: BinaryIO, writer: BinaryIO) -> None:
     """Answer each request (``wire.py``), whose argument is the input, with what the program prints.
 
     The program runs as a process of its own, which goes on from here as if it had been started for it.

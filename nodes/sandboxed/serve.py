@@ -6,25 +6,38 @@ Nothing here is kept from the program: it may answer what it likes, for it is no
 from __future__ import annotations
 
 import builtins
+import functools
 import json
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
-from harness import RECURSION, harness_names
-from main import run_main
-from wire import decode, encode
+from .harness import RECURSION, harness_names
+from .main import run_main
+from .wire import decode, encode
 
 
-def serve(job, reader, writer):  # type: ignore[no-untyped-def]
+def serve(job: dict[str, Any], reader: BinaryIO, writer: BinaryIO) -> None:
     """Run a program, then answer requests about its names and objects to the end."""
     sys.setrecursionlimit(RECURSION)
     names = run_main(job["program"], "program.py", harness_names(job["program"]))
     objects = Objects()
-    verbs = {verb.__name__: verb for verb in (getattr, setattr, iter, next, len, bool, str, repr)}
-    verbs |= {"getitem": operator.getitem, "setitem": operator.setitem, "call": operator.call}
-    verbs |= {"look": names.__getitem__, "solve": lambda name, given: solve(names, name, given)}
+    verbs: dict[str, Callable[..., Any]] = {
+        "getattr": getattr,
+        "setattr": setattr,
+        "iter": iter,
+        "next": next,
+        "len": len,
+        "bool": bool,
+        "str": str,
+        "repr": repr,
+        "getitem": operator.getitem,
+        "setitem": operator.setitem,
+        "call": operator.call,
+        "look": names.__getitem__,
+        "solve": functools.partial(solve, names),
+    }
     for line in reader:
         nonce, verb, arguments, named = json.loads(line)
         writer.write(json.dumps([nonce, *answer(verbs[verb], arguments, named, objects)]).encode() + b"\n")

@@ -69,8 +69,8 @@ def contexts(
     count = torch.tensor(counts, dtype=torch.int64)
     where = Ragged(_joined(places, torch.int64), offsets_of(torch.tensor(lengths, dtype=torch.int64)))
     first = where.spread(tokens.offsets[:-1].repeat_interleave(count)).values
-    mask = where.like(_joined(masks, torch.bool))
-    return Contexts(where.like(tokens.values[first + where.values]), mask, where, count)
+    segment_mask = where.like(_joined(masks, torch.bool))
+    return Contexts(where.like(tokens.values[first + where.values]), segment_mask, where, count)
 
 
 @op()

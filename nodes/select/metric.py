@@ -68,8 +68,9 @@ def mean_at_k(ctx: Context, rewards: anything[samples], source: text[samples] | 
     if isinstance(rewards, list):
         law = "a mean is of numbers or truth values; map `rewards` to another column by `in`"
         raise RunError(f"{ctx.node}: {law}")
-    _record(ctx, rewards.float(), source)
-    return rewards.float()
+    values: torch.Tensor = rewards.float()
+    _record(ctx, values, source)
+    return values
 
 
 @cache

@@ -9,7 +9,6 @@ rollout ─> rewards ┤                                  ├─> update_policy
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -18,6 +17,7 @@ from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import joined, taken
 from rlgraph.nodes.support.splitmix import WEYL, mix, shift, signed
 from rlgraph.ops import Context, float32, int64, op, samples
+from rlgraph.ops.output_record import with_columns
 
 CAME, NUMBER, PRIORITY = "the iteration", "the number", "the priority"  # columns that no graph can name
 
@@ -69,7 +69,7 @@ def replay(
     """
     rows = _with_rows(ctx, priority)
     if not rows:
-        return SimpleNamespace()
+        return Given(age=torch.empty(0, dtype=torch.int64))
     age, first = ctx.iteration - rows[CAME], 0
     stay = (age < max_age).nonzero()[:, 0][-capacity:]
     if fresh:
@@ -90,7 +90,7 @@ def replay(
         ctx.record("age_max", age[places], kind="max")
     names = [name for name in rows if name not in (CAME, NUMBER, PRIORITY)]
     given = {name: taken(rows[name], places) for name in names}
-    return SimpleNamespace(age=age[places], **given)
+    return with_columns(Given(age=age[places]), given)
 
 
 def _with_rows(ctx: Context, priority: torch.Tensor | None) -> Mapping[str, Any]:

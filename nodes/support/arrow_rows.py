@@ -14,6 +14,7 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,11 @@ def _rows(file: str, batches: Iterable[Any], paths: Sequence[str]) -> ArrowRows:
     for batch in batches:
         batch.validate(full=True)
         fields = [*zip(batch.schema, batch.columns, strict=True)]
-        converts = {field.name: _converter(field, _has_null_fields(column)) for field, column in fields}
-        converts = {name: convert for name, convert in converts.items() if convert}
+        converts: dict[str, Convert] = {}
+        for field, column in fields:
+            convert = _converter(field, _has_null_fields(column))
+            if convert is not None:
+                converts[field.name] = convert
         doubtful = {field.name for field, _ in fields if not _is_plain(field)}
         checked = [path for path in paths if any(_leads_into(path, name) for name in doubtful)]
         is_plain = not converts and not checked
@@ -183,6 +187,10 @@ def _has_null_fields(array: Any) -> bool:
     return bool(types.is_map(kind) and _has_null_fields(array.items))
 
 
+def _convert_values(convert: Convert, values: Iterable[Any]) -> list[Any]:
+    return [None if value is None else convert(value) for value in values]
+
+
 def _converter(field: Any, drops_null: bool) -> Convert | None:
     """Return what makes of a value, as pyarrow gives it, that which JSON has for it; None: nothing is to do.
 
@@ -196,8 +204,8 @@ def _converter(field: Any, drops_null: bool) -> Convert | None:
     if types.is_struct(kind):
         return _struct_converter(kind, drops_null)
     if _is_list(kind):
-        each = _converter(kind.value_field, drops_null)
-        return each and (lambda values: [None if value is None else each(value) for value in values])
+        convert_value = _converter(kind.value_field, drops_null)
+        return None if convert_value is None else partial(_convert_values, convert_value)
     if types.is_map(kind):
         each = _converter(kind.item_field, drops_null) or (lambda value: value)
         return lambda pairs: _mapping(pairs, each)

@@ -91,7 +91,8 @@ class Asked:
 def _words_of(message: Mapping[str, Any]) -> str:
     """Return all that a message says beside its role."""
     more = {key: value for key, value in message.items() if key not in ("role", "content", TRAIN)}
-    return message["content"] + (f" {json.dumps(more, ensure_ascii=False, default=str)}" if more else "")
+    content = str(message["content"])
+    return f"{content} {json.dumps(more, ensure_ascii=False, default=str)}" if more else content
 
 
 def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
@@ -227,7 +228,7 @@ def _once(
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two messages say the same, white space at both ends aside."""
-    return one["role"] == other["role"] and one["content"].strip() == other["content"].strip()
+    return bool(one["role"] == other["role"] and one["content"].strip() == other["content"].strip())
 
 
 def _checked(place: str, path: str, value: Any, reading: ReadingOptions) -> Question:

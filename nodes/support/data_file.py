@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -260,7 +260,7 @@ def _awaited(job: Callable[[], T], folder: Path | None = None) -> T:
         TimeoutError: it does not get on; its thread is left behind. Any other error is the job's.
     """
     threads = DaemonThreads(1)
-    running = threads.submit(job)
+    running: Future[T] = threads.submit(job)
     threads.shutdown()  # once the job is done
     size, since = _partial_bytes(folder), time.monotonic()
     while not wait([running], LOOK).done:

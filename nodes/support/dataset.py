@@ -188,9 +188,14 @@ def _contents(tokenizer: Any) -> str:
     """Return a digest of what a tokenizer makes of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    said = (type(tokenizer).__name__, vocabulary, tokenizer.chat_template, tokenizer.special_tokens_map)
-    said = (*said, sorted(getattr(tokenizer, "model_stop_ids", ())))
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    contents = (
+        type(tokenizer).__name__,
+        vocabulary,
+        tokenizer.chat_template,
+        tokenizer.special_tokens_map,
+        sorted(getattr(tokenizer, "model_stop_ids", ())),
+    )
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=8)

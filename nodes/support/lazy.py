@@ -15,13 +15,13 @@ class LazyModule:
 
 
 if TYPE_CHECKING:
-    import asyncio
+    import asyncio as asyncio  # as itself: mypy then takes the name for one that other modules may import
 
-    import datasets
-    import numpy
-    import pyarrow
-    import torch
-    from pyarrow import parquet
+    import datasets as datasets
+    import numpy as numpy
+    import pyarrow as pyarrow
+    import torch as torch
+    from pyarrow import parquet as parquet
 else:
     asyncio, numpy, torch = LazyModule("asyncio"), LazyModule("numpy"), LazyModule("torch")
     datasets, pyarrow = LazyModule("datasets"), LazyModule("pyarrow")

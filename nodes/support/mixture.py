@@ -56,14 +56,16 @@ class SourceWeights:
         ends = weights.cumsum(1)
         ends = (self.span * ends / ends[:, -1:]).round(6)
         offsets = GOLDEN * numpy.array(spans)[:, None] % 1
-        return numpy.diff(numpy.ceil(ends - offsets), axis=1, prepend=0).astype(numpy.int64)
+        quotas: numpy.ndarray = numpy.diff(numpy.ceil(ends - offsets), axis=1, prepend=0)
+        return quotas.astype(numpy.int64)
 
     def given(self, position: int) -> numpy.ndarray:
         """Return float64 ``[sources]``: the rows of each among the first so many; within a span its share."""
         whole, part = divmod(position, self.span)
         first = whole - whole % SPANS
         before = _given_before(self, first) + self.quotas(range(first, whole)).sum(0)
-        return before + self.quotas([whole])[0] * (part / self.span)
+        rows: numpy.ndarray = before + self.quotas([whole])[0] * (part / self.span)
+        return rows
 
 
 @functools.lru_cache(maxsize=8)

@@ -21,7 +21,7 @@ from rlgraph.nodes.support.data_file import DataError, fits, read_rows, seen
 from rlgraph.nodes.support.lazy import pyarrow
 from rlgraph.nodes.support.process_map import process_map
 from rlgraph.nodes.support.row_field import column_values, path_of
-from rlgraph.nodes.support.row_tokens import examples_of, prompt_ids
+from rlgraph.nodes.support.row_tokens import Example, examples_of, prompt_ids
 
 PlacedRow = tuple[int, str, Mapping[str, Any]]  # the number of a row's file, its place and its fields
 SetKind = Literal["prompts", "examples"]
@@ -117,7 +117,7 @@ def _columns(source: DataSetKey, kept: Sequence[PlacedRow]) -> dict[str, Any]:
     """Return the columns of a chunk of rows."""
     reading, rows = source.reading, [asked(place, row, source.reading) for _, place, row in kept]
     if source.kind == "prompts":
-        examples = [(ids, []) for ids in prompt_ids(source.tokenizer, reading, rows)]
+        examples: list[Example] = [(ids, []) for ids in prompt_ids(source.tokenizer, reading, rows)]
     else:
         examples = list(examples_of(source.tokenizer, reading, rows))
     more = [json.dumps(column_values(place, row, reading.columns)) for _, place, row in kept]

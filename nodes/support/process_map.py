@@ -21,14 +21,15 @@ from typing import Any, TypeVar
 
 from rlgraph.errors import RunError
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+WorkItem = TypeVar("WorkItem")
+WorkResult = TypeVar("WorkResult")
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 ChildProcess = subprocess.Popen[bytes]
 
 
 def process_map(
-    function: Callable[[Item], Result], items: Iterable[Item], processes: int
-) -> Iterator[Result]:
+    function: Callable[[WorkItem], WorkResult], items: Iterable[WorkItem], processes: int
+) -> Iterator[WorkResult]:
     """Yield a function's result for each item; at most twice as many items as processes are ahead.
 
     Function, items and results are pickled.
@@ -39,15 +40,16 @@ def process_map(
     """
     free: SimpleQueue[ChildProcess] = SimpleQueue()
 
-    def ask(item: Item) -> Result:
+    def ask(item: WorkItem) -> WorkResult:
         process = free.get()
         try:
-            return _answer(process, item)
+            result: WorkResult = _answer(process, item)
+            return result
         finally:
             free.put(process)
 
     with ThreadPoolExecutor(processes) as threads, ExitStack() as ends:
-        waiting: deque[Future[Result]] = deque()
+        waiting: deque[Future[WorkResult]] = deque()
         ends.callback(lambda: [future.cancel() for future in waiting])
         started = [_started() for _ in range(processes)]  # they import side by side, before one is written to
         for process in started:

@@ -124,8 +124,8 @@ class Ragged:
         """Return the same rows on another device."""
         return Ragged(self.values.to(device), self.offsets.to(device))
 
-    def tolist(self) -> list[list[float]]:
-        """Return the rows as lists of numbers."""
+    def tolist(self) -> list[list[Any]]:
+        """Return the rows as lists of numbers: int, float or bool, as ``torch.Tensor.tolist`` does."""
         return [self[row].tolist() for row in range(len(self))]
 
 
@@ -136,13 +136,13 @@ def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
 
 def joined(parts: Sequence[Any]) -> Any:
     """Return the rows of all parts as one column; a part without rows need not say of what type they are."""
-    parts = [part for part in parts if len(part)] or parts[:1]
-    if isinstance(parts[0], Ragged):
-        lengths = torch.cat([part.lengths for part in parts])
-        return Ragged(torch.cat([part.values for part in parts]), offsets_of(lengths))
-    if isinstance(parts[0], torch.Tensor):
-        return torch.cat(parts)
-    return [row for part in parts for row in part]
+    with_rows = [part for part in parts if len(part)] or [parts[0]]
+    if isinstance(with_rows[0], Ragged):
+        lengths = torch.cat([part.lengths for part in with_rows])
+        return Ragged(torch.cat([part.values for part in with_rows]), offsets_of(lengths))
+    if isinstance(with_rows[0], torch.Tensor):
+        return torch.cat(with_rows)
+    return [row for part in with_rows for row in part]
 
 
 def taken(column: Any, rows: torch.Tensor) -> Any:

@@ -7,7 +7,7 @@ turns[0].content             an item of a list                   gold: {from: re
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
@@ -207,7 +207,8 @@ def parsed(value: Written, dtype: str) -> Any:
         return int(text)
     if dtype == "boolean":
         return BOOLEANS.get(text.lower(), text)
-    read = {"float32": float, "json": json.loads}.get(dtype)
+    parsers: dict[str, Callable[[str], Any]] = {"float32": float, "json": json.loads}
+    read = parsers.get(dtype)
     try:
         return read(text) if read else text
     except (ValueError, RecursionError):

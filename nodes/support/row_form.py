@@ -215,7 +215,7 @@ def _schema(place: str, path: str, tool: Any) -> dict[str, Any]:
         DataError: it has no name.
     """
     inner = tool.get("function", tool) if isinstance(tool, dict) else None
-    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+    if not isinstance(tool, dict) or not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
         law = f"{place}: {path!r} has a tool that is neither a name nor a schema: {str(tool)[:60]!r}"
         raise DataError(f"{law}; write {{type: function, function: {{name, description, parameters}}}}")
     if inner is not tool:

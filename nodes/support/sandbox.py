@@ -188,13 +188,16 @@ def _start(
     sandboxed: bool,
     peer: Sandbox | None,
 ) -> subprocess.Popen[bytes]:
-    namespaces = (*NAMESPACES, *(() if limits.network else ("--net",))) if sandboxed else ()
+    command = [sys.executable, "-I", "-S", SANDBOXED, role]
+    if sandboxed:
+        namespaces = NAMESPACES if limits.network else (*NAMESPACES, "--net")
+        command = [*namespaces, *command]
     home = "/tmp" if sandboxed else folder
     return subprocess.Popen(
-        [*namespaces, sys.executable, "-I", "-S", SANDBOXED, role],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        command,
+        stdin=theirs.fileno(),
+        stdout=theirs.fileno(),
+        stderr=theirs.fileno(),
         cwd=folder,
         env={"PATH": os.environ.get("PATH", os.defpath), "HOME": home, "OMP_NUM_THREADS": "1"},
         start_new_session=True,

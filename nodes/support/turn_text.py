@@ -10,7 +10,7 @@ end of a conversation alone. Where they are not, no tokens would be those of a r
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlgraph.nodes.support.chat_template import REMEDY, TemplateError, rendered
@@ -340,7 +340,10 @@ def _marked(
     try:
         template = tokenizer.get_chat_template(source, more.get("tools"))
         tools, documents = more.pop("tools", None), more.pop("documents", None)
-        texts, spans = render_jinja_template(
+        # transformers 5.17 annotates what it returns as a text; with this mask it is texts, and each one's
+        # spans as (start, end)
+        render: Callable[..., Any] = render_jinja_template
+        texts, spans = render(
             conversations=[[dict(message) for message in talk]],
             tools=tools,
             documents=documents,
@@ -352,5 +355,4 @@ def _marked(
     except Exception:
         rendered(tokenizer, talk, options, begun=False)  # says what is wrong with it
         raise
-    marked: list[TextSpan] = [(span[0], span[1]) for span in spans[0]]
-    return str(texts[0]), [(start, end) for start, end in marked if end > start]
+    return str(texts[0]), [(start, end) for start, end in spans[0] if end > start]

@@ -49,7 +49,7 @@ def _evaluator() -> Any:
     """Return an evaluator that knows numbers, these operators and functions; it runs no Python (no eval)."""
     from simpleeval import SimpleEval
 
-    operators = {
+    operators: dict[type[ast.AST], Callable[..., Any]] = {
         ast.Add: operator.add,
         ast.Sub: operator.sub,
         ast.Mult: _product,
@@ -60,7 +60,13 @@ def _evaluator() -> Any:
         ast.USub: operator.neg,
         ast.UAdd: operator.pos,
     }
-    functions = {"sqrt": math.sqrt, "abs": abs, "round": _rounded, "min": min, "max": max}
+    functions: dict[str, Callable[..., Any]] = {
+        "sqrt": math.sqrt,
+        "abs": abs,
+        "round": _rounded,
+        "min": min,
+        "max": max,
+    }
     return SimpleEval(
         operators={part: _of_numbers(function) for part, function in operators.items()},
         functions={name: _of_numbers(function) for name, function in functions.items()},
@@ -75,7 +81,7 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., float]:
         if not all(type(number) in (int, float) for number in numbers):
             raise ValueError("only numbers are computed with")
         result = function(*numbers)
-        if type(result) not in (int, float):
+        if type(result) is not int and type(result) is not float:
             raise ValueError("the result is no real number")
         _bounded(_bits(result))
         return result

@@ -120,10 +120,20 @@ def policy(
     objective = policy_objective(
         loss, aggregate, kl_coef, kl, entropy_coef, norm, kl_unbiased, off_policy_limit, entropy_aggregate
     )
-    divisor = 1.0 if temperature is None else temperature
-    several = bool(ctx.total_samples) and over == "samples"
-    passes = minibatches, epochs, divisor, entropy_coef != 0, several, weight
-    model.update(columns, objective, *rows_of(ctx), *passes, record=ctx.add)
+    rows, total_rows = rows_of(ctx)
+    model.update(
+        columns,
+        objective,
+        rows,
+        total_rows,
+        minibatches=minibatches,
+        epochs=epochs,
+        temperature=1.0 if temperature is None else temperature,
+        entropy=entropy_coef != 0,
+        merged=bool(ctx.total_samples) and over == "samples",
+        weight=weight,
+        record=ctx.add,
+    )
 
 
 @op(updates=True, head="value", assumes=("critic_values",), roles=PASSES)
@@ -160,9 +170,18 @@ def critic(
         update_critic: {op: update.critic, model: critic, minibatches: 4}
     """
     columns = {"tokens": tokens, "loss_mask": loss_mask, "values": values, "returns": returns}
-    objective = critic_objective(clip, aggregate)
-    how = {"merged": bool(ctx.total_samples), "weight": weight, "record": ctx.add}
-    model.update(columns, objective, *rows_of(ctx), minibatches, epochs, **how)
+    rows, total_rows = rows_of(ctx)
+    model.update(
+        columns,
+        critic_objective(clip, aggregate),
+        rows,
+        total_rows,
+        minibatches=minibatches,
+        epochs=epochs,
+        merged=bool(ctx.total_samples),
+        weight=weight,
+        record=ctx.add,
+    )
 
 
 @op(updates=True, head="any")
@@ -289,11 +308,12 @@ def _kl_ratio(loss: Loss, batch: Batch) -> torch.Tensor:
 
 def _off_policy(batch: Batch, limit: float) -> torch.Tensor:
     """Return where A < 0 in sequences that the policy has gone too far away from, ``[all tokens]``."""
-    logprobs = batch["logprobs"]
-    now = logprobs.values.detach()
-    sampled = batch.get("rollout_logprobs", batch.get("old_logprobs", logprobs)).values.detach()
-    drift = masked_mean(logprobs.like(sampled - now), batch["loss_mask"])
-    return (logprobs.spread(drift).values > limit) & (batch["advantages"].values < 0)
+    logprobs: Ragged = batch["logprobs"]
+    advantages: Ragged = batch["advantages"]
+    sampled: Ragged = batch.get("rollout_logprobs", batch.get("old_logprobs", logprobs))
+    difference = logprobs.like(sampled.values.detach() - logprobs.values.detach())
+    drift = masked_mean(difference, batch["loss_mask"])
+    return (logprobs.spread(drift).values > limit) & (advantages.values < 0)
 
 
 def _metrics(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:

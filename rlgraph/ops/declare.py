@@ -16,12 +16,14 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from rlgraph.ops.attribute_group import AttributeGroup
 from rlgraph.ops.column_types import ColumnType
+from rlgraph.ops.docstring import Docstring, read_docstring
 from rlgraph.text_value import Referring
 
 RowScope = Literal["each", "group", "all"]
@@ -166,6 +168,11 @@ class Declaration:
         leaves_with: the attribute without which it leaves none; by default it always may.
         streams: the op that takes its place where generation streams, and leaves rows unfinished; it has the
             same attributes, and more.
+        load: of a data source, the function that reads all of its data before a run, as ``rlgraph check
+            --files`` does. It is called with the tokenizer, if the op takes one, and by their names with the
+            attributes that say what the data is: all but ``weights``, ``shuffle`` and that with the role
+            ``rows``. It returns a ``DataSet`` (nodes/support/dataset.py), or None where rows need not be
+            counted, and raises an ``RlgraphError`` where the data can't be read.
         recorded: whether its rows were sampled by its model at an earlier time.
         columns: the attribute that names more of what it writes: name -> a type, such as ``float32[prompts]``
             or ``float32`` alone, or -> a mapping in which ``type`` is one, and text where it is left out.
@@ -203,6 +210,7 @@ class Declaration:
     leaves: int = 0
     leaves_with: str = ""
     streams: str = ""
+    load: Callable[..., Any] | None = None
     recorded: bool = False
     columns: str = ""
     reads: tuple[str, ...] = ()
@@ -247,6 +255,7 @@ class Op:
     several: frozenset[str] = frozenset()  # attributes that hold several hooks by name
     kind: type[Hook] | None = None  # None for an op; else the kind of hook that an attribute names
     more: ColumnType | None = None  # of the columns that it reads beside its inputs: ``Declaration.reads``
+    groups: Mapping[str, type[AttributeGroup]] = field(default_factory=dict)  # parameter -> some attributes
 
     def hook(self, path: str) -> type[Hook]:
         """Return the kind of a node's hook: ``loss``, or ``tools.calculator`` where there are several."""
@@ -265,6 +274,23 @@ class Op:
         named, own = attributes.get(attribute) or (), {*others, *(port.name for port in self.inputs)}
         names = PLACE.findall(named) if isinstance(named, str) else named
         return tuple(Port(name, self.more) for name in dict.fromkeys(names) if name not in own)
+
+    def arguments(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return attributes as the body takes them: those of a group as one argument."""
+        arguments = dict(attributes)
+        for parameter, group in self.groups.items():
+            arguments[parameter] = group.pop_from(arguments)
+        return arguments
+
+    def docstring(self) -> Docstring:
+        """Return its docstring with what groups say of their attributes, where it does not say it itself."""
+        docstring = read_docstring(self.doc)
+        described = dict(docstring.attributes)
+        for group in self.groups.values():
+            described = {**group.descriptions(), **described}
+        in_order = {name: described[name] for name in self.attributes.model_fields if name in described}
+        unknown = {name: text for name, text in described.items() if name not in in_order}
+        return replace(docstring, attributes=in_order | unknown)
 
     def typed(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return attributes of JSON in the types that the op declares, such as a tuple for a list.

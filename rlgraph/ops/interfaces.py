@@ -4,7 +4,7 @@ An op's parameter annotated with one of these classes is filled in by the runtim
 
     def logprobs(model: TrainEngine, tokens: int64[samples, tokens], ...) -> float32[samples, tokens]
 
-Nothing here imports torch: the names in the annotations are for readers.
+Nothing here imports torch: columns are annotated as in ops, ``int64[samples, tokens]`` for a ``Ragged``.
 
 One file: whoever writes an op finds here all that one may be given.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from rlgraph.ops.column_types import boolean, float32, int64, k, layers, samples, tokens
 from rlgraph.ops.metric import Metric, add_up
 
 
@@ -120,14 +121,19 @@ class Tokenizer(Protocol):
 
 
 class ServeEngine(Protocol):
-    """A model that generates: token ids in, token ids and log-probs out.
+    """A model that generates: token ids in, token ids and log-probs out."""
 
-    Where ``overlaps`` is true, ``generate`` may run in several threads at a time, and one is not held up by
-    another.
-    """
+    @property
+    def tokenizer(self) -> Any:
+        """Return the model's tokenizer (``Tokenizer``), which may have more than an op asks of one."""
 
-    tokenizer: Any
-    overlaps: bool
+    @property
+    def overlaps(self) -> bool:
+        """Return whether calls of ``generate`` in several threads run at the same time."""
+
+    @property
+    def version(self) -> int:
+        """Return the version of the weights that it serves, counted in updates from the start of the run."""
 
     def generate(
         self,
@@ -169,23 +175,46 @@ class TrainEngine(Protocol):
     """A model that trains, sharded over the ranks of its pool; every rank calls the same methods in order.
 
     Token columns are ``Ragged``; position t speaks of token t given the tokens before it. Positions where
-    ``loss_mask`` is false (and each row's first) hold 0. ``routing``, of integers ``[samples, tokens, layers,
-    k]``, are the experts that a mixture routes each token to; -1 where its routers choose by themselves.
+    ``loss_mask`` is false (and each row's first) hold 0. ``routing`` are the experts that a mixture routes
+    each token to; -1 where its routers choose by themselves.
     """
 
-    def logprobs(self, tokens: Any, loss_mask: Any, temperature: float = 1.0, *, routing: Any = None) -> Any:
-        """Return the log-prob of each token: float32 ``Ragged`` ``[samples, tokens]``."""
+    def logprobs(
+        self,
+        tokens: int64[samples, tokens],
+        loss_mask: boolean[samples, tokens],
+        temperature: float = 1.0,
+        *,
+        routing: int64[samples, tokens, layers, k] | None = None,
+    ) -> float32[samples, tokens]:
+        """Return the log-prob of each token."""
 
-    def squares(self, tokens: Any, loss_mask: Any, temperature: float = 1.0, *, routing: Any = None) -> Any:
-        """Return ``logprobs``, and each token's sum of squared probabilities: two ``Ragged``."""
+    def squares(
+        self,
+        tokens: int64[samples, tokens],
+        loss_mask: boolean[samples, tokens],
+        temperature: float = 1.0,
+        *,
+        routing: int64[samples, tokens, layers, k] | None = None,
+    ) -> tuple[float32[samples, tokens], float32[samples, tokens]]:
+        """Return ``logprobs``, and each token's sum of squared probabilities."""
 
-    def entropies(self, tokens: Any, loss_mask: Any, temperature: float = 1.0, *, routing: Any = None) -> Any:
-        """Return ``logprobs``, and the entropy of each token's distribution, in nats: two ``Ragged``."""
+    def entropies(
+        self,
+        tokens: int64[samples, tokens],
+        loss_mask: boolean[samples, tokens],
+        temperature: float = 1.0,
+        *,
+        routing: int64[samples, tokens, layers, k] | None = None,
+    ) -> tuple[float32[samples, tokens], float32[samples, tokens]]:
+        """Return ``logprobs``, and the entropy of each token's distribution, in nats."""
 
-    def values(self, tokens: Any, loss_mask: Any) -> Any:
-        """Return the value head's estimate before each token: float32 ``Ragged`` ``[samples, tokens]``."""
+    def values(
+        self, tokens: int64[samples, tokens], loss_mask: boolean[samples, tokens]
+    ) -> float32[samples, tokens]:
+        """Return the value head's estimate before each token."""
 
-    def copy(self, of: Any, mix: float = 1.0) -> None:
+    def copy(self, of: TrainEngine, mix: float = 1.0) -> None:
         """Copy the weights of another train engine of the same ranks: W <- (1 - mix) W + mix W_of."""
 
     def update(

@@ -16,7 +16,9 @@ from collections.abc import Callable
 
 from mypy.nodes import Import, ImportAll, ImportFrom, MypyFile
 from mypy.plugin import AnalyzeTypeContext, Plugin
-from mypy.types import AnyType, Instance, Type, TypeOfAny, get_proper_type
+from mypy.types import AnyType, Instance, Type, TypeOfAny, UnboundType, get_proper_type
+
+from rlgraph.ops.column_types import TOKEN_AXES
 
 COLUMN_TYPES = "rlgraph.ops.column_types"
 RAGGED_MODULE = "rlgraph.nodes.support.ragged"
@@ -25,9 +27,9 @@ NUMBERS = {f"{COLUMN_TYPES}.{name}" for name in ("float32", "int64", "boolean")}
 
 def analyze_numbers(context: AnalyzeTypeContext) -> Type:
     """Return the type of a column of numbers: ragged if one of its axes is a token axis."""
-    for axis in context.type.args:
-        if _is_token_axis(context.api.analyze_type(axis)):
-            return context.api.named_type(f"{RAGGED_MODULE}.Ragged", [])
+    axes_of_a_row = context.type.args[1:]
+    if axes_of_a_row and _is_token_axis(context, axes_of_a_row[0]):  # a token axis stands before fixed ones
+        return context.api.named_type(f"{RAGGED_MODULE}.Ragged", [])
     return context.api.named_type("torch._tensor.Tensor", [])
 
 
@@ -46,8 +48,16 @@ def analyze_anything(context: AnalyzeTypeContext) -> Type:
     return AnyType(TypeOfAny.explicit)
 
 
-def _is_token_axis(axis: Type) -> bool:
-    instance = get_proper_type(axis)
+def _is_token_axis(context: AnalyzeTypeContext, axis: Type) -> bool:
+    """Return whether an axis is a token axis, by its name or by its class.
+
+    The shipped ones are known by name, as an op may write a column that is called as its axis: in
+    ``class Rollout(NamedTuple): tokens: int64[samples, tokens]`` mypy takes ``tokens`` for the field, while
+    at run time the annotation is evaluated outside of the class, where it is the axis.
+    """
+    if isinstance(axis, UnboundType) and axis.name in TOKEN_AXES:
+        return True
+    instance = get_proper_type(context.api.analyze_type(axis))
     if not isinstance(instance, Instance):
         return False
     return any(parent.fullname == f"{COLUMN_TYPES}.TokenAxis" for parent in instance.type.mro)

@@ -3,8 +3,10 @@
 import inspect
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from rlgraph.ops.attribute_group import AttributeGroup
 from rlgraph.ops.column_types import DOMAINS, ColumnType, is_column, strip_none
 from rlgraph.ops.declare import Declaration, Hook, Op, OpError, Port, attributes_model
 from rlgraph.ops.interfaces import Context, ServeEngine, Tokenizer, TrainEngine
@@ -15,54 +17,27 @@ HANDLES = {TrainEngine: "train", ServeEngine: "serve", Tokenizer: "tokenizer", C
 def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = None) -> Op:
     """Read the declaration of a function, or of a class in whose constructor it stands.
 
-    ``kind`` is the hook that it is, if it is no op.
+    ``kind`` is the hook that it is, if it is not an op.
 
     Raises:
-        OpError: a parameter without an annotation, a type that is none of ours, or a default on a column.
+        OpError: a parameter without an annotation, a type that is not one of ours, or a default on a column.
     """
     if kind is None and isinstance(body, type):
         raise OpError(f"op {name}: it is a class; an op is a function")
-    hints, declared = type_hints(name, body), getattr(body, "__op__", Declaration())
-    inputs, handles, fields, hooks, several, more = [], {}, {}, {}, set(), None
-    filled = kind.filled(name, body) if kind else ()
+    hints = type_hints(name, body)
+    declared = getattr(body, "__op__", Declaration())
+    filled_by_caller = kind.filled(name, body) if kind else ()
+    parameters = _Parameters(name)
     for parameter in inspect.signature(body).parameters.values():
-        if parameter.name in filled:
+        if parameter.name in filled_by_caller:
             continue
         if parameter.name not in hints:
             law = f"op {name}: parameter {parameter.name} has no annotation"
             raise OpError(f"{law}; a column has a type, as responses: text[samples]")
-        hint = hints[parameter.name]
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            if chosen := _hook(hint):
-                hooks[parameter.name], holds_several = chosen
-                several |= {parameter.name} if holds_several else set()
-                values = dict[str, dict[str, Any]] if holds_several else dict[str, Any]
-                hint = values if hint is strip_none(hint) else values | None
-            default = parameter.default
-            fields[parameter.name] = (hint, ... if default is parameter.empty else default)
-        elif hint in HANDLES:
-            handles[parameter.name] = HANDLES[hint]
-        elif is_column(hint) and parameter.kind is parameter.VAR_KEYWORD:
-            more = ColumnType.of(hint)
-        elif is_column(hint):
-            inputs.append(Port(parameter.name, ColumnType.of(strip_none(hint)), hint is not strip_none(hint)))
-        else:
-            law = f"op {name}: parameter {parameter.name}: {hint!r} is no column type"
-            raise OpError(f"{law}, as responses: text[samples]; attributes stand behind a * in the signature")
-    written = () if kind and not kind.writes else _outputs(name, hints.get("return"))
-    outputs = tuple(port for port in written if not port.optional or port.name in declared.when)
-    if any(port.type.axis == "other_tokens" for port in outputs):
-        raise OpError(f"op {name}: what it writes is along `tokens`; `other_tokens` is for what it reads")
-    kinds = {port.type.domain for port in outputs if port.name != declared.counts}
-    if len(kinds) > 1:
-        law = f"op {name}: it writes columns of {' and of '.join(sorted(kinds))}"
-        raise OpError(f"{law}; an op writes rows of one")
-    if declared.columns and (declared.columns not in fields or not all(port.name for port in outputs)):
-        law = f"op {name}: `{declared.columns}` names columns beside those of a NamedTuple, which it returns"
-        raise OpError(f"{law}; {declared.columns}: dict[str, str] stands behind the * of its signature")
-    if (more is None) != (not declared.reads) or not {*declared.reads[:1]} <= {*fields}:
-        law = f"op {name}: `reads` names the attribute with the names of what `**` of its signature takes"
-        raise OpError(f'{law}: @op(reads=("prompt",)), *, prompt: str, **more: anything[samples]')
+        parameters.add(parameter, hints[parameter.name])
+    outputs = _outputs(name, hints.get("return"), declared, kind)
+    _check_outputs(name, outputs, declared)
+    _check_named_columns(name, outputs, declared, parameters)
     if declared.counts:
         _check_counts(name, declared, outputs)
     if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
@@ -70,20 +45,93 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     op = Op(
         name=name,
         body=body,
-        inputs=tuple(inputs),
+        inputs=tuple(parameters.inputs),
         outputs=outputs,
-        handles=handles,
-        attributes=attributes_model(name, fields),
-        hooks=hooks,
+        handles=parameters.handles,
+        attributes=attributes_model(name, parameters.attributes),
+        hooks=parameters.hooks,
         declared=declared,
         doc=inspect.getdoc(body) or "",
-        several=frozenset(several),
+        several=frozenset(parameters.several),
         kind=kind,
-        more=more,
+        more=parameters.more,
+        groups=parameters.groups,
     )
-    if declared.beside and (op.engine or not inputs):
+    if declared.beside and (op.engine or not op.inputs):
         raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
     return op
+
+
+@dataclass
+class _Parameters:
+    """The parameters of a function, sorted by what they are."""
+
+    op: str
+    inputs: list[Port] = field(default_factory=list)
+    handles: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # name -> (annotation, default)
+    hooks: dict[str, type[Hook]] = field(default_factory=dict)
+    several: set[str] = field(default_factory=set)  # attributes that hold several hooks by name
+    groups: dict[str, type[AttributeGroup]] = field(default_factory=dict)
+    more: ColumnType | None = None
+
+    def add(self, parameter: inspect.Parameter, hint: Any) -> None:
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if isinstance(hint, type) and issubclass(hint, AttributeGroup):
+                self.groups[parameter.name] = hint
+                for name, annotation, default in hint.attributes():
+                    self._add_attribute(name, annotation, default)
+            else:
+                default = ... if parameter.default is parameter.empty else parameter.default
+                self._add_attribute(parameter.name, hint, default)
+        elif hint in HANDLES:
+            self.handles[parameter.name] = HANDLES[hint]
+        elif is_column(hint) and parameter.kind is parameter.VAR_KEYWORD:
+            self.more = ColumnType.of(hint)
+        elif is_column(hint):
+            is_optional = hint is not strip_none(hint)
+            self.inputs.append(Port(parameter.name, ColumnType.of(strip_none(hint)), is_optional))
+        else:
+            law = f"op {self.op}: parameter {parameter.name}: {hint!r} is not a column type"
+            raise OpError(f"{law}, as responses: text[samples]; attributes stand behind a * in the signature")
+
+    def _add_attribute(self, name: str, hint: Any, default: Any) -> None:
+        if name in self.attributes:
+            raise OpError(f"op {self.op}: two of its attributes are called {name}, one of them in a group")
+        hook = _hook(hint)
+        if hook is not None:
+            self.hooks[name], holds_several = hook
+            settings: Any = dict[str, Any]
+            if holds_several:
+                self.several.add(name)
+                settings = dict[str, dict[str, Any]]
+            hint = settings if hint is strip_none(hint) else settings | None
+        self.attributes[name] = (hint, default)
+
+
+def _check_outputs(name: str, outputs: tuple[Port, ...], declared: Declaration) -> None:
+    if any(port.type.axis == "other_tokens" for port in outputs):
+        raise OpError(f"op {name}: what it writes is along `tokens`; `other_tokens` is for what it reads")
+    domains = {port.type.domain for port in outputs if port.name != declared.counts}
+    if len(domains) > 1:
+        law = f"op {name}: it writes columns of {' and of '.join(sorted(domains))}"
+        raise OpError(f"{law}; an op writes rows of one")
+
+
+def _check_named_columns(
+    name: str, outputs: tuple[Port, ...], declared: Declaration, parameters: _Parameters
+) -> None:
+    """Check the attributes by which a graph names columns that an op writes and reads (OpError)."""
+    names_no_columns = declared.columns not in parameters.attributes
+    returns_one_column = not all(port.name for port in outputs)
+    if declared.columns and (names_no_columns or returns_one_column):
+        law = f"op {name}: `{declared.columns}` names columns beside those of a NamedTuple, which it returns"
+        raise OpError(f"{law}; {declared.columns}: dict[str, str] stands behind the * of its signature")
+    takes_more = parameters.more is not None
+    names_more = bool(declared.reads)
+    if takes_more != names_more or not {*declared.reads[:1]} <= parameters.attributes.keys():
+        law = f"op {name}: `reads` names the attribute with the names of what `**` of its signature takes"
+        raise OpError(f'{law}: @op(reads=("prompt",)), *, prompt: str, **more: anything[samples]')
 
 
 def _check_counts(name: str, declared: Declaration, outputs: tuple[Port, ...]) -> None:
@@ -98,28 +146,37 @@ def _check_counts(name: str, declared: Declaration, outputs: tuple[Port, ...]) -
 
 def _hook(hint: Any) -> tuple[type[Hook], bool] | None:
     """Return the hook in an attribute's annotation, and whether the attribute holds several by name."""
-    inner = strip_none(hint)
-    several = typing.get_origin(inner) is dict and typing.get_args(inner)[0] is str
-    kind = typing.get_args(inner)[1] if several else inner
-    return (kind, several) if isinstance(kind, type) and issubclass(kind, Hook) else None
+    annotation = strip_none(hint)
+    arguments = typing.get_args(annotation)
+    holds_several = typing.get_origin(annotation) is dict and arguments[0] is str
+    kind = arguments[1] if holds_several else annotation
+    if not isinstance(kind, type) or not issubclass(kind, Hook):
+        return None
+    return kind, holds_several
 
 
 def type_hints(name: str, body: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a function or a constructor; an ``OpError`` if one can't be read."""
-    read = body.__init__ if isinstance(body, type) else body  # type: ignore[misc]
+    function = body.__init__ if isinstance(body, type) else body  # type: ignore[misc]  # of this very class
     try:
-        return typing.get_type_hints(read, include_extras=True)
+        return typing.get_type_hints(function, include_extras=True)
     except Exception as error:
         raise OpError(f"op {name}: an annotation can't be read: {error}") from error
 
 
-def _outputs(name: str, hint: Any) -> tuple[Port, ...]:
-    if hint is None or hint is type(None):
+def _outputs(name: str, hint: Any, declared: Declaration, kind: type[Hook] | None) -> tuple[Port, ...]:
+    """Return the columns that a function may write, by its return annotation."""
+    writes_nothing = kind is not None and not kind.writes
+    if writes_nothing or hint is None or hint is type(None):
         return ()
     if is_column(hint):
         return (Port("", ColumnType.of(hint)),)
     if not hasattr(hint, "_fields"):
         raise OpError(f"op {name}: returns {hint!r}; write a column type, a NamedTuple of them, or None")
-    fields = typing.get_type_hints(hint, include_extras=True)
-    ports = ((field, strip_none(kind), kind is not strip_none(kind)) for field, kind in fields.items())
-    return tuple(Port(field, ColumnType.of(kind), optional) for field, kind, optional in ports)
+    ports = []
+    for column, annotation in typing.get_type_hints(hint, include_extras=True).items():
+        plain = strip_none(annotation)
+        is_optional = annotation is not plain
+        if not is_optional or column in declared.when:
+            ports.append(Port(column, ColumnType.of(plain), is_optional))
+    return tuple(ports)

@@ -15,7 +15,7 @@ from rlgraph.laws.nodes import CALL_LAWS
 from rlgraph.nodes import HOOKS, LOSSES, OPS
 from rlgraph.ops.column_types import PathMarker, holds
 from rlgraph.ops.declare import Loop, Loss, Op, PairLoss, Parser, Port
-from rlgraph.ops.docstring import Docstring, read_docstring
+from rlgraph.ops.docstring import Docstring
 from rlgraph.ops.registry import find_hook, find_op, load
 from rlgraph.ops.tools import Tool, tool_schema
 from rlgraph.reference.words import default_of, in_words
@@ -84,7 +84,7 @@ def entry_of(name: str) -> OpEntry:
         GraphError: there is none, or its file can't be read.
     """
     op = find(name)
-    doc, word = read_docstring(op.doc), op.kind.word if op.kind else ""
+    doc, word = op.docstring(), op.kind.word if op.kind else ""
     only = {p.name: f", only where {op.declared.when[p.name]} is true" for p in op.outputs if p.optional}
     outputs = () if word else op.outputs
     facts = [*(hook_facts(op, word) if word else op_facts(op)), ("source", ", ".join(doc.sources))]
@@ -156,7 +156,7 @@ def hook_facts(op: Op, word: str) -> list[tuple[str, str]]:
 
 def attribute_rows(op: Op) -> list[tuple[str, str, str, str]]:
     """Return name, type in words, default and description of each attribute."""
-    said = read_docstring(op.doc).attributes
+    said = op.docstring().attributes
     rows = []
     for name, schema in attribute_schemas(op).items():
         kind = _hook_in_words(op, name) if name in op.hooks else in_words(schema)

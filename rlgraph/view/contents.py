@@ -15,7 +15,6 @@ from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import Plan, Step, plain
 from rlgraph.nodes import HOOKS, OPS
-from rlgraph.ops.docstring import read_docstring
 from rlgraph.ops.registry import load
 from rlgraph.printing.column_text import weight
 from rlgraph.printing.document import PlanDocument
@@ -278,5 +277,5 @@ def _shipped_doc(name: str) -> dict[str, Any]:
 
 
 def _user_doc(name: str, function: Function, kind: Any = None) -> dict[str, Any]:
-    doc = read_docstring(load(function.target, name, kind).doc)
+    doc = load(function.target, name, kind).docstring()
     return {**asdict(doc), "facts": [("source", ", ".join(doc.sources))]}

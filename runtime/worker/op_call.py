@@ -53,12 +53,14 @@ class OpCall:
         op = registry.load(function.target)
         if columns and op.engine is None and not op.declared.holds and not any(map(len, columns.values())):
             return None  # no rows, nothing to compute
-        arguments: dict[str, Any] = dict(function.attributes)
-        arguments |= {} if self.scope.asks is None else {function.roles["rows"]: self.scope.asks}
+        attributes: dict[str, Any] = dict(function.attributes)
+        if self.scope.asks is not None:
+            attributes[function.roles["rows"]] = self.scope.asks
         for path, hook in function.hooks.items():
             name, _, key = path.partition(".")
             bound = self._hook(op.hooks[name], hook, columns, op.engine)
-            arguments[name] = {**arguments.get(name, {}), key: bound} if key else bound
+            attributes[name] = {**attributes.get(name, {}), key: bound} if key else bound
+        arguments = op.arguments(attributes)
         for parameter, handle in function.handles.items():
             model = function.of if parameter == "of" else function.model
             arguments[parameter] = self._handle(handle, model, context)

@@ -10,9 +10,14 @@ from rlgraph.ops.column_types import TokenAxis
 
 ROOT = Path(__file__).parents[2]
 MY_OP = """
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rlgraph.ops import anything, boolean, float32, int64, json, op, prompts, samples, text, tokens
+
+
+class Written(NamedTuple):
+    tokens: int64[samples, tokens]
+    loss_mask: boolean[samples, tokens]
 
 
 @op()
@@ -24,6 +29,7 @@ def mine(
     answer: text[prompts],
     tests: json[prompts],
     other: anything[samples],
+    written: Written,
 ) -> int64[samples]:
     reveal_type(rewards)
     reveal_type(logprobs)
@@ -32,6 +38,7 @@ def mine(
     reveal_type(answer)
     reveal_type(tests)
     reveal_type(other)
+    reveal_type(written.loss_mask)
     return logprobs
 """
 
@@ -42,7 +49,7 @@ def test_a_body_knows_its_columns(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
     lines = [line.split(": ", 2)[2] for line in done.stdout.splitlines() if "mine.py" in line]
     tensor, ragged = "torch._tensor.Tensor", "rlgraph.nodes.support.ragged.Ragged"
-    revealed = [tensor, ragged, tensor, f"{ragged} | None", "list[str]", "list[Any]", "Any"]
+    revealed = [tensor, ragged, tensor, f"{ragged} | None", "list[str]", "list[Any]", "Any", ragged]
     assert [line.replace("builtins.", "") for line in lines[:-1]] == [
         f'Revealed type is "{name}"' for name in revealed
     ], done.stdout + done.stderr

@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from flattened import flattened
 from recorded import means
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.data_file import DataError
@@ -22,6 +23,8 @@ CHAT = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
     "{% if add_generation_prompt %}={% endif %}"
 )
+
+prompts, examples = flattened(prompts), flattened(examples)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from flattened import flattened
 from recorded import means
 from rlgraph.errors import RunError
 from rlgraph.nodes.data.pairs import pairs
@@ -29,6 +30,8 @@ from rlgraph.nodes.support.process_map import process_map
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
 from share import rest_nightly
+
+prompts, examples, pairs = flattened(prompts), flattened(examples), flattened(pairs)
 
 ROWS = [
     {

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from flattened import flattened
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.data_file import DataError
@@ -18,6 +19,8 @@ from rlgraph.ops import Context, anything, float32, op, samples
 from rlgraph.ops.declare import OpError
 from rlgraph.ops.signature import signature
 from rlgraph.runtime.demo import make_tokenizer
+
+prompts, examples, pairs = flattened(prompts), flattened(examples), flattened(pairs)
 
 ROWS: list[dict[str, Any]] = [
     {

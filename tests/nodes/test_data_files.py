@@ -21,12 +21,15 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
+from flattened import flattened
 from rlgraph.nodes.data.prompts import prompts
 from rlgraph.nodes.support.data_file import DataError, fits, matching, read_rows
 from rlgraph.nodes.support.dataset import load_prompts, source_of
 from rlgraph.nodes.support.row_field import column_values
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
+
+prompts = flattened(prompts)
 
 
 def tool(name: str, **fields: Any) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from flattened import flattened
 from recorded import means
 from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
@@ -20,6 +21,8 @@ TURN = (
     "{{ m.content }}"
     "{% for c in m.tool_calls or [] %}[{{ c.function.name }}{{ c.function.arguments }}]{% endfor %}<eos>"
 )
+
+prompts, examples, pairs = flattened(prompts), flattened(examples), flattened(pairs)
 PLAIN = (
     "{% for t in tools or [] %}{{ t.function.name }},{% endfor %}"
     "{% for m in messages %}{{ m.role[0] }}:"

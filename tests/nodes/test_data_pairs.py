@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from flattened import flattened
 from recorded import means
 from rlgraph.nodes.data.pairs import load_pairs, pairs
 from rlgraph.nodes.data.prompts import examples
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.ops import Context
 from rlgraph.runtime.demo import make_tokenizer
+
+examples, pairs = flattened(examples), flattened(pairs)
 
 ROWS = [
     {"question": f"{i}+{i}=", "chosen": str(2 * i), "rejected": str(2 * i + 1) + "1" * (i % 3)}

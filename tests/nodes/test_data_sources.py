@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 import pytest
 
+from flattened import flattened
 from quiet_server import QuietServer
 from recorded import means
 from rlgraph.ir.schedules import ValueSchedule
@@ -41,6 +42,8 @@ TEMPLATE = (
     "{{ m.content }} {% endfor %}"
     "{% if add_generation_prompt %}={% endif %}{% if thinking %}?{% endif %}"
 )
+
+prompts, examples, pairs = flattened(prompts), flattened(examples), flattened(pairs)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,16 @@ def until(holds: object) -> None:
     raise AssertionError
 
 
+def test_a_program_finds_no_module_of_the_sandbox_by_a_short_name() -> None:
+    names = [path.stem for path in Path(SANDBOXED).glob("*.py") if not path.stem.startswith("__")]
+    assert "wire" in names and "start" in names
+    look = f"""
+import importlib.util
+print([name for name in {names} if importlib.util.find_spec(name)])
+"""
+    assert shown(look) == "[]"
+
+
 @needs_sandbox
 @pytest.mark.parametrize("network", [False, True])
 def test_it_sees_python_and_nothing_of_the_run(
@@ -318,8 +328,11 @@ time.sleep(600)
 
 def test_what_runs_in_it_needs_no_package() -> None:
     """It is the standard library alone, and loads little of that, since it starts for every program."""
-    script = (
-        f"import sys; sys.path.insert(0, {SANDBOXED!r}); import check, confine, main, run, serve, show, wire"
-    )
-    asserts = "assert not {'rlgraph', 'socket', 'subprocess', 'pathlib'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-I", "-S", "-c", f"{script}; {asserts}"], check=True)
+    script = f"""
+import sys, types
+sys.modules["sandboxed"] = package = types.ModuleType("sandboxed")
+package.__path__ = [{SANDBOXED!r}]
+from sandboxed import check, confine, main, run, serve, show, start, wire
+assert not {{'rlgraph', 'socket', 'subprocess', 'pathlib'}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True)

@@ -12,7 +12,7 @@ from recorded import means
 from rlgraph.errors import RunError
 from rlgraph.nodes.loss.policy import ppo_clip
 from rlgraph.nodes.reward.scaling import cut_off, scale, whiten
-from rlgraph.nodes.rollout.rollout import response_limits
+from rlgraph.nodes.rollout.sampling import ResponseLimits
 from rlgraph.nodes.select.correction import reject, tis
 from rlgraph.nodes.select.weight import entropy, second_moment
 from rlgraph.nodes.support.ragged import Ragged
@@ -121,7 +121,7 @@ def test_the_gradient_of_an_unbiased_kl_on_policy_is_that_of_the_kl() -> None:
 
 def test_a_prompt_takes_its_part_of_the_bound_on_a_row() -> None:
     prompts = [[1] * 3, [1] * 8]
-    assert response_limits(context(2), prompts, 5, None) == [5, 5]
-    assert response_limits(context(2), prompts, 5, 10) == [5, 2]
+    assert ResponseLimits(max_new_tokens=5, max_total_tokens=None).of_prompts(context(2), prompts) == [5, 5]
+    assert ResponseLimits(max_new_tokens=5, max_total_tokens=10).of_prompts(context(2), prompts) == [5, 2]
     with pytest.raises(RunError, match=r"(?s)prompt 1 of the batch has 8 tokens.*max_prompt_tokens: 7"):
-        response_limits(context(2), prompts, 5, 8)
+        ResponseLimits(max_new_tokens=5, max_total_tokens=8).of_prompts(context(2), prompts)

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flattened import call_op
 from rlgraph.errors import RunError
 from rlgraph.nodes.agent.chat import Chat, single_turn, tool_loop
 from rlgraph.nodes.agent.parsers import ToolCall
@@ -69,7 +70,9 @@ def context(rows: Sequence[int] = (0, 1, 2), seed: int = 0) -> Context:
 def converse(engine: Any, rows: Sequence[int] = (0, 1, 2), seed: int = 0, **attributes: Any) -> Conversations:
     engine.seen = []
     prompt = Ragged.of([PROMPTS[row] for row in rows], torch.int64)
-    return agent(engine, context(rows, seed), prompt, **{"max_new_tokens": 40, **attributes})
+    out = call_op(agent, engine, context(rows, seed), prompt, **{"max_new_tokens": 40, **attributes})
+    assert isinstance(out, Conversations)
+    return out
 
 
 def always(text: str) -> list[ToolCall]:
@@ -147,7 +150,7 @@ def test_an_error_of_the_engine_is_of_a_batch_and_says_so_once(
 def test_one_turn_is_what_rollout_samples(engine: Recorded) -> None:
     prompt = Ragged.of(PROMPTS, torch.int64)
     ctx = context()
-    plain = rollout(engine, ctx, prompt, n=4, max_new_tokens=12, top_p=0.9)
+    plain = call_op(rollout, engine, ctx, prompt, n=4, max_new_tokens=12, top_p=0.9)
     out = converse(engine, n=4, max_new_tokens=12, top_p=0.9, loop=looped(single_turn))
     for name, column in plain._asdict().items():
         other = getattr(out, name, None)
@@ -157,7 +160,7 @@ def test_one_turn_is_what_rollout_samples(engine: Recorded) -> None:
             assert torch.equal(column, other) if isinstance(column, torch.Tensor) else column == other
     metrics = {name: value for name, value in ctx.metrics.items() if name != "rollout/truncated"}
     again = context()
-    agent(engine, again, prompt, n=4, max_new_tokens=12, top_p=0.9)
+    call_op(agent, engine, again, prompt, n=4, max_new_tokens=12, top_p=0.9)
     assert metrics.items() <= again.metrics.items()
 
 

@@ -18,6 +18,7 @@ from agent_stream_ops import lines
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from flattened import call_op
 from rlgraph.nodes.agent import live_chats
 from rlgraph.nodes.agent.chat import Chat
 from rlgraph.nodes.agent.parsers import ToolCall
@@ -119,7 +120,7 @@ class Rounds:
         prompt = Ragged.of([[3, 20 + row, 1, 4] for row in rows], torch.int64)
         tools = {name: Tool(tool, {}, {}) for name, tool in self.tools.items()}
         given = {"n": N, "max_new_tokens": 60, "chunk": 5, "tools": tools, **attributes}
-        self.out.append(agent(self.engine, context, prompt, loop=Loop(self.loop, {}, {}), **given))
+        self.out.append(call_op(agent, self.engine, context, prompt, loop=Loop(self.loop, {}, {}), **given))
         ended = [rows[place] for place in context.whole]
         self.rows, self.begun = [row for row in rows if row not in ended], [*context.left]
         assert self.out[-1].group.tolist() == [row for row in ended for _ in range(N)]

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_agent import PROMPTS, Recorded, context, converse, recorded, tool
 
+from flattened import call_op
 from rlgraph.nodes.agent.parsers import ToolCall
 from rlgraph.nodes.agent.rollout import agent
-from rlgraph.nodes.rollout.partial import _ended, _go_on, partial
+from rlgraph.nodes.rollout.partial import _draw_round, _has_ended, partial
 from rlgraph.nodes.rollout.rollout import rollout
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Parser, Sampling
@@ -44,7 +45,7 @@ def cut(engine: Recorded, tokens: Sequence[int], stop: Sequence[str]) -> int:
 
 
 def sampled(engine: Recorded, stop: list[str], op: Callable[..., Any] = rollout) -> Any:
-    return op(engine, context(), Ragged.of(PROMPTS, torch.int64), n=4, max_new_tokens=40, stop=stop)
+    return call_op(op, engine, context(), Ragged.of(PROMPTS, torch.int64), n=4, max_new_tokens=40, stop=stop)
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,9 +97,9 @@ def test_partial_rollouts_find_a_text_that_lies_across_two_rounds(engine: Record
     expected = cut(engine, plain.tokens, [text])
     assert 6 < expected <= 9
     samples, rounds = [Generation()], 0
-    while not _ended(samples[0], 24):
+    while not _has_ended(samples[0], 24):
         sampling = Sampling(chunk, stop=[text])
-        _go_on(engine, [PROMPTS[0]], samples, [9], [24], sampling, 1, False, lambda: False)
+        _draw_round(engine, [PROMPTS[0]], samples, [9], [24], sampling, 1, False, lambda: False)
         rounds += 1
     assert list(samples[0].tokens) == list(plain.tokens[:expected]) and samples[0].finish == "text"
     assert rounds == -(-expected // chunk)
@@ -172,7 +173,9 @@ IDS = list(range(8, 288, 8))
 @pytest.mark.parametrize("op", [rollout, partial])
 def test_columns_have_the_token_that_ended_a_sample(engine: Recorded, op: Callable[..., Any]) -> None:
     prompts = Ragged.of(PROMPTS, torch.int64)
-    out = op(engine, context(), prompts, n=4, max_new_tokens=40, stop_token_ids=IDS, min_new_tokens=3)
+    out = call_op(
+        op, engine, context(), prompts, n=4, max_new_tokens=40, stop_token_ids=IDS, min_new_tokens=3
+    )
     ends, by_id = {*IDS, *engine.stops.tolist()}, 0
     rows = zip(out.tokens.tolist(), out.loss_mask.tolist(), out.truncated.tolist(), strict=True)
     for row, (tokens, mask, limit) in enumerate(rows):
@@ -187,12 +190,12 @@ def test_columns_have_the_token_that_ended_a_sample(engine: Recorded, op: Callab
 def test_rounds_do_not_take_up_again_what_an_id_has_ended(engine: Recorded) -> None:
     given: dict[str, Any] = {"n": 6, "max_new_tokens": 24, "stop_token_ids": IDS}
     prompts = Ragged.of(PROMPTS[:1], torch.int64)
-    whole = rollout(engine, context([0]), prompts, **given)
+    whole = call_op(rollout, engine, context([0]), prompts, **given)
     longest = max(sum(mask) for mask in whole.loss_mask.tolist())
     rounds, begun, ended = -(-longest // 2), (), []
     for _ in range(rounds):
         ctx = replace(context([0]), resumes=True, begun=begun)
-        out = partial(engine, ctx, prompts, chunk=2, **given)
+        out = call_op(partial, engine, ctx, prompts, chunk=2, **given)
         begun = ctx.left
         ended.append(int(begun[3].sum()) if not len(ctx.whole) else 6)
     assert 0 < ended[1] < ended[-2] < ended[-1] == 6
@@ -239,14 +242,16 @@ def test_an_engine_is_told_every_setting(
     told, generate = [], engine.generate
     monkeypatch.setattr(engine, "generate", lambda r, s, *more: (told.append(s), generate(r, s, *more))[1])
     prompts = Ragged.of(PROMPTS, torch.int64)
-    op(engine, context(), prompts, max_new_tokens=5, temperature=0.7, **SETTINGS)
+    call_op(op, engine, context(), prompts, max_new_tokens=5, temperature=0.7, **SETTINGS)
     assert {*map(str, told)} == {str(Sampling(max_new_tokens=5, temperature=0.7, **SETTINGS))}
 
 
 @pytest.mark.parametrize("op", [rollout, partial])
 def test_no_end_token_comes_before_so_many(engine: Recorded, op: Callable[..., Any]) -> None:
     prompts, changed = Ragged.of(PROMPTS, torch.int64), {"min_new_tokens": 20, "repetition_penalty": 1.3}
-    plain, long = (op(engine, context(), prompts, n=8, max_new_tokens=30, **more) for more in ({}, changed))
+    plain, long = (
+        call_op(op, engine, context(), prompts, n=8, max_new_tokens=30, **more) for more in ({}, changed)
+    )
     lengths = [[sum(mask) for mask in out.loss_mask.tolist()] for out in (plain, long)]
     assert min(lengths[0]) <= 20 < min(lengths[1])
 
@@ -256,10 +261,10 @@ def test_rounds_count_the_tokens_that_earlier_ones_drew(engine: Recorded, chunk:
     requests = [Request(prompt, [9]) for prompt in PROMPTS]
     whole = [many[0] for many in engine.generate(requests, Sampling(24, min_new_tokens=9))]
     samples = [Generation() for _ in PROMPTS]
-    while not all(_ended(sample, 24) for sample in samples):
+    while not all(_has_ended(sample, 24) for sample in samples):
         sampling = Sampling(chunk, min_new_tokens=9)
         seeds, limits = [9] * len(PROMPTS), [24] * len(PROMPTS)
-        _go_on(engine, PROMPTS, samples, seeds, limits, sampling, len(PROMPTS), False, lambda: False)
+        _draw_round(engine, PROMPTS, samples, seeds, limits, sampling, len(PROMPTS), False, lambda: False)
     assert [list(sample.tokens) for sample in samples] == [list(one.tokens) for one in whole]
 
 

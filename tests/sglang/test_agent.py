@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from flattened import call_op
 from rlgraph.nodes.agent import live_chats
 from rlgraph.nodes.agent.chat import Chat
 from rlgraph.nodes.agent.parsers import ToolCall
@@ -36,7 +37,8 @@ def test_turns_go_on_from_what_was_read_and_written(
     awake: SglangEngine, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(awake, "stops", [1, *range(8, 64, 4)])  # so that turns end
-    out = agent(
+    out = call_op(
+        agent,
         awake,
         Context("rollout", seed=0, iteration=0, rows=range(3), total_rows=3),
         Ragged.of([[3, 30, 1, 4], [3, 31, 32, 1, 4], [3, 33, 1, 4]], torch.int64),
@@ -84,7 +86,7 @@ def test_new_weights_cut_turns_in_flight_and_each_token_is_of_those_that_drew_it
         prompt = Ragged.of([[3, 30 + row, 1, 4] for row in rows], torch.int64)
         given = {"max_new_tokens": 400, "max_turn_tokens": 100, "chunk": 1}
         given["template_options"] = {"chat_template": TEMPLATE}
-        made.append(agent(awake, context, prompt, n=2, loop=Loop(told, {}, {}), **given))
+        made.append(call_op(agent, awake, context, prompt, n=2, loop=Loop(told, {}, {}), **given))
         rows, begun = [row for place, row in enumerate(rows) if place not in context.whole], [*context.left]
         session["live"].settle()
         known.append(deepcopy(known[-1]))
