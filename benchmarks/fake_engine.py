@@ -284,7 +284,7 @@ def _engine(
     """The engine with its weights, AdamW's averages where it trains, and gradients for an update."""
     frozen = setting.step == "ref"
     with quiet():
-        made = engine.FsdpEngine(
+        made = engine.FsdpEngine.of(
             path,
             frozen=frozen,
             optimizer=None if frozen else {"lr": 1e-5, "kind": setting.optimizer},

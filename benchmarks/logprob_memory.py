@@ -75,10 +75,10 @@ def measure(name: str, root: Path, vocabulary: int, tokens: int) -> None:
     """Run one pass once; print what it takes at its peak."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.FileStore(str(root / name), 1))
     run, options = PASSES[name]
-    run(FsdpEngine(str(root / "warm"), **options), columns(97, 64))  # so that all is imported
+    run(FsdpEngine.of(str(root / "warm"), **options), columns(97, 64))  # so that all is imported
     data = columns(vocabulary, tokens)
     before = memory("VmRSS")
-    engine = FsdpEngine(str(root / "model"), micro_tokens=tokens, **options)
+    engine = FsdpEngine.of(str(root / "model"), micro_tokens=tokens, **options)
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far, of loading, is forgotten
     run(engine, data)
     taken = memory("VmHWM") - before

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.dtypes import MASTER
 from rlgraph.costs.model_size import size_of
-from rlgraph.costs.muon import averages_on_device
+from rlgraph.costs.optimizers import averages_on_device
 from rlgraph.runtime.demo import make_tokenizer
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.shards import local
@@ -81,7 +81,7 @@ def _rank(rank: int, ranks: int, folder: str, dtype: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=ranks, store=store)
     found: dict[str, Any] = {}
     for kind in KINDS:
-        engine = FsdpEngine(str(Path(folder, "model")), optimizer={"lr": 1e-4, "kind": kind}, dtype=dtype)
+        engine = FsdpEngine.of(str(Path(folder, "model")), optimizer={"lr": 1e-4, "kind": kind}, dtype=dtype)
         for parameter in engine.parameters:
             parameter.grad = torch.zeros_like(parameter)
             local(parameter.grad).normal_()

@@ -70,7 +70,7 @@ def batch(prompt: int, least: int, most: int) -> dict[str, Ragged]:
 def compare(name: str, columns: dict[str, Ragged], model: str, tokens: int, rounds: int) -> None:
     """Rounds of one setting, and their ratio."""
     engines = [
-        FsdpEngine(model, optimizer={"lr": 1e-6}, micro_tokens=tokens, packing=packing)
+        FsdpEngine.of(model, optimizer={"lr": 1e-6}, micro_tokens=tokens, packing=packing)
         for packing in (False, True)
     ]
     times: list[list[float]] = [[], []]

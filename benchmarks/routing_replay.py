@@ -118,7 +118,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as root:
         path = mixture(Path(root))
-        train = FsdpEngine(path, frozen=True)
+        train = FsdpEngine.of(path, frozen=True)
         ratios = [compare(train, path, kind) for kind in ("float32", "bfloat16", "noise")]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     return int(ratios[1] > TARGET or max(ratios) > 1)

@@ -136,7 +136,7 @@ def distance(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) 
 
 def compare(name: str, model: str, steps: int, micro: int) -> float:
     """Print one setting with one micro-batch size of Trainer, and return its ratio."""
-    rows, engine = rows_of(name, steps), FsdpEngine(model, optimizer=OPTIMIZER)
+    rows, engine = rows_of(name, steps), FsdpEngine.of(model, optimizer=OPTIMIZER)
     start = dict(Qwen2ForCausalLM.from_pretrained(model).state_dict())
     turns, peer = trained(model, rows, micro, engine)
     own = dict(engine.weights())

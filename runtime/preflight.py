@@ -27,6 +27,7 @@ from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops import Parser
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
+from rlgraph.runtime.engines.findings import Findings, folder_findings
 from rlgraph.runtime.engines.model_files import ConfigError, ConfigFileError, ModelFiles, context_of
 from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
@@ -178,23 +179,21 @@ class Preflight:
 
     def _engines(self) -> None:
         for name, model in self.plan.models.items():
-            check = serving(model.serve).preflight if model.serve else ""
-            for fault in resolve_name(check)(with_values(model.serve), self.plan.device) if check else ():
-                path, mark = f"models.{name}.serve", self.tree.at(("models", name, "serve", *fault.key)).mark
-                law = f"{path}.{'.'.join(fault.key)}: {fault.law}"
-                self.problem(fault.kind, law, mark, fault.remedy.replace("SERVE", path))
+            if model.serve is None or not serving(model.serve).preflight:
+                continue
+            check: Callable[[Any, str], Findings] = resolve_name(serving(model.serve).preflight)
+            for finding in check(with_values(model.serve), self.plan.device):
+                path = f"models.{name}.serve"
+                mark = self.tree.at(("models", name, "serve", *finding.key)).mark
+                law = f"{path}.{'.'.join(finding.key)}: {finding.text}"
+                self.problem(finding.kind, law, mark, finding.remedy.replace("SERVE", path))
 
     def _model(self, name: str, files: ModelFiles, tokenizer: bool, weights: bool) -> str:
         """Return the problem with a model's path, or nothing."""
         path = files.path
-        folder = Path(path)
-        if folder.exists() and not (folder / "config.json").is_file():
-            return "is no model folder: it has no config.json"
-        if not folder.exists() and path.count("/") != 1:
-            return "does not exist"
-        stored = (file for kind in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(kind))
-        if weights and folder.exists() and not any(stored):
-            return "has no weights (*.safetensors)"
+        finding = next(folder_findings(path, needs_weights=weights), None)
+        if finding:
+            return finding.text
         try:
             config = files.config()
             if tokenizer:

@@ -152,7 +152,7 @@ class Bench:
     def engine(self, name: str, **options: Any) -> Iterator[FsdpEngine]:
         """A train engine in bfloat16 on the device, which is freed at the end."""
         given = {"optimizer": {"lr": 1e-6}, "dtype": "bfloat16", "device": str(self.device)}
-        made = FsdpEngine(str(self.model(name)), **(given | options))
+        made = FsdpEngine.of(str(self.model(name)), **(given | options))
         try:
             yield made
         finally:

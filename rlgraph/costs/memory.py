@@ -22,7 +22,7 @@ from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
 from rlgraph.costs.lora_size import served_parts, trained_on_device
 from rlgraph.costs.model_size import Size
-from rlgraph.costs.muon import averages_on_device
+from rlgraph.costs.optimizers import averages_on_device
 from rlgraph.costs.plan_size import cache_on_device, part_of
 from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside, growth

@@ -10,36 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlgraph.costs import limits
 from rlgraph.costs.dtypes import MASTER
-from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.model_size import Size, padded
-from rlgraph.ir.plan import ModelPlan
 
 if TYPE_CHECKING:
     from rlgraph.costs.efficiency import Rates
 
 ITERATIONS = 5  # of Newton-Schulz
 MatrixShape = tuple[int, int]
-
-
-def steps_by_muon(model: ModelPlan) -> bool:
-    return bool(model.optimizer and model.optimizer.kind == "muon" and not model.frozen)
-
-
-def may_step_on_host(model: ModelPlan) -> bool:
-    """Return whether an optimizer can be on the host: AdamW, of whole weights."""
-    trains_weights = model.train is not None and model.train.lora is None and not model.frozen
-    return trains_weights and model.optimizer is not None and model.optimizer.kind == "adamw"
-
-
-def averages_on_device(size: Size, model: ModelPlan, devices: int) -> int:
-    """Return the numbers of a gradient's averages on each of so many devices.
-
-    AdamW has two for a weight, Muon one for a matrix.
-    """
-    averages = 2 * trained_on_device(size, model, devices)
-    if steps_by_muon(model):
-        averages -= matrices_on_device(size, devices)
-    return averages
 
 
 def newton_schulz_flops(shape: MatrixShape) -> int:

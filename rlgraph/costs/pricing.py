@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from rlgraph.costs import formulas, limits, muon
+from rlgraph.costs import formulas, limits
 from rlgraph.costs.calibration import RATES, Calibration
 from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
@@ -14,6 +14,7 @@ from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import adapter_sizes, served_alone, trained_on_device
 from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size
+from rlgraph.costs.optimizers import extra_step_cost
 from rlgraph.costs.plan_size import part_of, planned_size, sent_share
 from rlgraph.costs.workload import row_work
 from rlgraph.engines.registry import serving
@@ -182,9 +183,10 @@ class Pricing(Footprint):
         if model.train.activation_offload:
             seconds += formulas.activation_seconds(size, rates, work)
         moved = formulas.update_bytes(size, rates, work.passes, optimizer_steps, adapters) + reduced
-        if muon.steps_by_muon(model):
-            seconds += optimizer_steps * muon.step_seconds(size, rates)
-            moved += optimizer_steps * muon.step_bytes(size, rates)
+        beyond_adamw = extra_step_cost(model)
+        if beyond_adamw:
+            seconds += optimizer_steps * beyond_adamw.seconds(size, rates)
+            moved += optimizer_steps * beyond_adamw.bytes(size, rates)
         return seconds, moved
 
     def _share(self, step: Step, size: Size, train: TrainPlan, minibatches: int, times: int) -> Tokens:

@@ -14,7 +14,7 @@ from rlgraph.costs.layer_memory import Layer, chunk_numbers, logits_bytes, wide_
 from rlgraph.costs.limits import head_rows
 from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, kept_of_experts, trained_on_device
 from rlgraph.costs.model_size import Size, padded
-from rlgraph.costs.muon import held_in_step, steps_by_muon
+from rlgraph.costs.optimizers import extra_step_cost
 from rlgraph.costs.plan_size import elsewhere, is_small, largest_layer
 from rlgraph.ir.plan import ModelPlan
 
@@ -57,8 +57,9 @@ class Pass:
             "head's gather": _parts(self._head_gather, activations),
             "scores": _parts(self._scoring, activations, self._scored(entropy=True)),
         }
-        if steps_by_muon(self.model):
-            moments["optimizer step"] = _parts(held_in_step(self.size, self.width, self.devices), 0)
+        step = extra_step_cost(self.model)
+        if step:
+            moments["optimizer step"] = _parts(step.held(self.size, self.width, self.devices), 0)
         moments |= self._logits() | self._layers()
         if self.adapted is None:
             moments |= self._embeddings()

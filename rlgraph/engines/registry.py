@@ -137,7 +137,7 @@ OFFLOADS = ("optimizer_offload", "activation_offload")  # what a train engine le
 BALANCED = ("router_aux_loss_coef", "router_bias_update_rate")  # what balances the experts of a mixture
 TRAINING = {
     "fsdp": Training(
-        f"{RUNTIME}.fsdp.engine:FsdpEngine",
+        f"{RUNTIME}.fsdp.engine:FsdpEngine.of",
         (*PASSES, *OFFLOADS, *BALANCED),
         f"{RUNTIME}.fsdp.preflight:unfit",
     ),

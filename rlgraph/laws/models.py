@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import product
 
+from rlgraph.engines.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from rlgraph.engines.registry import BALANCED, REFUSED, SERVING, no_adapter, takers
 from rlgraph.engines.sglang_options import WITHIN
 from rlgraph.errors import Problem, divisors
@@ -21,15 +22,6 @@ SHAPING = frozenset(
     | {"attention_bias", "mlp_bias", "kv_lora_rank", "q_lora_rank", "quantization_config"}
 )
 GROUPED = 8  # numbers in the 16 bytes of which rows are multiples in a grouped product (torch), in bfloat16
-# a setting of the train engine that muon excludes -> what muon does, and what the setting does
-MUON_EXCLUDES = {
-    "lora": (
-        "steps are orthogonal matrices",
-        "trains two factors of a matrix, whose product takes no such step",
-    ),
-    "optimizer_offload": ("matrices are orthogonalised on devices", "puts AdamW on the host"),
-    "tensor_parallel": ("matrices are orthogonalised whole", "leaves a device parts of them"),
-}
 # what devices may divide -> its name, and the settings that this excludes
 DIVIDED = {
     "tensor_parallel": ("layers", ("shard", "sequence_parallel", "lora", "compile")),
@@ -80,31 +72,38 @@ def _offloads_optimizer(view: ModelView) -> Iterator[Problem]:
     yield Problem("offload", law, view.key("train", "optimizer_offload"), (), remedy)
 
 
-def _momentum_of_muon(view: ModelView) -> Iterator[Problem]:
-    optimizer = view.tree.get("optimizer")
-    momentum = optimizer.get("momentum") if optimizer else None
-    if not momentum or _uses_muon(view):
+def _settings_of_its_optimizer(view: ModelView) -> Iterator[Problem]:
+    """A model's optimizer section has no setting that only another optimizer reads."""
+    section = view.tree.get("optimizer")
+    if section is None:
         return
-    law = f"`{view.path}.optimizer.momentum` is of muon; the optimizer is adamw, whose averages have `betas`"
-    remedy = f"set: {{{view.path}.optimizer.kind: muon}}, or leave out momentum"
-    yield Problem("optimizer", law, momentum.key, (), remedy)
+    chosen = _optimizer(view)
+    for other, kind in OPTIMIZERS.items():
+        if other == chosen:
+            continue
+        for key in kind.settings:
+            setting = section.get(key)
+            if setting:
+                law = f"`{view.path}.optimizer.{key}` is of {other}; the optimizer is {chosen}, "
+                law += OPTIMIZERS[chosen].averages
+                remedy = f"set: {{{view.path}.optimizer.kind: {other}}}, or leave out {key}"
+                yield Problem("optimizer", law, setting.key, (), remedy)
 
 
-def _muon_steps_matrices(view: ModelView) -> Iterator[Problem]:
-    """Muon orthogonalises whole matrices on devices."""
-    if not _uses_muon(view):
-        return
-    for setting, (muon_does, setting_does) in MUON_EXCLUDES.items():
+def _optimizer_goes_with_engine(view: ModelView) -> Iterator[Problem]:
+    """A model's train section has no setting that its optimizer excludes."""
+    chosen = _optimizer(view)
+    for setting, (optimizer_does, setting_does) in OPTIMIZERS[chosen].excludes.items():
         if is_changed(view.spec.train, setting):
-            law = f"`{view.path}.optimizer` is muon, whose {muon_does}, "
+            law = f"`{view.path}.optimizer` is {chosen}, whose {optimizer_does}, "
             law += f"and `{view.path}.train.{setting}` {setting_does}"
-            remedy = f"set: {{{view.path}.optimizer.kind: adamw}}, or leave out {setting}"
+            remedy = f"set: {{{view.path}.optimizer.kind: {DEFAULT_OPTIMIZER}}}, or leave out {setting}"
             yield Problem("optimizer", law, view.key("optimizer", "kind"), (), remedy)
 
 
-def _uses_muon(view: ModelView) -> bool:
+def _optimizer(view: ModelView) -> str:
     optimizer = view.spec.optimizer
-    return optimizer is not None and optimizer.kind == "muon"
+    return optimizer.kind if optimizer else DEFAULT_OPTIMIZER
 
 
 def _rank_of_experts(view: ModelView) -> Iterator[Problem]:
@@ -263,8 +262,8 @@ MODEL_LAWS: tuple[Callable[[ModelView], Iterator[Problem]], ...] = (
     _needs_optimizer,
     _offloads_activations,
     _offloads_optimizer,
-    _momentum_of_muon,
-    _muon_steps_matrices,
+    _settings_of_its_optimizer,
+    _optimizer_goes_with_engine,
     _rank_of_experts,
     _head_has_logits,
     _routers_train,

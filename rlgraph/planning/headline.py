@@ -14,7 +14,7 @@ from dataclasses import replace
 from rlgraph.costs.dtypes import MASTER
 from rlgraph.costs.efficiency import BEST, WORST
 from rlgraph.costs.lora_size import trained_on_device
-from rlgraph.costs.muon import averages_on_device
+from rlgraph.costs.optimizers import averages_on_device
 from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import Pricing
 from rlgraph.costs.workload import workload

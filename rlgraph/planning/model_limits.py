@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rlgraph.costs.models.config import Config
 from rlgraph.costs.models.fields import UNSHARED
-from rlgraph.costs.muon import steps_by_muon
+from rlgraph.costs.optimizers import optimizer_of
 from rlgraph.costs.plan_size import known_sizes, planned_size
 from rlgraph.errors import GraphError, Problem, fail, raise_problems
 from rlgraph.ir.function import Function
@@ -65,7 +65,10 @@ def _can_divide_layers(model: ModelPlan, config: Config, ranks: int) -> bool:
     train = model.train
     if not train or train.lora or train.compile:
         return False
-    if train.sequence_parallel > 1 or train.shard or steps_by_muon(model):
+    if train.sequence_parallel > 1 or train.shard:
+        return False
+    optimizer = optimizer_of(model)
+    if optimizer and "tensor_parallel" in optimizer.excludes:
         return False
     if undivided_layers(config):
         return False

@@ -8,6 +8,7 @@ from contextlib import suppress
 from rlgraph.costs.limits import ring_ranks
 from rlgraph.costs.lora_size import SLOTS
 from rlgraph.costs.plan_size import planned_size
+from rlgraph.engines.optimizers import OPTIMIZERS
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
@@ -29,11 +30,10 @@ def model_text(plan: Plan, name: str) -> Iterator[str]:
 
 def _training(model: ModelPlan) -> str:
     """Return whether a model is trained, and with which optimizer if that is not the usual one."""
-    if model.optimizer and model.optimizer.kind == "muon":
-        return "frozen by muon" if model.frozen else "trained by muon"
-    if model.frozen:
-        return "frozen"
-    return "trained" if model.optimizer else "tokenizer only"
+    if model.optimizer is None:
+        return "frozen" if model.frozen else "tokenizer only"
+    state = "frozen" if model.frozen else "trained"
+    return state + OPTIMIZERS[model.optimizer.kind].plan_note
 
 
 def _engines(plan: Plan, name: str) -> str:

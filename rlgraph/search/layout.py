@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlgraph.costs.muon import may_step_on_host
+from rlgraph.costs.optimizers import may_step_on_host
 from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.planning.device_groups import has_groups, whole_hosts
 from rlgraph.planning.model_limits import dividing, sharing

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlgraph.costs.muon import may_step_on_host
+from rlgraph.costs.optimizers import may_step_on_host
 from rlgraph.engines.registry import EMBEDDED, OFFLOADS, SERVERS
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.steps import ONE

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlgraph.engines.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from rlgraph.engines.registry import SERVING, TRAINING
 from rlgraph.syntax.section import Count, Natural, Positive, Section, Share, option
 
@@ -11,14 +12,16 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 if TYPE_CHECKING:
     ServingName = str
     TrainingName = str
+    OptimizerName = str
 else:
     ServingName, TrainingName = Literal["auto", *SERVING], Literal[tuple(TRAINING)]
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
 
 
 class Optimizer(Section):
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101) or Muon, and the learning-rate schedule."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
+    kind: OptimizerName = DEFAULT_OPTIMIZER
     """adamw; or muon, which orthogonalises the averaged gradient of each matrix in the decoder layers (arXiv
     2502.16982), scaled so that AdamW's lr and weight_decay fit; AdamW steps the other weights."""
     lr: Annotated[float, Field(gt=0, le=1)]

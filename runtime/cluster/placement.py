@@ -199,7 +199,7 @@ def _labels(
     from ray._private.state import available_resources_per_node
 
     total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    available = available_resources_per_node()  # type: ignore[no-untyped-call]  # private to Ray, without types
+    available = available_resources_per_node()
     free = []
     for host, resources in total.items():
         unused = available.get(host, {})

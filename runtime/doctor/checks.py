@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from rlgraph.costs.efficiency import ASSUMED, WORST
 from rlgraph.runtime.doctor import gpu_checks
-from rlgraph.runtime.doctor.probes import ProbeFacts
-from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Findings, ok, warn, wrong
+from rlgraph.runtime.doctor.probes import GUIDE, ProbeFacts
+from rlgraph.runtime.engines.findings import Finding, Findings, ok, warn, wrong
 from rlgraph.units import size_text
 
 PYTHONS = ((3, 11), (3, 12))  # requirements/ has a resolved set for each
@@ -139,9 +139,12 @@ def host_step(host_optimizer: ProbeFacts) -> Findings:
 
 
 def model(model: ProbeFacts) -> Findings:
-    name, tokens = model["path"], model["tokenizer"]
-    if model["weights"] == 0:
-        yield wrong(f"{name} has no weights (*.safetensors)", "fetch the whole model")
+    name = model["path"]
+    for fault in model["faults"]:
+        yield wrong(f"{name} {fault}", "fetch the whole model")
+    if "tokenizer" not in model:  # nothing of it could be read
+        return
+    tokens = model["tokenizer"]
     if tokens is None:
         yield wrong(f"{name} has no tokenizer: {model['reason']}", "fetch the tokenizer's files too")
         return

@@ -11,15 +11,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from inspect import signature
 from itertools import product
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from rlgraph.runtime.doctor.checks import CHECKS
-from rlgraph.runtime.doctor.probes import ProbeCall, ProbeFacts
-from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, wrong
+from rlgraph.runtime.doctor.probes import GUIDE, ProbeCall, ProbeFacts
+from rlgraph.runtime.engines.findings import Finding, wrong
 
 # a probe -> what is waited for while it runs, and what to do where it gives no facts
 ABOUT = {
@@ -59,7 +59,9 @@ class Diagnosis:
 
     def data(self) -> dict[str, Any]:
         """Return the same as JSON values."""
-        lines = [{"check": name, **asdict(line)} for name, line in self.lines]
+        lines = []
+        for name, line in self.lines:
+            lines.append({"check": name, "level": line.level, "text": line.text, "remedy": line.remedy})
         return {"fit": self.fit, "lines": lines, "facts": self.facts}
 
 
@@ -68,8 +70,8 @@ def judge(facts: Mapping[str, Sequence[ProbeFacts]]) -> Diagnosis:
     lines = []
     for probe, answer in ((probe, answer) for probe, answers in facts.items() for answer in answers):
         if "failed" in answer:
-            what, remedy = ABOUT[probe]
-            subject = f"{what} {answer['argument']}" if answer["argument"] else what
+            subject_kind, remedy = ABOUT[probe]
+            subject = f"{subject_kind} {answer['argument']}" if answer["argument"] else subject_kind
             lines.append((probe, wrong(f"{subject}: {answer['failed']}", remedy)))
     for name, check in CHECKS.items():
         for answers in product(*(facts.get(probe, ()) for probe in signature(check).parameters)):
@@ -84,10 +86,10 @@ def examine(models: Sequence[Sequence[str]], run_dir: str, address: str | None, 
     ``models`` are the arguments of ``probes.model``. All probes together may take ``timeout`` seconds.
     """
     about_machine = ("host", "packages", "gpus", "torch", "host_optimizer", "sglang")
-    asked: list[ProbeCall] = [(name,) for name in about_machine]
-    asked += [("ray", address) if address else ("ray",), ("disk", run_dir)]
-    asked += [("model", *words) for words in models]
-    return judge(gather(asked, timeout))
+    calls: list[ProbeCall] = [(name,) for name in about_machine]
+    calls += [("ray", address) if address else ("ray",), ("disk", run_dir)]
+    calls += [("model", *words) for words in models]
+    return judge(gather(calls, timeout))
 
 
 def gather(asked: Sequence[ProbeCall], timeout: float) -> dict[str, list[ProbeFacts]]:
@@ -114,13 +116,13 @@ def _start(*words: str) -> Popen[str]:
 def answer(process: Popen[str], left: float, timeout: float) -> ProbeFacts:
     """Return the facts that a probe prints last, or why it prints none in the ``left`` of its seconds."""
     try:
-        printed, said = process.communicate(timeout=left)
+        printed, errors = process.communicate(timeout=left)
     except TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         with suppress(TimeoutExpired):  # a process that waits for a disk can't be killed
             process.communicate(timeout=1)
         return {"failed": f"no answer within {timeout:g} s"}
     if process.returncode:
-        return {"failed": (said.strip() or f"ended with exit code {process.returncode}").splitlines()[-1]}
+        return {"failed": (errors.strip() or f"ended with exit code {process.returncode}").splitlines()[-1]}
     facts: ProbeFacts = json.loads(printed.splitlines()[-1])
     return facts

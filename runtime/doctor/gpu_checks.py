@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from rlgraph.runtime.doctor.probes import ProbeFacts
-from rlgraph.runtime.doctor.verdicts import GUIDE, Finding, Findings, ok, warn, wrong
+from rlgraph.runtime.doctor.probes import GUIDE, ProbeFacts
+from rlgraph.runtime.engines.findings import Finding, Findings, ok, warn, wrong
 from rlgraph.units import size_text
 
 # CUDA's major version -> the oldest driver's: https://docs.nvidia.com/deploy/cuda-compatibility/
@@ -32,10 +32,10 @@ def gpus(gpus: ProbeFacts) -> Findings:
 def gpu_memory(gpus: ProbeFacts) -> Findings:
     known = [gpu for gpu in gpus["gpus"] if gpu["memory"]]
     busy = [gpu for gpu in known if gpu["used"] > USED * gpu["memory"]]
-    listed = "; ".join(gpus["processes"]) or "none that this user or container may see"
+    processes = "; ".join(gpus["processes"]) or "none that this user or container may see"
     for gpu in busy:
         used, memory = size_text(gpu["used"]), size_text(gpu["memory"])
-        remedy = f"end what holds it; processes on GPUs: {listed}"
+        remedy = f"end what holds it; processes on GPUs: {processes}"
         yield warn(f"GPU {gpu['index']}: {used} of {memory} are in use", remedy)
     if known and not busy:
         least = min(gpu["memory"] - gpu["used"] for gpu in known)
@@ -101,20 +101,25 @@ def peers(torch: ProbeFacts) -> Findings:
 
 
 def nccl(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
-    held = {name: value for name, value in host["variables"].items() if name.startswith("NCCL_")}
-    lines = [*_workarounds(held), *_interface(held.get("NCCL_SOCKET_IFNAME", ""), host["interfaces"])]
+    variables = {name: value for name, value in host["variables"].items() if name.startswith("NCCL_")}
+    lines = [
+        *_workarounds(variables),
+        *_interface(variables.get("NCCL_SOCKET_IFNAME", ""), host["interfaces"]),
+    ]
     if gpus["gpus"] and not lines:
-        listed = " ".join(f"{name}={value}" for name, value in held.items())
-        lines = [ok(listed or "no NCCL variable is set")]
+        text = " ".join(f"{name}={value}" for name, value in variables.items())
+        lines = [ok(text or "no NCCL variable is set")]
     yield from lines
 
 
-def _workarounds(held: Mapping[str, str]) -> Findings:
+def _workarounds(variables: Mapping[str, str]) -> Findings:
     for name in WORKAROUNDS:
-        if held.get(name, "0") != "0":
-            yield warn(f"{name}={held[name]} can slow NCCL down", "unset it, unless it works around a fault")
-    if held.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
-        yield warn(f"NCCL_DEBUG={held['NCCL_DEBUG']} fills the logs", "set NCCL_DEBUG=WARN")
+        if variables.get(name, "0") != "0":
+            yield warn(
+                f"{name}={variables[name]} can slow NCCL down", "unset it, unless it works around a fault"
+            )
+    if variables.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
+        yield warn(f"NCCL_DEBUG={variables['NCCL_DEBUG']} fills the logs", "set NCCL_DEBUG=WARN")
 
 
 def _interface(value: str, interfaces: Sequence[str]) -> Findings:
@@ -131,10 +136,10 @@ def _interface(value: str, interfaces: Sequence[str]) -> Findings:
 
 
 def variables(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
-    held = host["variables"]
-    if gpus["gpus"] and held.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    values = host["variables"]
+    if gpus["gpus"] and values.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         yield wrong("CUDA_VISIBLE_DEVICES hides every GPU", "unset it: Ray gives each worker its own GPU")
-    if held.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+    if values.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         yield warn("CUDA_LAUNCH_BLOCKING makes every kernel wait", "unset it after debugging")
 
 

@@ -7,6 +7,7 @@ library or keep a CUDA context, and nothing of that reaches the doctor:
 """
 
 import json
+import logging
 import os
 import platform
 import resource
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.costs.detect import memory
+from rlgraph.runtime.engines.findings import folder_findings, weight_files
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.rundir.environment import PACKAGES, installed_version
 from rlgraph.version import VERSION
@@ -29,6 +31,7 @@ from rlgraph.version import VERSION
 ProbeFacts = dict[str, Any]
 
 DISTRIBUTION = "rlgraph-compiler"
+GUIDE = "docs/gpu.md"  # remedies point to its sections
 # only these are read: what else a shell holds may be secret
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_HOME")
 GPU_FIELDS = ("index", "name", "memory.total", "memory.used", "driver_version")
@@ -84,11 +87,11 @@ def gpus() -> ProbeFacts:
     if shutil.which("nvidia-smi") is None:
         return {"gpus": [], "processes": [], "files": len([*Path("/dev").glob("nvidia[0-9]*")])}
     devices = []
-    for index, name, total, used, driver in _listed("--query-gpu", GPU_FIELDS):
+    for index, name, total, used, driver in _query_rows("--query-gpu", GPU_FIELDS):
         sizes = {"memory": int(total) * MEBI if total.isdigit() else None}
         sizes["used"] = int(used) * MEBI if used.isdigit() else 0
         devices.append({"index": int(index), "name": name, **sizes, "driver": driver})
-    processes = [" ".join(row) for row in _listed("--query-compute-apps", PROCESS_FIELDS)]
+    processes = [" ".join(row) for row in _query_rows("--query-compute-apps", PROCESS_FIELDS)]
     return {"gpus": devices, "processes": processes}
 
 
@@ -161,7 +164,7 @@ def ray(address: str | None = None) -> ProbeFacts:
 
     if address is None:
         return {"version": found.__version__}
-    found.init(address=address, logging_level="ERROR", log_to_driver=False)
+    found.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     nodes = found.nodes()
     return {
         "version": found.__version__,
@@ -174,8 +177,8 @@ def ray(address: str | None = None) -> ProbeFacts:
 
 def disk(path: str) -> ProbeFacts:
     """Probe the room at the nearest folder of a path that exists, and whether a file can be written there."""
-    whole = Path(path).absolute()
-    folder = next(place for place in (whole, *whole.parents) if place.is_dir())
+    absolute = Path(path).absolute()
+    folder = next(place for place in (absolute, *absolute.parents) if place.is_dir())
     usage = shutil.disk_usage(folder)
     return {"path": path, "free": usage.free, "total": usage.total, "writable": os.access(folder, os.W_OK)}
 
@@ -191,12 +194,16 @@ def model(path: str, changed: str = "{}", trusted: str = "false") -> ProbeFacts:
         OSError: the configuration can't be loaded, as a folder or from a hub.
         ConfigError: a changed field is without effect, or can't have its value.
     """
+    folder = Path(path)
+    faults = [finding.text for finding in folder_findings(path)] if folder.exists() else []
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        return {"path": path, "faults": faults, "weights": None, "bytes_per_weight": 4}
     files = ModelFiles(path, json.loads(changed), json.loads(trusted))
     config = files.config()
-    folder = Path(path)
-    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    weights = weight_files(folder)
     facts: ProbeFacts = {
         "path": path,
+        "faults": faults,
         "type": config.model_type,
         "vocabulary": getattr(config, "vocab_size", None),
         "weights": sum(file.stat().st_size for file in weights) if folder.is_dir() else None,
@@ -210,8 +217,10 @@ def model(path: str, changed: str = "{}", trusted: str = "false") -> ProbeFacts:
     facts["template"] = bool(tokenizer.chat_template)
     if tokenizer.chat_template:
         try:
-            asked = [{"role": "user", "content": "2 + 2?"}]
-            facts["prompt"] = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+            messages = [{"role": "user", "content": "2 + 2?"}]
+            facts["prompt"] = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
         except Exception as error:  # a template is a program of the model's author
             facts["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return facts
@@ -238,13 +247,15 @@ def _unmet(name: str, extra: str) -> Iterator[str]:
             yield f"{wanted.name}{wanted.specifier} (installed: {installed or 'no'})"
 
 
-def _listed(query: str, fields: Sequence[str]) -> list[list[str]]:
+def _query_rows(query: str, fields: Sequence[str]) -> list[list[str]]:
     """Return the rows of a query of ``nvidia-smi``."""
     command = ["nvidia-smi", f"{query}={','.join(fields)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"nvidia-smi failed: {(done.stdout + done.stderr).strip()}")
-    return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        raise RuntimeError(f"nvidia-smi failed: {(finished.stdout + finished.stderr).strip()}")
+    return [
+        [part.strip() for part in line.split(",")] for line in finished.stdout.splitlines() if line.strip()
+    ]
 
 
 def main(words: Sequence[str]) -> None:

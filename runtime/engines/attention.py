@@ -49,7 +49,8 @@ def head_size(config: Any) -> int:
     """Return the numbers of an attention head; where layers differ, those of the largest."""
     layers = getattr(config, "per_layer_config", None) or [config]
     sizes = [getattr(layer, "head_dim", None) for layer in layers]
-    return max(size or config.hidden_size // config.num_attention_heads for size in sizes)
+    largest: int = max(size or config.hidden_size // config.num_attention_heads for size in sizes)
+    return largest
 
 
 def repeat_shared_heads(model: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -95,8 +96,8 @@ def attend_packed(
     if isinstance(attention_mask, BlockMask):
         return flex(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
     if attention_mask is not None and attention_mask.dtype == torch.int32:
-        flat = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-        return end_to_end(*flat, attention_mask[0, 0, 0], attention_mask.shape[2], scaling)[None], None
+        ends, longest = attention_mask[0, 0, 0], attention_mask.shape[2]
+        return end_to_end(_tokens(query), _tokens(key), _tokens(value), ends, longest, scaling)[None], None
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
 
 
@@ -125,25 +126,31 @@ def attend_from(
         more: for ``attend``.
     """
     if isinstance(attention_mask, BlockMask):
-        behind = torch.cat(query.chunk(len(chunks)), dim=2)
-        out = flex(behind, key, value, attention_mask, scaling).transpose(1, 2)
+        end_to_end_query = torch.cat(query.chunk(len(chunks)), dim=2)
+        out = flex(end_to_end_query, key, value, attention_mask, scaling).transpose(1, 2)
         return torch.cat(out.chunk(len(chunks), dim=1)), None
-    found = []
-    for place, (number, part) in enumerate(zip(chunks, query.chunk(len(chunks)), strict=True)):
-        start, end = number * part.shape[2], (number + 1) * part.shape[2]
+    outputs = []
+    for place, (number, chunk) in enumerate(zip(chunks, query.chunk(len(chunks)), strict=True)):
+        start, end = number * chunk.shape[2], (number + 1) * chunk.shape[2]
         keys, values = key[:, :, :end], value[:, :, :end]
         if attention_mask is None:
-            out = _to_the_end(part, keys, values, scaling)
+            out = _to_the_end(chunk, keys, values, scaling)
         elif attention_mask.dtype == torch.int32:
             ends, longest = attention_mask[0, 0, 0], attention_mask.shape[2]
-            flat = [tensor[0].transpose(0, 1) for tensor in (part, keys, values)]
-            own = ends.clamp(start, end) - start
-            out = end_to_end(*flat, own, longest, scaling, ends.clamp(max=end))[None]
+            query_ends, key_ends = ends.clamp(start, end) - start, ends.clamp(max=end)
+            out = end_to_end(
+                _tokens(chunk), _tokens(keys), _tokens(values), query_ends, longest, scaling, key_ends
+            )[None]
         else:
-            own = attention_mask.chunk(len(chunks))[place][..., :end]
-            out, _ = attend(module, part, keys, values, own, scaling=scaling, **more)
-        found.append(out)
-    return torch.cat(found), None
+            mask = attention_mask.chunk(len(chunks))[place][..., :end]
+            out, _ = attend(module, chunk, keys, values, mask, scaling=scaling, **more)
+        outputs.append(out)
+    return torch.cat(outputs), None
+
+
+def _tokens(heads: torch.Tensor) -> torch.Tensor:
+    """Return the only lane of ``[1, heads, tokens, size]`` as ``[tokens, heads, size]``."""
+    return heads[0].transpose(0, 1)
 
 
 def _to_the_end(
@@ -156,9 +163,9 @@ def _to_the_end(
     grouped = query.device.type == "cpu" or query.dtype != torch.float32
     if not grouped:
         key, value = _for_each_head(query, key, value)
-    causal = causal_lower_right(query.shape[2], key.shape[2])
-    options = {"attn_mask": causal, "scale": scale, "enable_gqa": grouped}
-    return scaled_dot_product_attention(query, key, value, **options).transpose(1, 2)
+    mask = causal_lower_right(query.shape[2], key.shape[2])
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2)
 
 
 def flex(
@@ -210,7 +217,9 @@ def end_to_end(
         options["enable_gqa"] = True
     else:
         key, value = _for_each_head(query, key, value)
-    return varlen_attn(query, key, value, ends, keys, longest, longest, scale=scale, **options)
+    out = varlen_attn(query, key, value, ends, keys, longest, longest, scale=scale, **options)
+    assert isinstance(out, torch.Tensor), "a second value comes only where it is asked for"
+    return out
 
 
 def attend(
@@ -227,8 +236,10 @@ def attend(
     key, value = _for_each_head(query, key, value)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = query.shape[2] > 1 and attention_mask is None and causal
-    options = {"attn_mask": attention_mask, "scale": scaling, "is_causal": causal}
-    return scaled_dot_product_attention(query, key, value, **options).transpose(1, 2).contiguous(), None
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, is_causal=causal
+    )
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _for_each_head(

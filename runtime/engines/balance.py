@@ -64,9 +64,9 @@ class Balance:
         self.noted = None if counted is None else []
 
     def loss(
-        self, read: int, total: int, group: dist.ProcessGroup | None
+        self, tokens_read: int, total: int, group: dist.ProcessGroup | None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return what a pass of ``read`` tokens adds to the loss of a step of ``total``, and its metrics.
+        """Return what a pass over ``tokens_read`` adds to the loss of a step of ``total``, and its metrics.
 
         The sum over passes and ranks is the mean of the passes' losses, each weighed by its tokens. Where
         ranks of a ``group`` share those, each returns the term of its own.
@@ -77,7 +77,9 @@ class Balance:
         self.load += chosen
         if group:
             dist.all_reduce(chosen, group=group)
-        term = (chosen * sums).sum(1).mean() * (chosen.shape[1] / max(1, read))  # the loss, times own tokens
+        term = (chosen * sums).sum(1).mean() * (
+            chosen.shape[1] / max(1, tokens_read)
+        )  # the loss, times own tokens
         return term * (self.coef / max(1, total)), {"router_aux_loss": (term, self.counted.sum())}
 
     @torch.no_grad()

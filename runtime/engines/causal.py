@@ -18,9 +18,9 @@ def sees_later_tokens(model: Any) -> bool:
     """
     config = model.config
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    said = {module.is_causal for module in decoder.modules() if hasattr(module, "is_causal")}
-    if said:
-        return False in said
+    declared = {module.is_causal for module in decoder.modules() if hasattr(module, "is_causal")}
+    if declared:
+        return False in declared
     is_decoder = getattr(config, "is_decoder", False)
     crosses = "encoder_hidden_states" in inspect.signature(type(model).forward).parameters
     if config.model_type in (*BOTH_WAYS, *ONE_WAY):

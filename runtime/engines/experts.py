@@ -54,9 +54,11 @@ def mixtures_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _holds_experts(module: Any) -> bool:
-    own = [*module.parameters(recurse=False)]
+    parameters = [*module.parameters(recurse=False)]
     fused = hasattr(module, "_apply_gate") and hasattr(module, "num_experts")  # by transformers' decorator
-    return fused and bool(own) and all(p.dim() > 1 and len(p) == module.num_experts for p in own)
+    return (
+        fused and bool(parameters) and all(p.dim() > 1 and len(p) == module.num_experts for p in parameters)
+    )
 
 
 def divide(model: torch.nn.Module, group: dist.ProcessGroup) -> list[str]:
@@ -68,9 +70,11 @@ def divide(model: torch.nn.Module, group: dist.ProcessGroup) -> list[str]:
     names = []
     for prefix, module in mixtures_of(model).items():
         module.num_experts //= group.size()
-        for name, whole in [*module.named_parameters(recurse=False)]:
-            part = whole.detach()[group.rank() * module.num_experts :][: module.num_experts].clone()
-            setattr(module, name, torch.nn.Parameter(part, whole.requires_grad))
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            own_experts = parameter.detach()[group.rank() * module.num_experts :][
+                : module.num_experts
+            ].clone()
+            setattr(module, name, torch.nn.Parameter(own_experts, parameter.requires_grad))
             names.append(f"{prefix}.{name}")
         module.forward = partial(_dispatched, group, module.num_experts, module.forward)
     return names
@@ -78,34 +82,36 @@ def divide(model: torch.nn.Module, group: dist.ProcessGroup) -> list[str]:
 
 def _dispatched(
     group: dist.ProcessGroup,
-    own: int,
+    experts_per_rank: int,
     experts: Experts,
     hidden: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
     """Return the sum, by ``weights [tokens, k]``, of what ``chosen [tokens, k]`` experts of all ranks make of
-    ``hidden [tokens, size]``; each rank has so many of its ``own``."""
+    ``hidden [tokens, size]``; each rank has ``experts_per_rank`` of its own."""
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
-    come, there, here = _counted(flat, own, group)
-    received = exchange(hidden[order // chosen.shape[1]], there, here, group)
-    expert = torch.arange(own, device=flat.device).repeat(group.size())
-    expert = expert.repeat_interleave(come, output_size=len(received))[:, None]
+    tokens_per_expert, sizes_out, sizes_in = _counted(flat, experts_per_rank, group)
+    received = exchange(hidden[order // chosen.shape[1]], sizes_out, sizes_in, group)
+    expert = torch.arange(experts_per_rank, device=flat.device).repeat(group.size())
+    expert = expert.repeat_interleave(tokens_per_expert, output_size=len(received))[:, None]
     out = experts(received, expert, torch.ones_like(expert, dtype=weights.dtype))
-    back = exchange(out, here, there, group)[order.argsort()].view(*chosen.shape, -1)
-    return (back * weights[..., None]).sum(1).to(hidden.dtype)
+    returned = exchange(out, sizes_in, sizes_out, group)[order.argsort()].view(*chosen.shape, -1)
+    return (returned * weights[..., None]).sum(1).to(hidden.dtype)
 
 
 def _counted(
-    flat: torch.Tensor, own: int, group: dist.ProcessGroup
+    flat: torch.Tensor, experts_per_rank: int, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, list[int], list[int]]:
-    """Return how many tokens come for each of this rank's ``own`` experts, from each rank (``[ranks own]``),
+    """Return how many tokens come for each of this rank's experts, from each rank (``[ranks experts]``),
     how many go to each rank, and how many come from it. ``flat [tokens k]`` are the experts chosen here.
     """
     ranks = group.size()
-    sent = flat.new_zeros(ranks * own).scatter_add_(0, flat, torch.ones_like(flat))
-    come = torch.empty_like(sent)
-    dist.all_to_all_single(come, sent, group=group)
-    there, here = torch.stack([sent, come]).view(2, ranks, own).sum(2).tolist()
-    return come, there, here
+    sent_tokens = flat.new_zeros(ranks * experts_per_rank).scatter_add_(0, flat, torch.ones_like(flat))
+    received_tokens = torch.empty_like(sent_tokens)
+    dist.all_to_all_single(received_tokens, sent_tokens, group=group)
+    sizes_out, sizes_in = (
+        torch.stack([sent_tokens, received_tokens]).view(2, ranks, experts_per_rank).sum(2).tolist()
+    )
+    return received_tokens, sizes_out, sizes_in

@@ -35,7 +35,9 @@ class MetricSums:
 
     def add_metrics(self, metrics: Mapping[str, Metric | tuple[Any, Any]]) -> None:
         """Add metrics of a micro-batch alone, as of what is no part of its objective."""
-        self.metrics = add_up([self.metrics, {name: _detached(one) for name, one in metrics.items()}], "")
+        self.metrics = add_up(
+            [self.metrics, {name: _detached(metric) for name, metric in metrics.items()}], ""
+        )
 
     def numbers(
         self, group: dist.ProcessGroup, record: Recorder | None, prefix: str = ""
@@ -44,24 +46,24 @@ class MetricSums:
 
         ``record`` gets this rank's parts of them. Their names begin with the ``prefix``.
         """
-        own = self._on_host(group.rank() == 0)
-        parts = {f"{prefix}{name}": metric for name, metric in own.items()}
+        rank_metrics = self._on_host(group.rank() == 0)
+        parts = {f"{prefix}{name}": metric for name, metric in rank_metrics.items()}
         if record:
             record(parts)
         return {name: metric.value for name, metric in add_up(of_ranks(parts, group), "").items()}
 
-    def _on_host(self, first: bool) -> dict[str, Metric]:
+    def _on_host(self, is_first_rank: bool) -> dict[str, Metric]:
         """Return this rank's parts, copied from the device at once; what ranks share is of the first."""
         scalars = [value for metric in self.metrics.values() for value in metric.parts.values()]
-        loss, *rest = _numbers([sum(loss.double() for loss in self.losses), *scalars])
-        numbers = iter(rest)
+        loss, *metric_numbers = _numbers([sum(loss.double() for loss in self.losses), *scalars])
+        numbers = iter(metric_numbers)
         parts = {
-            name: replace(metric, parts={part: next(numbers) for part in metric.parts})
+            name: replace(metric, parts={part_name: next(numbers) for part_name in metric.parts})
             for name, metric in self.metrics.items()
         }
-        steps = max(1, self.steps) if first else 0
+        steps = max(1, self.steps) if is_first_rank else 0
         parts["loss"] = Metric.of("mean", [loss], STEPS, steps)
-        if first and self.shared:
+        if is_first_rank and self.shared:
             for name, values in self.shared.items():  # without a step there is no mean: null
                 parts[name] = Metric.of("mean", values, STEPS, len(values))
             parts["skipped"] = Metric.of("sum", [self.skipped], STEPS)

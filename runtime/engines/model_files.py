@@ -45,7 +45,7 @@ class ModelFiles:
             ConfigError: a changed field would be without effect, or transformers refuses its value.
             ConfigFileError: the model's class reads a field of ``config.json`` as another value.
         """
-        config = self._read(options)
+        config = self._configuration(options)
         fields, _ = type(config).get_config_dict(self.path)
         if fault := next(misread_fields(fields, config, {*options, *self.changed}), ""):
             raise ConfigFileError(f"config.json says {fault}")
@@ -68,9 +68,9 @@ class ModelFiles:
 
     def unchanged(self) -> Any:
         """Return the model's configuration without the changed fields."""
-        return self._read({})
+        return self._configuration({})
 
-    def _read(self, options: Mapping[str, Any]) -> Any:
+    def _configuration(self, options: Mapping[str, Any]) -> Any:
         """Return what transformers makes of ``config.json``, with ``options`` set on it."""
         from transformers import AutoConfig
 
@@ -91,8 +91,8 @@ class ModelFiles:
 
     def stop_ids(self, config: Any, tokenizer: Any) -> list[int]:
         """Return every end token that the generation config, the tokenizer or a text config names."""
-        named = [tokenizer.eos_token_id, config.eos_token_id, self._generation_stop_ids()]
-        lists = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
+        sources = [tokenizer.eos_token_id, config.eos_token_id, self._generation_stop_ids()]
+        lists = [ids if isinstance(ids, list) else [ids] for ids in sources if ids is not None]
         return sorted({*chain.from_iterable(lists)})
 
     def _generation_stop_ids(self) -> list[int]:
@@ -119,17 +119,13 @@ class ModelFiles:
 
         for name, value in self.changed.items():
             if name in (ROPE, ROPE_BEFORE):
-                before, known = getattr(config, ROPE, None) or {}, {"default", *ROPE_INIT_FUNCTIONS}
-                kinds = [kind for kind, own in before.items() if isinstance(own, Mapping)]
-                if kinds and not {*value} <= {*kinds}:
-                    yield f"{name} has one set of fields for each kind of layer: {', '.join(kinds)}"
-                for rope in map(value.get, kinds) if kinds else [value]:
-                    if (asked := (rope or {}).get("rope_type", "default")) not in known:
-                        yield f"there is no rope_type {asked}; there are {', '.join(sorted(known))}"
-            elif name in OF_ROPE and not hasattr(config, name):
-                yield f"{name} is one of {ROPE}: {{{name}: {value}}}"
+                yield from _rope_without_effect(name, value, config, {"default", *ROPE_INIT_FUNCTIONS})
             elif not hasattr(config, name):
-                yield " ".join(["there is no field", f"{name};", nearest(name, config.to_dict())]).strip(" ;")
+                if name in OF_ROPE:
+                    yield f"{name} is one of {ROPE}: {{{name}: {value}}}"
+                else:
+                    suggestion = nearest(name, config.to_dict())
+                    yield f"there is no field {name}; {suggestion}".strip(" ;")
             elif not isinstance(value, Mapping) and getattr(changed, name) != value:
                 yield f"{name}: {value} has no effect beside the model's other fields"
 
@@ -138,14 +134,34 @@ class ModelFiles:
         changed = dict(self.changed)
         rope = changed.pop(ROPE_BEFORE, None) or changed.pop(ROPE, None)
         if rope is not None:
-            before = fields.get(ROPE) or {}
+            base_rope = fields.get(ROPE) or {}
             fields.pop(ROPE_BEFORE, None)
-            kinds = {kind: own for kind, own in before.items() if isinstance(own, Mapping)}
+            kinds = {
+                kind: rope_fields
+                for kind, rope_fields in base_rope.items()
+                if isinstance(rope_fields, Mapping)
+            }
             if kinds and {*rope} <= {*kinds}:
-                changed[ROPE] = kinds | {kind: _based(own, kinds[kind]) for kind, own in rope.items()}
+                changed[ROPE] = kinds | {
+                    kind: _based(rope_fields, kinds[kind]) for kind, rope_fields in rope.items()
+                }
             else:
-                changed[ROPE] = _based(rope, before)
+                changed[ROPE] = _based(rope, base_rope)
         return changed
+
+
+def _rope_without_effect(
+    name: str, value: Mapping[str, Any], config: Any, known: Collection[str]
+) -> Iterator[str]:
+    """Yield why changed position embeddings leave the model as it is; ``known`` are the types there are."""
+    base_rope = getattr(config, ROPE, None) or {}
+    kinds = [kind for kind, fields in base_rope.items() if isinstance(fields, Mapping)]
+    if kinds and not {*value} <= {*kinds}:
+        yield f"{name} has one set of fields for each kind of layer: {', '.join(kinds)}"
+    for rope in [value.get(kind) for kind in kinds] if kinds else [value]:
+        rope_type = (rope or {}).get("rope_type", "default")
+        if rope_type not in known:
+            yield f"there is no rope_type {rope_type}; there are {', '.join(sorted(known))}"
 
 
 def misread_fields(stored: Mapping[str, Any], config: Any, skipped: Collection[str]) -> Iterator[str]:
@@ -160,7 +176,7 @@ def misread_fields(stored: Mapping[str, Any], config: Any, skipped: Collection[s
         config: what transformers has made of them.
         skipped: the names of fields that need not agree, as the caller has set them.
     """
-    read = all_fields(config)
+    read_fields = all_fields(config)
     if {*skipped} & {ROPE, ROPE_BEFORE}:
         skipped = {*skipped, ROPE, ROPE_BEFORE, *OF_ROPE}
     for name, value in stored.items():
@@ -168,26 +184,26 @@ def misread_fields(stored: Mapping[str, Any], config: Any, skipped: Collection[s
             continue
         if name in (ROPE, ROPE_BEFORE):
             for key, number in _numbers(value):
-                yield from _misread_rope(key, number, f"{name}.{key}", read.get(ROPE))
+                yield from _misread_rope(key, number, f"{name}.{key}", read_fields.get(ROPE))
         elif name in OF_ROPE and isinstance(value, (int, float)):
-            yield from _misread_rope(name, value, name, read.get(ROPE))
+            yield from _misread_rope(name, value, name, read_fields.get(ROPE))
         elif isinstance(value, Mapping):
-            if (part := getattr(config, name, None)) is not None and hasattr(part, "to_json_string"):
-                yield from (f"{name}.{fault}" for fault in misread_fields(value, part, skipped))
-        elif isinstance(value, (int, float)) and name in read and read[name] != value:
+            if (section := getattr(config, name, None)) is not None and hasattr(section, "to_json_string"):
+                yield from (f"{name}.{fault}" for fault in misread_fields(value, section, skipped))
+        elif isinstance(value, (int, float)) and name in read_fields and read_fields[name] != value:
             remedy = f"set models.NAME.config.{name} to the value that is right"
-            yield f"{name}: {value}, which {type(config).__name__} reads as {read[name]}; {remedy}"
+            yield f"{name}: {value}, which {type(config).__name__} reads as {read_fields[name]}; {remedy}"
 
 
 def _misread_rope(key: str, value: float, name: str, rope: Any) -> Iterator[str]:
     """Yield that no layer's position embeddings have a number of the file."""
     if not isinstance(rope, Mapping):
         return
-    numbers = [number for other, number in _numbers(rope) if other == key]
+    numbers = [number for field, number in _numbers(rope) if field == key]
     if value not in numbers:
-        listed = " and ".join(map(str, numbers)) or "nothing"
+        read_numbers = " and ".join(map(str, numbers)) or "nothing"
         remedy = f"set models.NAME.config.{ROPE} to what is right"
-        yield f"{name}: {value}, of which the model's position embeddings have {listed}; {remedy}"
+        yield f"{name}: {value}, of which the model's position embeddings have {read_numbers}; {remedy}"
 
 
 def _numbers(fields: Any) -> Iterator[tuple[str, float]]:
@@ -221,23 +237,25 @@ def with_changes(
         return dict(after)
     fields = dict(stored)
     for name, value in after.items():
-        former = before.get(name)
+        former, stored_value = before.get(name), fields.get(name)
         if name in UNTOLD or former == value:
             continue
         if name == "dtype" and "dtype" not in stored and "torch_dtype" in stored:
             fields["torch_dtype"] = value
-        elif name != ROPE and all(isinstance(one, Mapping) for one in (fields.get(name), former, value)):
-            fields[name] = with_changes(fields[name], former, value)
+        elif name == ROPE:
+            fields[name] = value
+            for former_name in (ROPE_BEFORE, *OF_ROPE):
+                fields.pop(former_name, None)  # former names, which would say something else
+        elif isinstance(stored_value, Mapping) and isinstance(former, Mapping) and isinstance(value, Mapping):
+            fields[name] = with_changes(stored_value, former, value)
         else:
             fields[name] = value
-            for other in (ROPE_BEFORE, *OF_ROPE) if name == ROPE else ():
-                fields.pop(other, None)  # former names, which would say something else
     return fields
 
 
-def _based(rope: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def _based(rope: Mapping[str, Any], base_rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return position embeddings with what they leave out of a model's own base."""
-    return {**{key: before[key] for key in OF_ROPE if key in before}, **rope}
+    return {**{key: base_rope[key] for key in OF_ROPE if key in base_rope}, **rope}
 
 
 def attention_kinds(config: Any) -> list[str]:
@@ -271,8 +289,8 @@ def rope_limit(config: Any) -> int | None:
     rope = getattr(config, ROPE, None) or {}
     kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]  # for each kind of layer
     ends = {"dynamic": getattr(config, "max_position_embeddings", None)}
-    found = ({"longrope": kind.get(ORIGINAL), **ends}.get(str(kind.get("rope_type"))) for kind in kinds)
-    return min(filter(None, found), default=None)
+    limits = ({"longrope": kind.get(ORIGINAL), **ends}.get(str(kind.get("rope_type"))) for kind in kinds)
+    return min(filter(None, limits), default=None)
 
 
 def runs_own_code(model: Any) -> bool:

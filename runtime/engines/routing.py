@@ -67,8 +67,8 @@ class Routing:
         """Run a router's own forward, whose choice is given or noted."""
         if self.given is None and self.noted is None:
             return forward(hidden)
-        given = None if self.given is None else self.given[:, layer]
-        with _Choice(experts, self.shape[1], given) as choice:
+        choice_given = None if self.given is None else self.given[:, layer]
+        with _Choice(experts, self.shape[1], choice_given) as choice:
             routed = forward(hidden)
         assert choice.chosen is not None, "the router chose by something else than torch.topk"
         if self.noted is not None:
@@ -85,19 +85,23 @@ class _Choice(TorchFunctionMode):
         self.chosen: torch.Tensor | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        scores = args[0] if args else None
-        if getattr(function, "__name__", "") != "topk" or scores.shape != (len(scores), self.experts):
-            return found
-        values, self.chosen = cast(tuple[torch.Tensor, torch.Tensor], found)
+        answer = function(*args, **(kwargs or {}))
+        if getattr(function, "__name__", "") != "topk":
+            return answer
+        scores: torch.Tensor = args[0]
+        if scores.shape != (len(scores), self.experts):
+            return answer
+        values, self.chosen = cast(tuple[torch.Tensor, torch.Tensor], answer)
         assert values.shape[1] == self.k
         if self.given is None:
-            return found
+            return answer
         self.chosen = torch.where(self.given == OWN, self.chosen, self.given.long())
         return scores.gather(1, self.chosen), self.chosen
 
 
 def routers_of(model: torch.nn.Module) -> list[Any]:
     """Return the modules that are routers in the form that transformers gives all families."""
-    named = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
-    return [module for module in named if hasattr(module, "num_experts") and hasattr(module, "top_k")]
+    candidates = [
+        module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")
+    ]
+    return [module for module in candidates if hasattr(module, "num_experts") and hasattr(module, "top_k")]

@@ -117,12 +117,15 @@ class StoredTokenizer:
     def __init__(self, path: str) -> None:
         from tokenizers import Tokenizer
 
-        self.backend = Tokenizer.from_file(file_of(path, TOKENIZER))
-        self.parts: dict[str, Any] = json.loads(self.backend.to_str())
+        file = file_of(path, TOKENIZER)
+        if file is None:
+            raise FileNotFoundError(f"{path} has no {TOKENIZER}")
+        self.backend = Tokenizer.from_file(file)
+        self.sections: dict[str, Any] = json.loads(self.backend.to_str())
         self.settings = _json(path, SETTINGS)
         # tokenizer_config.json has the last word of the names that both files have
         former = _json(path, "special_tokens_map.json")
-        self.named = {**former, **self.settings}
+        self.named_tokens = {**former, **self.settings}
         self.texts = {*_contents(former), *_contents(self.settings)}
         self.appended: dict[str, int] = _json(path, "added_tokens.json")
 
@@ -132,19 +135,19 @@ class StoredTokenizer:
         if backend is None:
             yield f"{type(tokenizer).__name__} does not use it"
             return
-        parts = json.loads(backend.to_str())
+        own_parts = json.loads(backend.to_str())
         for name, words in PARTS.items():
-            if _meaning(name, self.parts[name]) != _meaning(name, parts[name]):
+            if _meaning(name, self.sections[name]) != _meaning(name, own_parts[name]):
                 yield words
         yield from self._added(tokenizer)
         for name in NAMED:
-            if name in self.named and _content(self.named[name]) != getattr(tokenizer, name):
-                yield f"{name} ({getattr(tokenizer, name)} for {_content(self.named[name])})"
+            if name in self.named_tokens and _content(self.named_tokens[name]) != getattr(tokenizer, name):
+                yield f"{name} ({getattr(tokenizer, name)} for {_content(self.named_tokens[name])})"
 
     def _added(self, tokenizer: Any) -> Iterator[str]:
         """Yield which added tokens differ in their ids or in how they are looked for, or are too many."""
         added: dict[int, Any] = tokenizer.added_tokens_decoder
-        listed = {token["id"]: [token] for token in self.parts["added_tokens"]}
+        listed = {token["id"]: [token] for token in self.sections["added_tokens"]}
         for number, token in self.settings.get("added_tokens_decoder", {}).items():
             listed.setdefault(int(number), []).append(token)
         for number, forms in listed.items():
@@ -166,8 +169,8 @@ class StoredTokenizer:
         """
         for name in NAMED:
             usual = getattr(library, name, None)
-            if name in self.named:
-                setattr(tokenizer, name, _content(self.named[name]))
+            if name in self.named_tokens:
+                setattr(tokenizer, name, _content(self.named_tokens[name]))
             elif usual is not None and self.backend.token_to_id(usual) is not None:
                 setattr(tokenizer, name, usual)
 
@@ -190,8 +193,8 @@ def file_of(path: str, name: str) -> str | None:
     """Return where a file of a model directory or hub name lies, or None where there is none."""
     from transformers.utils import cached_file
 
-    found: str | None = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
-    return found
+    file: str | None = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    return file
 
 
 def copy_files(path: str, directory: Path) -> None:
@@ -297,9 +300,9 @@ def _check_sentencepiece(path: str, name: str, tokenizer: Any) -> None:
 
     processor = SentencePieceProcessor(model_file=file_of(path, name))
     for text in PROBES:
-        wanted, found = processor.encode(text), tokenizer(text, add_special_tokens=False)["input_ids"]
-        if wanted != found:
-            law = f"{path}: of {text!r} its {name} makes {wanted[:4]}..., and transformers {found[:4]}..."
+        wanted, pieces = processor.encode(text), tokenizer(text, add_special_tokens=False)["input_ids"]
+        if wanted != pieces:
+            law = f"{path}: of {text!r} its {name} makes {wanted[:4]}..., and transformers {pieces[:4]}..."
             raise TokenizerError(
                 f"{law}; give the model a {TOKENIZER}, made by the version that it came with"
             )

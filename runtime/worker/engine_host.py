@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -16,20 +15,31 @@ from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.ops.interfaces import Session
 from rlgraph.ops.metric import Metric
+from rlgraph.runtime.engines.contract import (
+    HostedServeEngine,
+    HostedTrainEngine,
+    load_serve_engine,
+    load_train_engine,
+)
 from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.weights.delta import Delta
 from rlgraph.runtime.engines.weights.transfer import Named, Weights, cast
 from rlgraph.runtime.engines.weights.transports import HANDED, RemoteTransport
-from rlgraph.runtime.worker.process_groups import Groups
+from rlgraph.runtime.worker.process_groups import Groups, trained_on
 from rlgraph.runtime.worker.round_end import RoundEnd
-
-METHODS = complete(  # each kind of step that moves an engine's parts has a method of it
-    {Kind.OFFLOAD: "offload", Kind.LOAD: "reload", Kind.SLEEP: "sleep", Kind.WAKE: "wake"}, MOVES
-)
 
 
 class EngineHost:
-    """The train and serve engines that a plan puts on a pool. Collective within the pool."""
+    """The train and serve engines that a plan puts on a pool. Collective within the pool.
+
+    Invariants:
+
+    - ``train`` and ``serve`` have an engine for each model that trains, or generates, on this pool.
+    - Between iterations each engine's parts lie where ``Plan.away`` says.
+    - ``versions`` counts the updates of each train engine; a serve engine knows its own version.
+    - Sessions of ops use serve engines only until ``_settle``: nothing is in flight while one moves or takes
+      weights.
+    """
 
     def __init__(self, plan: Plan, pool: str, device: str, groups: Groups, logs: Path) -> None:
         """Load them one after the other, each into the state in which an iteration begins.
@@ -38,86 +48,91 @@ class EngineHost:
         a server takes its cache at once, and less of it where it finds less memory than while it generates.
         """
         self.plan, self.pool, self.device, self.groups, self.logs = plan, pool, device, groups, logs
-        self.train: dict[str, Any] = {}
-        self.serve: dict[str, Any] = {}
+        self.train: dict[str, HostedTrainEngine] = {}
+        self.serve: dict[str, HostedServeEngine] = {}
         self.versions: dict[str, int] = {}  # those of train engines
+        self.serve_sections = {name: model.serve for name, model in plan.models.items() if model.serve}
         self.round_end = RoundEnd(groups.store, pool)
         self.sessions: dict[tuple[str, str], dict[str, Session]] = {}  # of (phase, node): ``Context.session``
         self._load_trainers()
-        room = self._make_room()
+        offloaded = self._make_room_for_servers()
         for name, model in plan.models.items():
             self._load_server(name, model)
-        for name, parts in room.items():
+        for name, parts in offloaded.items():
             self.move(Kind.LOAD, name, parts)
 
     def _load_trainers(self) -> None:
-        """Load those that hold weights, each with those that share them, which need them there for it."""
-        here = {n: m.shares for n, m in self.plan.models.items() if m.train and m.train.pool == self.pool}
-        for owner in [name for name, shares in here.items() if not shares]:
-            together = [owner, *(name for name, shares in here.items() if shares == owner)]
+        """Load models that own their weights, each followed by those that share them.
+
+        The weights have to be on the device while others begin to share them; only then they may leave.
+        """
+        sections = trained_on(self.plan, self.pool)
+        for owner in sections:
+            if self.plan.models[owner].shares:
+                continue
+            sharing = [name for name in sections if self.plan.models[name].shares == owner]
+            together = [owner, *sharing]
             for name in together:
-                model = self.plan.models[name]
-                self.versions[name], self.train[name] = 0, self._trainer(name, model, model.train)
+                self.versions[name] = 0
+                self.train[name] = self._trainer(name, self.plan.models[name], sections[name])
             for name in together:
                 self._put_away(Kind.OFFLOAD, name)
 
-    def _make_room(self) -> dict[str, tuple[str, ...]]:
-        """Put away what the plan ever puts away, where servers are to start; return what is to come back."""
-        serves = [m.serve for name, m in self.plan.models.items() if self.plan.serves(name, self.pool)]
-        if not any(serving(serve).own_servers for serve in serves):
+    def _make_room_for_servers(self) -> dict[str, tuple[str, ...]]:
+        """Offload what the plan ever offloads, where servers are to start; return what is to come back."""
+        served_here = [name for name in self.plan.models if self.plan.serves(name, self.pool)]
+        if not any(serving(self.serve_sections[name]).own_servers for name in served_here):
             return {}
         steps = [step for step in (*self.plan.steps, *self.plan.eval_steps) if step.kind is Kind.OFFLOAD]
-        room = {}
+        offloaded = {}
         for name in self.train:
-            parts = {part for step in steps if name in step.models for part in step.parts}
-            stays = tuple(sorted(parts - {*self.plan.away.get(f"{name}.train", ())}))
-            if stays:
-                self.move(Kind.OFFLOAD, name, stays)
-                room[name] = stays
-        return room
+            ever_offloaded = {part for step in steps if name in step.models for part in step.parts}
+            between_iterations = {*self.plan.away.get(f"{name}.train", ())}
+            parts = tuple(sorted(ever_offloaded - between_iterations))
+            if parts:
+                self.move(Kind.OFFLOAD, name, parts)
+                offloaded[name] = parts
+        return offloaded
 
     def _load_server(self, name: str, model: ModelPlan) -> None:
         if self.plan.serves(name, self.pool):
-            self.serve[name] = self._served(name, model, model.serve)
+            self.serve[name] = self._served(name, model, self.serve_sections[name])
             self._put_away(Kind.SLEEP, name)
 
-    def _trainer(self, name: str, model: ModelPlan, spec: TrainPlan) -> Any:
+    def _trainer(self, name: str, model: ModelPlan, section: TrainPlan) -> HostedTrainEngine:
         """Return the train engine of one model."""
-        engine = TRAINING[spec.engine]
-        return resolve_name(engine.builder)(
+        return load_train_engine(
+            section.engine,
             model.path,
             head=model.head,
             frozen=model.optimizer is None,
             optimizer=model.optimizer and model.optimizer.model_dump(),
             seed=self.plan.seed,
-            device=self.device,
-            mesh=self.groups.meshes[name],
-            group=self.groups.mesh.get_group(),
-            sequence=self.groups.sequences[name],
-            tensor=self.groups.tensors[name],
-            experts=self.groups.experts[name],
+            ranks=self.groups.ranks[name],
             config=model.config,
             trust_remote_code=model.trust_remote_code,
             base=self.train.get(model.shares),
-            **spec.model_dump(include={*engine.options}),
+            **section.model_dump(include={*TRAINING[section.engine].options}),
         )
 
-    def _served(self, name: str, model: ModelPlan, spec: ServePlan) -> Any:
+    def _served(self, name: str, model: ModelPlan, section: ServePlan) -> HostedServeEngine:
         """Return the serve engine of one model."""
-        engine, is_remote = serving(spec), isinstance(self.groups.links.get(name), RemoteTransport)
+        record = serving(section)
+        sends_remotely = isinstance(self.groups.links.get(name), RemoteTransport)
+        train_engine_has_copy = self.device == "cuda" and name in self.train
         offered = {
             "device": self.device,
             "pool": self.groups.mesh.get_group(),
             "logs": self.logs,
-            "keeps": not (self.device == "cuda" and name in self.train),  # else the train engine has them
-            "transport": "" if is_remote else self.groups.paths.get(name, ""),
+            "keeps": not train_engine_has_copy,
+            "transport": "" if sends_remotely else self.groups.paths.get(name, ""),
             "adapter": self._adapter(name),
         }
-        settings = spec.model_dump(include={*engine.options}, exclude_none=True)
-        own = {engine.options[key]: value for key, value in settings.items()}
-        own |= {"config": model.config, "trust_remote_code": model.trust_remote_code}
-        offers = {key: offered[key] for key in engine.offered}
-        return resolve_name(engine.builder)(model.path, **offers, **own)
+        options = {key: offered[key] for key in record.offered}
+        for key, value in section.model_dump(include={*record.options}, exclude_none=True).items():
+            options[record.options[key]] = value
+        options |= {"config": model.config, "trust_remote_code": model.trust_remote_code}
+        return load_serve_engine(section.engine, model.path, **options)
 
     def _adapter(self, name: str) -> dict[str, Any] | None:
         """Return the settings of the adapter that syncs of a model bring alone; None: of all weights."""
@@ -126,27 +141,32 @@ class EngineHost:
 
     def _put_away(self, kind: Kind, model: str) -> None:
         """Move off the device what the plan says is off it between iterations."""
-        if parts := self.plan.away.get(self.plan.held(model, kind.facts.engines[0], self.pool)):
+        parts = self.plan.away.get(self.plan.held(model, kind.facts.engines[0], self.pool))
+        if parts:
             self.move(kind, model, parts)
 
     def move(self, kind: Kind, model: str, parts: Sequence[str]) -> None:
         """Carry out an offload, load, sleep or wake."""
         self._settle()
-        held = self.train if "train" in kind.facts.engines else self.serve
-        getattr(held[model], METHODS[kind])(tuple(parts))
+        MOVERS[kind](self, model, tuple(parts))
 
-    def at(self, model: str, engine: str, promised: int, reader: str) -> Any:
-        """Return a train or serve engine, which must be at the version that the plan promised a reader."""
-        held = self.versions[model] if engine == "train" else self.serve[model].version
-        assert held == promised, f"{reader} would read {model}@{held}; the plan promised {model}@{promised}"
-        if engine == "train" and (lend := self.plan.lenders.get(self.pool)):
-            for lent in lend.models:
-                self.serve[lent].settle("training")  # the pool is given back
-        return self.train[model] if engine == "train" else self.serve[model]
+    def train_engine(self, model: str, promised: int, reader: str) -> HostedTrainEngine:
+        """Return a train engine, which must be at the version that the plan promised a reader."""
+        _check_version(model, self.versions[model], promised, reader)
+        lending = self.plan.lenders.get(self.pool)
+        for lent_model in lending.models if lending else ():
+            self.serve[lent_model].settle("training")  # the pool is given back
+        return self.train[model]
+
+    def serve_engine(self, model: str, promised: int, reader: str) -> HostedServeEngine:
+        """Return a serve engine, which must be at the version that the plan promised a reader."""
+        engine = self.serve[model]
+        _check_version(model, engine.version, promised, reader)
+        return engine
 
     def sync(self, model: str, version: int) -> None:
-        """Bring a serve engine to the weights of the train engine beside it, unless it holds them."""
-        self.at(model, "train", version, "the sync")
+        """Bring a serve engine to the weights of the train engine on the same devices, unless it has them."""
+        self.train_engine(model, version, "the sync")
         while self.serve[model].version != version:  # again where a server was lost meanwhile
             self._settle()
             self.serve[model].load_weights(self._outgoing(model, version), version)
@@ -154,28 +174,29 @@ class EngineHost:
 
     def release(self) -> None:
         """Give cached memory back where servers share the device: they can't use it."""
-        if any(serving(self.plan.models[name].serve).own_servers for name in self.serve):
+        if any(serving(self.serve_sections[name]).own_servers for name in self.serve):
             release(self.device)
 
     def send(self, model: str, version: int) -> Mapping[str, Metric]:
         """Gather a train engine's weights and send them to the pool that serves the model; return metrics."""
         weights = self._outgoing(model, version)
-        if link := self.groups.links.get(model):
-            if (pool := self.plan.models[model].serve.pool) != self.pool:
-                self.round_end.sends(pool)
-            link.send(Weights(version, weights))
+        link, receiving_pool = self.groups.links.get(model), self.serve_sections[model].pool
+        if link is None:
+            deque(weights, maxlen=0)  # the pool's first device sends; the others only gather
         else:
-            deque(weights, maxlen=0)  # the pool's first device sends; the rest only gather
+            if receiving_pool != self.pool:
+                self.round_end.sends(receiving_pool)
+            link.send(Weights(version, weights))
         return link.metrics() if isinstance(link, Delta) else {}
 
     def _outgoing(self, model: str, version: int) -> Iterable[Named]:
         """Return a train engine's weights, gathered one after the other, as its serve engine takes them."""
-        source = self.at(model, "train", version, "the sync")
-        precision = self.plan.models[model].serve.dtype
-        weights: Iterable[Named] = (source.adapter if self._adapter(model) else source.weights)(precision)
+        source = self.train_engine(model, version, "the sync")
+        dtype = self.serve_sections[model].dtype
+        weights = source.adapter(dtype) if self._adapter(model) else source.weights(dtype)
         if self.groups.paths[model] in HANDED:  # who takes them casts them
             return weights
-        return cast(weights, getattr(torch, precision))
+        return cast(weights, getattr(torch, dtype))
 
     def receive(self, model: str, version: int) -> None:
         """Load the weights that are sent, which must be of this version."""
@@ -212,7 +233,7 @@ class EngineHost:
 
     def notes(self) -> tuple[str, ...]:
         """Return what of the serve engines is other than the plan counts."""
-        return tuple(note for engine in self.serve.values() for note in getattr(engine, "notes", ()))
+        return tuple(note for engine in self.serve.values() for note in engine.notes)
 
     def close(self) -> None:
         """End what serve engines started, and what ops keep here."""
@@ -229,12 +250,40 @@ class EngineHost:
             session.settle()
 
     def _sessions(self) -> list[Session]:
-        return [session for kept in self.sessions.values() for session in kept.values()]
+        return [session for of_node in self.sessions.values() for session in of_node.values()]
 
-    def _trained(self) -> list[tuple[str, Any]]:
+    def _trained(self) -> list[tuple[str, HostedTrainEngine]]:
         return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]
 
-    def _changing(self) -> list[tuple[str, Any]]:
+    def _changing(self) -> list[tuple[str, HostedTrainEngine]]:
         """Return those that train, and frozen ones that weights are copied onto."""
-        copied = {step.updated for step in self.plan.steps if step.copied}
-        return [*self._trained(), *((name, self.train[name]) for name in copied & self.train.keys())]
+        targets = {step.updated for step in self.plan.steps if step.copied}
+        return [*self._trained(), *((name, self.train[name]) for name in targets & self.train.keys())]
+
+
+def _check_version(model: str, version: int, promised: int, reader: str) -> None:
+    law = f"{reader} would read {model}@{version}; the plan promised {model}@{promised}"
+    assert version == promised, law
+
+
+def _offload(host: EngineHost, model: str, parts: Sequence[str]) -> None:
+    host.train[model].offload(parts)
+
+
+def _reload(host: EngineHost, model: str, parts: Sequence[str]) -> None:
+    host.train[model].reload(parts)
+
+
+def _sleep(host: EngineHost, model: str, parts: Sequence[str]) -> None:
+    host.serve[model].sleep(parts)
+
+
+def _wake(host: EngineHost, model: str, parts: Sequence[str]) -> None:
+    host.serve[model].wake(parts)
+
+
+# what carries out each kind of step that moves an engine's parts
+Mover = Callable[[EngineHost, str, Sequence[str]], None]
+MOVERS: Mapping[Kind, Mover] = complete(
+    {Kind.OFFLOAD: _offload, Kind.LOAD: _reload, Kind.SLEEP: _sleep, Kind.WAKE: _wake}, MOVES
+)

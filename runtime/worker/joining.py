@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rlgraph.ops.interfaces import Batch, Objective
-from rlgraph.runtime.engines.fsdp.terms import Term
+from rlgraph.runtime.engines.contract import HostedTrainEngine
+from rlgraph.runtime.engines.term import Term
 
 
 class JoiningEngine:
     """A train engine whose ``update`` takes no step: what it is given is a term of the next one's."""
 
-    def __init__(self, engine: Any, node: str) -> None:
+    def __init__(self, engine: HostedTrainEngine, node: str) -> None:
         """Wrap the engine of an update, whose metrics are recorded as the node's."""
         self.engine, self.node = engine, node
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlgraph.errors import RunError
+from rlgraph.ops import interfaces
 from rlgraph.ops.interfaces import Batch, Objective, Totals
 
 OnNan = Literal["stop", "dump"]
@@ -17,7 +18,7 @@ OnNan = Literal["stop", "dump"]
 class FiniteEngine:
     """A train engine whose ``update`` ends the run where the engine itself would leave out a step."""
 
-    def __init__(self, engine: Any, node: str, on_nan: OnNan, path: Path) -> None:
+    def __init__(self, engine: interfaces.TrainEngine, node: str, on_nan: OnNan, path: Path) -> None:
         """Wrap the engine of an update; ``dump`` writes its rows to the file ``path`` of this rank first."""
         self.engine, self.node, self.on_nan, self.path = engine, node, on_nan, path
 
@@ -49,8 +50,8 @@ class FiniteEngine:
                 # a gradient can be infinite where every loss is finite: then any of the rows may be at fault
                 self._dump(rows(columns))
             files = f"\n  the rows of such micro-batches: {self.path.parent}" if self.on_nan == "dump" else ""
-            named = ", ".join(f"`{node}`" for node in broken or losses)
-            law = f"{named}: a loss or gradient was not finite (schedule.on_nan: {self.on_nan})"
+            nodes = ", ".join(f"`{node}`" for node in broken or losses)
+            law = f"{nodes}: a loss or gradient was not finite (schedule.on_nan: {self.on_nan})"
             raise RunError(f"{law}{files}")
         return metrics
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from rlgraph.ir.domains import GraphDomain, ancestors
 from rlgraph.ir.function import Function
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import ColumnPlan, Plan
 from rlgraph.nodes.support.user_call import guarded
-from rlgraph.ops import registry
+from rlgraph.ops import interfaces, registry
 from rlgraph.ops.interfaces import Context
 from rlgraph.runtime.columns.part import Part, empty, unpack
+from rlgraph.runtime.engines.contract import HostedTrainEngine
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import Place
 from rlgraph.runtime.worker.engine_host import EngineHost
@@ -66,9 +67,11 @@ class OpCall:
             arguments[parameter] = self._handle(handle, model, context)
         for port in (*op.inputs, *op.further(function.attributes)):
             part = columns.get(function.ins.get(port.name, ""))
-            arguments[port.name] = None if part is None else self._read(part, op.engine)
+            arguments[port.name] = None if part is None else self._as_op_sees(part, op.engine)
         if columns:
-            context.given = {name: self._read(columns[function.ins[name]], None) for name in function.holds}
+            context.given = {
+                name: self._as_op_sees(columns[function.ins[name]], None) for name in function.holds
+            }
         body = partial(guarded, op.body)  # a user's op may exit: the worker, or this very run, would end
         result = self._round(body, arguments, context) if self.scope.yields else body(**arguments)
         if op.declared.updates and function.model and not function.joins:
@@ -89,10 +92,12 @@ class OpCall:
         function = self.function
         declared = registry.load(hook.target, kind=kind)
         ports = {port.name for port in declared.inputs if kind.reads} & function.ins.keys()
-        read = {port: self._read(columns[function.ins[port]], engine) for port in ports - {*kind.provides}}
-        return kind(declared.body, hook.attributes, read)
+        columns_read = {
+            port: self._as_op_sees(columns[function.ins[port]], engine) for port in ports - {*kind.provides}
+        }
+        return kind(declared.body, hook.attributes, columns_read)
 
-    def _read(self, part: Part, engine: str | None) -> Any:
+    def _as_op_sees(self, part: Part, engine: str | None) -> Any:
         """Return a column as the body sees it: on the device, if it lies there, for a train engine alone."""
         return unpack(part if engine == "train" else part.near())
 
@@ -105,19 +110,30 @@ class OpCall:
         if handle == "tokenizer":
             assert function.tokenizer
             return self.tokenizer(function.tokenizer)
-        assert model and self.engines
-        engine = self.engines.at(model, handle, scope.versions[model], context.node)
-        updates = registry.load(function.target).declared.updates
-        if updates and (rate := self.plan.models[model].rate):
-            engine.set_rate(rate.at(scope.iteration + 1))
-        if function.joins:
-            engine = JoiningEngine(engine, context.node)
-        on_nan = self.plan.schedule.on_nan
-        if on_nan not in ("stop", "dump") or function.of or not updates:
-            return engine
+        assert model
+        assert self.engines
+        version = scope.versions[model]
+        if handle == "train":
+            return self._train_engine(self.engines.train_engine(model, version, context.node), model, context)
+        return self.engines.serve_engine(model, version, context.node)
+
+    def _train_engine(
+        self, engine: HostedTrainEngine, model: str, context: Context
+    ) -> interfaces.TrainEngine:
+        """Return a train engine as this op sees it: an update may join another, or be watched for NaN."""
+        function, on_nan = self.function, self.plan.schedule.on_nan
+        if not registry.load(function.target).declared.updates:
+            return JoiningEngine(engine, context.node) if function.joins else engine
+        iteration = self.scope.iteration + 1
+        rate = self.plan.models[model].rate
+        if rate:
+            engine.set_rate(rate.at(iteration))
+        used: interfaces.TrainEngine = JoiningEngine(engine, context.node) if function.joins else engine
+        if function.of or on_nan is None or on_nan == "skip":
+            return used
         pool, device = self.at
-        name = f"step-{scope.iteration + 1:06d}-{context.node}-{pool}-{device}.jsonl"
-        return FiniteEngine(engine, context.node, on_nan, self.dumps / name)
+        name = f"step-{iteration:06d}-{context.node}-{pool}-{device}.jsonl"
+        return FiniteEngine(used, context.node, on_nan, self.dumps / name)
 
     def state(self, context: Context) -> str:
         """Return what an op that keeps a state has left of it, as JSON.
@@ -130,7 +146,7 @@ class OpCall:
         try:
             return json.dumps(context.state, allow_nan=False)
         except (TypeError, ValueError) as error:
-            law = f"{self._named} leaves a state that checkpoints can't hold: {error}"
+            law = f"{self._op_name} leaves a state that checkpoints can't hold: {error}"
             raise ColumnError(
                 f"{law}\n  a state is JSON: finite numbers, texts, lists, and dicts by text"
             ) from None
@@ -151,7 +167,7 @@ class OpCall:
             for column, value in zip(outs.values(), values, strict=True)
         ]
         rows, counts = made(self.function, parts)
-        together(self._named, [outs[name] for name in rows], [*rows.values()])
+        together(self._op_name, [outs[name] for name in rows], [*rows.values()])
         if counts is not None:
             self._check_counts(counts, len(next(iter(rows.values()))), next(iter(rows)), context)
         return parts
@@ -161,11 +177,11 @@ class OpCall:
         numbers = counts.near().values
         most = self.plan.domain(self.scope.phase, self.function.outs[output]).most
         if (numbers < 0).any() or numbers.sum() != rows:
-            law = f"{self._named} returned {rows} rows, and counts that sum to {numbers.sum()}"
+            law = f"{self._op_name} returned {rows} rows, and counts that sum to {numbers.sum()}"
             raise ColumnError(f"{law}\n  return as many rows as the counts say, those of a row together")
         if (numbers > most).any():
             row = int(numbers.argmax())
-            law = f"{self._named} made {numbers[row]} rows of row {context.rows[row]}: {most} are the most"
+            law = f"{self._op_name} made {numbers[row]} rows of row {context.rows[row]}: {most} are the most"
             remedy = f"set: {{{self.node}.{self.function.roles['most']}: {numbers[row]}}}"
             raise ColumnError(f"{law}\n  {remedy}, or more")
 
@@ -173,34 +189,56 @@ class OpCall:
         return ancestors(self.plan.domains[self.scope.phase], domain)
 
     @property
-    def _named(self) -> str:
+    def _op_name(self) -> str:
         return f"`{self.node}` ({self.function.target})"
 
     def _wanted(self, column: str, columns: Mapping[str, Part], context: Context) -> Wanted:
         """Return what a column has to be, on the rows that this worker read."""
-        plan = self.plan.columns[self.scope.phase]
-        own, read = plan[column], {plan[name].domain: part for name, part in columns.items()}
-        op = registry.load(self.function.target)
-        along = {self.function.ins.get(port.name) for port in op.inputs if port.type.axis == own.type.axis}
-        alike = [
-            part.lengths
-            for name, part in columns.items()
-            if own.type.axis and name in along and plan[name].domain == own.domain
-        ]
-        domain = self.plan.domains[self.scope.phase][own.domain]
-        # the rounds of a region are numbered by what they ask of their source
-        rows = None if self.scope.asks is None else self.scope.asks * op.declared.of_each
-        if own.domain in read:
-            rows = len(read[own.domain])
-        elif domain.parent in read:
-            whole = len(context.rows) if context.whole is None else len(context.whole)
-            rows = None if domain.most else domain.times * whole
-        elif above := [name for name in read if own.domain in {d.name for d in self._line(name)}]:
-            below = takewhile(lambda d: d.name != own.domain, self._line(above[0]))
-            rows = len(read[above[0]]) // prod(made.times for made in below)
-        finite = self.plan.schedule.on_nan != "skip"
+        column_plan = self.plan.columns[self.scope.phase][column]
+        rows = self._rows_wanted(column_plan.domain, columns, context)
         numbers = context.rows if rows == len(context.rows) else ()
-        return Wanted(self._named, column, own, rows, alike[0] if alike else None, finite, numbers)
+        return Wanted(
+            op=self._op_name,
+            column=column,
+            plan=column_plan,
+            rows=rows,
+            lengths=self._lengths_wanted(column_plan, columns),
+            finite=self.plan.schedule.on_nan != "skip",
+            numbers=numbers,
+        )
+
+    def _lengths_wanted(self, column_plan: ColumnPlan, columns: Mapping[str, Part]) -> Any:
+        """Return the tokens per row of a column that the op reads along the same tokens; None: any number."""
+        if not column_plan.type.axis:
+            return None
+        plans = self.plan.columns[self.scope.phase]
+        op = registry.load(self.function.target)
+        ports = [port for port in op.inputs if port.type.axis == column_plan.type.axis]
+        aligned_columns = {self.function.ins.get(port.name) for port in ports}
+        for name, part in columns.items():
+            if name in aligned_columns and plans[name].domain == column_plan.domain:
+                return part.lengths
+        return None
+
+    def _rows_wanted(self, domain: str, columns: Mapping[str, Part], context: Context) -> int | None:
+        """Return how many rows of a domain the op has to write; None: any number."""
+        plans = self.plan.columns[self.scope.phase]
+        rows_by_domain = {plans[name].domain: len(part) for name, part in columns.items()}
+        if domain in rows_by_domain:
+            return rows_by_domain[domain]
+        written = self.plan.domains[self.scope.phase][domain]
+        if written.parent in rows_by_domain:
+            rows_read = len(context.rows) if context.whole is None else len(context.whole)
+            return None if written.most else written.times * rows_read
+        for read_domain, rows in rows_by_domain.items():
+            line = self._line(read_domain)
+            if domain in [ancestor.name for ancestor in line]:
+                domains_below = takewhile(lambda ancestor: ancestor.name != domain, line)
+                return rows // prod(below.times for below in domains_below)
+        if self.scope.asks is None:
+            return None
+        # the rounds of a region are numbered by what they ask of their source
+        return self.scope.asks * registry.load(self.function.target).declared.of_each
 
 
 def made(function: Function, outputs: Sequence[Part]) -> tuple[dict[str, Part], Part | None]:
@@ -216,9 +254,9 @@ def rows_made(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
     rows, counts = made(function, outputs)
     ragged = next((part for part in rows.values() if part.offsets is not None), next(iter(rows.values())))
     filters = registry.load(function.target).declared.filters
-    kept = np.flatnonzero(outputs[0].near().values) if filters else None
+    kept_rows = np.flatnonzero(outputs[0].near().values) if filters else None
     return {
         "lengths": ragged.lengths,
-        "kept": kept,
+        "kept": kept_rows,
         "counts": None if counts is None else counts.near().values,
     }

@@ -17,6 +17,7 @@ from rlgraph.ops.column_types import LISTED
 from rlgraph.runtime.columns.part import DTYPES, Part, pack
 
 REMEDY = "return one value per row that the op reads, in their order; of a source, as many as it is asked for"
+FORMS = {"text": "a list of str", "json": "a list of values of JSON"}  # of what is no tensor
 FINITE = "mend the op, or go on with what it gives: schedule.on_nan=skip"
 
 
@@ -47,13 +48,14 @@ class Wanted:
     numbers: Sequence[int] = ()
 
     def __str__(self) -> str:
-        rows = "rows" if self.rows is None else f"{self.rows} rows"
         kind, dtype = self.plan.type, self.plan.stored or self.plan.type.dtype
-        form = {"text": "a list of str", "json": "a list of values of JSON"}.get(
-            dtype, f"a tensor of {dtype}"
-        )
-        cell = f", each value {list(self.plan.sizes)}" if self.plan.sizes else ""
-        return f"{kind}: {f'a Ragged of {dtype}' if kind.axis else form}{cell}, {rows}"
+        form = FORMS.get(dtype, f"a tensor of {dtype}")
+        if kind.axis:
+            form = f"a Ragged of {dtype}"
+        if self.plan.sizes:
+            form += f", each value {list(self.plan.sizes)}"
+        rows = "rows" if self.rows is None else f"{self.rows} rows"
+        return f"{kind}: {form}, {rows}"
 
     def packed(self, value: Any) -> Part:
         """Return a value as a part.
@@ -62,14 +64,14 @@ class Wanted:
             ColumnError: it is not what is wanted.
         """
         if not _is_of(self.plan, value):
-            raise self._error(_told(value))
+            raise self._error(_description(value))
         part = pack(value)
         if self.rows is not None and len(part) != self.rows:
-            raise self._error(f"{_told(value)} with {len(part)} rows")
+            raise self._error(f"{_description(value)} with {len(part)} rows")
         if self.lengths is not None and not np.array_equal(part.lengths, self.lengths):
             row = int(np.flatnonzero(part.lengths != self.lengths)[0])
             tokens = f"{part.lengths[row]} tokens in row {row}, which has {self.lengths[row]}"
-            raise self._error(f"{_told(value)} with {tokens}")
+            raise self._error(f"{_description(value)} with {tokens}")
         if self.finite and self.plan.type.dtype == "float32":
             self._check_finite(part)
         return part
@@ -80,9 +82,11 @@ class Wanted:
         if finite.all():
             return
         places = (~finite).nonzero()[:, 0].tolist()
-        first = places[0] if part.offsets is None else np.searchsorted(part.offsets, places[0], "right") - 1
+        first_row = places[0]
+        if part.offsets is not None:  # the place of a token
+            first_row = np.searchsorted(part.offsets, places[0], "right") - 1
         number = values[~finite][0].item()
-        row = self.numbers[first] if len(self.numbers) else first
+        row = self.numbers[first_row] if len(self.numbers) else first_row
         law = f"{self.op}: column `{self.column}` holds {number} in row {row}"
         raise ColumnError(f"{law}; {len(places)} of {values.numel()} values are not finite\n  {FINITE}")
 
@@ -104,13 +108,16 @@ def together(op: str, columns: Sequence[str], parts: Sequence[Part]) -> None:
 def _is_of(column: ColumnPlan, value: Any) -> bool:
     kind, dtype = column.type, column.stored or column.type.dtype
     if dtype in LISTED:
-        listed = isinstance(value, list)
-        return listed and (
-            is_json(value) if dtype == "json" else all(isinstance(item, str) for item in value)
-        )
+        if not isinstance(value, list):
+            return False
+        if dtype == "json":
+            return is_json(value)
+        return all(isinstance(item, str) for item in value)
     if kind.axis is None:
         return _is_flat(value, dtype, column.sizes)
-    return isinstance(value, Ragged) and _is_flat(value.values, dtype, column.sizes) and _begins_rows(value)
+    if not isinstance(value, Ragged):
+        return False
+    return _is_flat(value.values, dtype, column.sizes) and _has_rows(value)
 
 
 def _is_flat(value: Any, dtype: str, sizes: Sequence[int] = ()) -> bool:
@@ -119,21 +126,22 @@ def _is_flat(value: Any, dtype: str, sizes: Sequence[int] = ()) -> bool:
     return right and value.dim() == 1 + len(sizes) and value.shape[1:] == tuple(sizes)
 
 
-def _begins_rows(value: Ragged) -> bool:
+def _has_rows(value: Ragged) -> bool:
     """Return whether a ragged column's offsets cut its values into rows."""
-    if not (_is_flat(value.offsets, "int64") and len(value.offsets)):
+    if not _is_flat(value.offsets, "int64") or not len(value.offsets):
         return False
     offsets = value.offsets.cpu()
-    whole = offsets[0] == 0 and offsets[-1] == len(value.values)
-    return bool(whole and (offsets.diff() >= 0).all())
+    if offsets[0] != 0 or offsets[-1] != len(value.values):
+        return False
+    return bool((offsets.diff() >= 0).all())
 
 
-def _told(value: Any) -> str:
+def _description(value: Any) -> str:
     """Return a value in words: its class, and of a tensor its dtype and shape."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, Ragged):
-        return f"a Ragged of values {_told(value.values)} and offsets {_told(value.offsets)}"
+        return f"a Ragged of values {_description(value.values)} and offsets {_description(value.offsets)}"
     if isinstance(value, list):
         kinds = ", ".join(sorted({type(item).__name__ for item in value})) or "nothing"
         return f"a list of {len(value)} ({kinds})"

@@ -94,16 +94,16 @@ def see_own_gpu() -> None:
     """
     import ray
 
-    (own,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-    os.environ["CUDA_VISIBLE_DEVICES"] = own
+    (own_gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu
 
 
 def _check_own_gpu() -> None:
     """Check that torch finds the GPU of this process, which it does not where it is a build for CPUs."""
     if torch.cuda.is_available():
         return
-    own, build = os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.version.cuda
-    law = f"Ray has given GPU {own} of host {socket.gethostname()} to this worker, and torch finds none"
+    own_gpu, build = os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.version.cuda
+    law = f"Ray has given GPU {own_gpu} of host {socket.gethostname()} to this worker, and torch finds none"
     if build is None:
         law += f" there: torch {torch.__version__} is a build without CUDA"
         remedy = "install a build of torch with CUDA there, or hide the GPUs from Ray (CUDA_VISIBLE_DEVICES=)"

@@ -34,7 +34,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
-from rlgraph.ir.plan import ModelPlan, Plan
+from rlgraph.ir.mesh import Mesh
+from rlgraph.ir.plan import ModelPlan, Plan, TrainPlan
+from rlgraph.runtime.engines.fsdp.ranks import ModelRanks
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup
 from rlgraph.runtime.engines.sequence.groups import RowGroup, SequenceGroup, row_group, sequence_group
 from rlgraph.runtime.engines.weights.delta import Delta
@@ -46,17 +48,21 @@ BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}  # other devices have gloo
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of one worker: its pool's mesh, those of the models that train there, and the links
-    that it sends or receives over."""
+    """The process groups of one worker.
+
+    Attributes:
+        mesh: all ranks of its pool.
+        ranks: for each model that trains or scores there, the ranks that share it.
+        links: for each model whose weights this worker sends or receives, its end of the way.
+        paths: for each model whose weights are synced, the path that the plan names for them.
+        store: the one at which processes have met, with a connection of its own.
+    """
 
     mesh: DeviceMesh
-    meshes: Mapping[str, DeviceMesh]  # the keys are models
-    sequences: Mapping[str, SequenceGroup]  # models -> the ranks that share the tokens of their rows
-    tensors: Mapping[str, RowGroup]  # models -> the ranks that each have a part of their layers
-    experts: Mapping[str, ExpertGroup]  # models -> the ranks that each have some of their experts
-    links: Mapping[str, Transport]  # the keys are models
-    paths: Mapping[str, str]  # model -> the path that the plan names for its weights
-    store: dist.Store | None = None  # the one at which processes have met, with a connection of its own
+    ranks: Mapping[str, ModelRanks]
+    links: Mapping[str, Transport]
+    paths: Mapping[str, str]
+    store: dist.Store | None = None
 
 
 def ranks(pools: Mapping[str, int]) -> dict[str, list[int]]:
@@ -80,36 +86,21 @@ def meet(
     Raises:
         RunError: not all workers came, or weights can't go the way that the plan says.
     """
-    members = ranks(plan.pools) if mailbox is None else {pool: [0] for pool in plan.pools}
-    timeout = timedelta(seconds=plan.schedule.timeout)
-    rank, store = members[place[0]][place[1]], None
+    pool, index = place
+    members = ranks(plan.pools) if mailbox is None else {name: [0] for name in plan.pools}
+    rank, store = members[pool][index], None
     if not dist.is_initialized():
-        world, backend = 1 + max(max(own) for own in members.values()), BACKENDS.get(device, "gloo")
-        try:
-            met, _, _ = next(dist.rendezvous(meeting, rank, world, timeout=timeout))
-            store = dist.PrefixStore("rounds", met.clone())
-            dist.init_process_group(backend, timeout=timeout, world_size=world, rank=rank, store=met)
-        except dist.DistStoreError as error:
-            waited = f"{world} workers did not all meet at {meeting} in {timeout.total_seconds():.0f} s"
-            raise RunError(f"{waited} (schedule.timeout)\n  {error}") from error
+        world = 1 + max(max(numbers) for numbers in members.values())
+        store = _join_world(meeting, rank, world, device, timedelta(seconds=plan.schedule.timeout))
     # every rank makes every group, in the same order: torch asks for that
-    groups = {pool: dist.new_group(own, timeout=FOREVER) for pool, own in members.items()}
-    mesh = DeviceMesh.from_group(groups[place[0]], device)
+    groups = {name: dist.new_group(numbers, timeout=FOREVER) for name, numbers in members.items()}
+    mesh = DeviceMesh.from_group(groups[pool], device)
     # groups inside of a pool, before links: those of torch have to follow equally many on each of their ranks
-    meshes = _meshes(plan, place[0], mesh)
-    sizes = {name: plan.models[name].train.sequence_parallel for name in meshes}
-    made = {size: sequence_group(mesh.get_group(), size) for size in sorted({*sizes.values()})}
-    sequences = {name: made[size] for name, size in sizes.items()}
-    sizes = {name: plan.models[name].train.tensor_parallel for name in meshes}
-    apart = {n: row_group(mesh.get_group(), n, "tensor_parallel") for n in sorted({*sizes.values()})}
-    tensors = {name: apart[size] for name, size in sizes.items()}
-    ways = {name: plan.meshes[name] for name in meshes}
-    divided = {way: expert_group(mesh, way.shard, way.experts) for way in dict.fromkeys(ways.values())}
-    experts = {name: divided[way] for name, way in ways.items()}
+    model_ranks = _ranks_of_models(plan, pool, mesh)
     links: dict[str, Transport] = {}
-    chosen = syncs(plan, mailbox is not None)
+    sync_steps = syncs(plan, mailbox is not None)
     _level_group_counts(rank)
-    for model, step in chosen.items():
+    for model, step in sync_steps.items():
         if mailbox is not None:
             links[model] = mailbox.setdefault(model, Handover())
         elif step.source:
@@ -117,8 +108,61 @@ def meet(
             peers = Ranks(dist.new_group(linked, timeout=FOREVER), linked[0], device)
             if rank in linked:
                 links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
-    paths = {model: step.path for model, step in chosen.items()}
-    return Groups(mesh, meshes, sequences, tensors, experts, links, paths, store)
+    paths = {model: step.path for model, step in sync_steps.items()}
+    return Groups(mesh, model_ranks, links, paths, store)
+
+
+def _join_world(meeting: str, rank: int, world: int, device: str, timeout: timedelta) -> dist.Store:
+    """Wait for all workers, and return a store for what they tell each other outside of torch.
+
+    Raises:
+        RunError: not all workers came.
+    """
+    try:
+        met_store, _, _ = next(dist.rendezvous(meeting, rank, world, timeout=timeout))
+        store = dist.PrefixStore("rounds", met_store.clone())
+        backend = BACKENDS.get(device, "gloo")
+        dist.init_process_group(backend, timeout=timeout, world_size=world, rank=rank, store=met_store)
+    except dist.DistStoreError as error:
+        waited = f"{world} workers did not all meet at {meeting} in {timeout.total_seconds():.0f} s"
+        raise RunError(f"{waited} (schedule.timeout)\n  {error}") from error
+    return store
+
+
+def _ranks_of_models(plan: Plan, pool: str, mesh: DeviceMesh) -> dict[str, ModelRanks]:
+    """Return the ranks that share each model which trains or scores on a pool. Collective within the pool.
+
+    Models with equal settings share groups. Each kind of group is made for all models before the next kind:
+    all ranks of the pool make the same groups in the same order.
+    """
+    sections, group = trained_on(plan, pool), mesh.get_group()
+    meshes = _meshes(plan, pool, mesh)
+    sequence_groups: dict[int, SequenceGroup] = {}
+    for size in sorted({section.sequence_parallel for section in sections.values()}):
+        sequence_groups[size] = sequence_group(group, size)
+    tensor_groups: dict[int, RowGroup] = {}
+    for size in sorted({section.tensor_parallel for section in sections.values()}):
+        tensor_groups[size] = row_group(group, size, "tensor_parallel")
+    shapes = {name: plan.meshes[name] for name in sections}
+    expert_groups: dict[Mesh, ExpertGroup] = {}
+    for shape in dict.fromkeys(shapes.values()):
+        expert_groups[shape] = expert_group(mesh, shape.shard, shape.experts)
+    return {
+        name: ModelRanks(
+            meshes[name],
+            group,
+            sequence_groups[section.sequence_parallel],
+            tensor_groups[section.tensor_parallel],
+            expert_groups[shapes[name]],
+        )
+        for name, section in sections.items()
+    }
+
+
+def trained_on(plan: Plan, pool: str) -> dict[str, TrainPlan]:
+    """Return the train section of each model that trains or scores on a pool, in the order of the plan."""
+    sections = {name: model.train for name, model in plan.models.items() if model.train}
+    return {name: section for name, section in sections.items() if section.pool == pool}
 
 
 def _level_group_counts(rank: int) -> None:
@@ -134,50 +178,51 @@ def _level_group_counts(rank: int) -> None:
         dist.new_group([rank], timeout=FOREVER, use_local_synchronization=True)
 
 
-def _meshes(plan: Plan, pool: str, whole: DeviceMesh) -> dict[str, DeviceMesh]:
-    """Return the mesh of each model that trains on a pool: the ``whole`` pool, rows of replicas, or the ranks
+def _meshes(plan: Plan, pool: str, pool_mesh: DeviceMesh) -> dict[str, DeviceMesh]:
+    """Return the mesh of each model that trains on a pool: ``pool_mesh``, rows of replicas, or the ranks
     that have the same part of its layers."""
-    names = [name for name, model in plan.models.items() if model.train and model.train.pool == pool]
-    made = {}
-    for mesh in dict.fromkeys(plan.meshes[name] for name in names):
-        made[mesh] = whole
-        if mesh.replicate > 1:
-            made[mesh] = hybrid_mesh(whole, mesh.shard)
-        elif mesh.tensor > 1:
-            made[mesh] = strided_mesh(whole, mesh.tensor)
-    return {name: made[plan.meshes[name]] for name in names}
+    shapes = {name: plan.meshes[name] for name in trained_on(plan, pool)}
+    meshes: dict[Mesh, DeviceMesh] = {}
+    for shape in dict.fromkeys(shapes.values()):
+        if shape.replicate > 1:
+            meshes[shape] = hybrid_mesh(pool_mesh, shape.shard)
+        elif shape.tensor > 1:
+            meshes[shape] = strided_mesh(pool_mesh, shape.tensor)
+        else:
+            meshes[shape] = pool_mesh
+    return {name: meshes[shape] for name, shape in shapes.items()}
 
 
-def hybrid_mesh(whole: DeviceMesh, shard: int) -> DeviceMesh:
+def hybrid_mesh(pool_mesh: DeviceMesh, shard: int) -> DeviceMesh:
     """Return a mesh of the same ranks, ``shard`` of them in a row. Collective among them."""
-    return _rows_of(whole.mesh.view(-1, shard), whole.device_type)
+    return _rows_of(pool_mesh.mesh.view(-1, shard), pool_mesh.device_type)
 
 
-def expert_group(whole: DeviceMesh, shard: int, ranks: int) -> ExpertGroup:
+def expert_group(pool_mesh: DeviceMesh, shard: int, ranks: int) -> ExpertGroup:
     """Return the ranks that each have some experts with this one, out of ``shard`` that hold a copy.
     Collective among all."""
     if ranks == 1:
         return ExpertGroup()
-    own = row_group(whole.get_group(), ranks, "expert_parallel")
-    same = whole.mesh.view(-1, shard // ranks, ranks)[:, :, own.rank]
-    mesh = _rows_of(same, whole.device_type) if len(same) > 1 else strided_mesh(whole, ranks)
-    return ExpertGroup(own.group, own.rank, own.ranks, mesh)
+    rows = row_group(pool_mesh.get_group(), ranks, "expert_parallel")
+    same = pool_mesh.mesh.view(-1, shard // ranks, ranks)[:, :, rows.rank]
+    mesh = _rows_of(same, pool_mesh.device_type) if len(same) > 1 else strided_mesh(pool_mesh, ranks)
+    return ExpertGroup(rows.group, rows.rank, rows.ranks, mesh)
 
 
 def _rows_of(ranks: torch.Tensor, device: str) -> DeviceMesh:
     """Return a mesh of ranks ``[replicas, shard]``. Collective among them."""
-    own = (ranks == dist.get_rank()).nonzero()[0].tolist()
-    lines = [ranks[:, own[1]].tolist(), ranks[own[0]].tolist()]
+    place = (ranks == dist.get_rank()).nonzero()[0].tolist()
+    lines = [ranks[:, place[1]].tolist(), ranks[place[0]].tolist()]
     groups = [dist.new_group(line, timeout=FOREVER, use_local_synchronization=True) for line in lines]
     return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=("replicate", "shard"))
 
 
-def strided_mesh(whole: DeviceMesh, stride: int) -> DeviceMesh:
+def strided_mesh(pool_mesh: DeviceMesh, stride: int) -> DeviceMesh:
     """Return a mesh of this rank and those a multiple of ``stride`` from it. Collective among them."""
-    ranks = whole.mesh.view(-1, stride)
-    own = ranks[:, int((ranks == dist.get_rank()).nonzero()[0, 1])]
-    group = dist.new_group(own.tolist(), timeout=FOREVER, use_local_synchronization=True)
-    return DeviceMesh.from_group(group, whole.device_type)
+    ranks = pool_mesh.mesh.view(-1, stride)
+    same_part = ranks[:, int((ranks == dist.get_rank()).nonzero()[0, 1])]
+    group = dist.new_group(same_part.tolist(), timeout=FOREVER, use_local_synchronization=True)
+    return DeviceMesh.from_group(group, pool_mesh.device_type)
 
 
 def _link(model: ModelPlan, path: str, peers: Ranks, sends: bool) -> Transport:

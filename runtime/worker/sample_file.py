@@ -46,13 +46,13 @@ def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -
             _put(lines, column, part.values if isinstance(part.values, list) else part.values.tolist())
     room = np.cumsum([len(row) for row in ids]) <= TOKENS
     room[:1] = True
-    whole = lines[: room.sum()]  # those that are written token by token
+    is_complete = lines[: room.sum()]  # those that are written token by token
     spelled = {token: text_of([token]) for row in ids for token in row}
-    for line, row in zip(whole, ids, strict=False):
+    for line, row in zip(is_complete, ids, strict=False):
         line["pieces"] = [spelled[token] for token in row]
     for column, part in others:
         if part.offsets is not None:
-            _put(whole, column, _rounded(part))
+            _put(is_complete, column, _rounded(part))
     return lines
 
 

@@ -52,7 +52,7 @@ class StepRange(record_function):
     def __enter__(self) -> StepRange:
         if self.nvtx:
             torch.cuda.nvtx.range_push(self.name)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch gives it no types
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -124,8 +124,10 @@ class Worker(Process):
     def tokenizer(self, model: str) -> Any:
         """Return the tokenizer that lies with a model's weights."""
         if model not in self.tokenizers:
-            held = self.plan.models[model]
-            self.tokenizers[model] = ModelFiles(held.path, held.config, held.trust_remote_code).tokenizer()
+            model_plan = self.plan.models[model]
+            self.tokenizers[model] = ModelFiles(
+                model_plan.path, model_plan.config, model_plan.trust_remote_code
+            ).tokenizer()
         return self.tokenizers[model]
 
     def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | ColumnRef) -> Any:
@@ -169,7 +171,10 @@ class Worker(Process):
         function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
         reads = [*dict.fromkeys(function.ins.values())]  # the plan's step lists them in this order
         columns = dict(zip(reads, parts[: len(reads)], strict=True)) if parts else {}
-        begun = gathered(*scope.begun, parts[len(reads) :]) if scope.begun else []
+        begun = list[Part]()
+        if scope.begun:
+            picks, counts = scope.begun
+            begun = gathered(picks, counts, parts[len(reads) :])
         context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
         context.state, context.held = json.loads(scope.state or "{}"), {**self.held.get(node, {})}
         context.courses, batch = function.schedules, function.value("rows")
@@ -238,8 +243,8 @@ class Worker(Process):
 
     def write_held(self, node: str, path: str) -> str:
         """Write a file of the columns that a node holds, down to the disk; return its digest."""
-        held = self.held.get(node, {})
-        save(path, [Part([*held]), *map(pack, held.values())])
+        columns = self.held.get(node, {})
+        save(path, [Part([*columns]), *map(pack, columns.values())])
         sync(Path(path))
         return sha256(Path(path))
 
@@ -296,5 +301,5 @@ class Worker(Process):
             dist.destroy_process_group()
 
 
-def _flat(report: Any, outputs: Sequence[Part]) -> Any:
+def _flat(report: Any, outputs: Sequence[Part | ColumnRef]) -> Any:
     return (report, *outputs) if outputs else report

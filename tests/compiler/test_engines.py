@@ -102,7 +102,8 @@ def test_a_judge_behind_an_endpoint_has_no_weights_in_the_run(tmp_path: Path) ->
 
 def defined(target: str, engine: str) -> bool:
     """Whether a ``module:name`` is defined in an engine's package; it is not imported."""
-    module, _, name = target.partition(":")
+    module, _, attribute = target.partition(":")
+    name = attribute.partition(".")[0]
     path = ROOT / f"{module.removeprefix('rlgraph.').replace('.', '/')}.py"
     held = {getattr(node, "name", "") for node in ast.parse(path.read_text()).body}
     return ENGINES / engine in path.parents and name in held

@@ -39,7 +39,7 @@ def objective(given: Mapping[str, Any], totals: Totals) -> tuple[torch.Tensor, d
 
 def engine(path: str, device: torch.device | str, **options: Any) -> FsdpEngine:
     """A train engine on one device."""
-    return FsdpEngine(path, device=torch.device(device).type, **({"optimizer": ADAM} | options))
+    return FsdpEngine.of(path, device=torch.device(device).type, **({"optimizer": ADAM} | options))
 
 
 def step(trained: FsdpEngine, steps: int = 1) -> dict[str, float]:

@@ -31,7 +31,7 @@ LAYERS, HIDDEN = 2, 30
 
 def compare(path: str, mesh: DeviceMesh, **settings: Any) -> None:
     made = {"mesh": mesh, **MADE, **settings}
-    host, device = (FsdpEngine(path, activation_offload=on_host, **made) for on_host in (True, False))
+    host, device = (FsdpEngine.of(path, activation_offload=on_host, **made) for on_host in (True, False))
     for _ in range(3):
         assert update(host) == update(device)
         same(host, device)
@@ -83,7 +83,7 @@ def test_an_input_comes_back_while_the_layer_behind_it_is_at_work(
         done.append(f"take {names[id(waiting)]}")
         return tensor
 
-    engine = FsdpEngine(path, activation_offload=True, optimizer=ADAM, recompute=True)
+    engine = FsdpEngine.of(path, activation_offload=True, optimizer=ADAM, recompute=True)
     for name, function in ("__init__", gone), ("fetch", fetched), ("take", taken):
         monkeypatch.setattr(activations.HostTensor, name, function)
     logprobs(engine)
@@ -98,7 +98,7 @@ def test_a_far_device_has_every_input_once(path: str) -> None:
     for on_host in (False, True):
         with far.device() as seen:
             made = {**MADE, "micro_tokens": 1000, "packing": False}
-            engine = FsdpEngine(path, device=far.DEVICE.type, activation_offload=on_host, **made)
+            engine = FsdpEngine.of(path, device=far.DEVICE.type, activation_offload=on_host, **made)
             rows = torch.arange(ROWS)
             seen.host_bytes = seen.device_bytes = 0
             metrics = engine.update(columns(rows), objective, rows, ROWS)
@@ -111,7 +111,7 @@ def test_a_far_device_has_every_input_once(path: str) -> None:
 
 
 def test_nothing_stays_on_the_host_after_an_update(path: str) -> None:
-    engine = FsdpEngine(path, activation_offload=True, **MADE)
+    engine = FsdpEngine.of(path, activation_offload=True, **MADE)
     made: list[Any] = []
     init = activations.HostTensor.__init__
 

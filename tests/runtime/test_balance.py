@@ -138,7 +138,7 @@ def biases_of(model: Any) -> dict[str, torch.Tensor]:
 
 def balanced(path: Path, **options: Any) -> FsdpEngine:
     own: dict[str, Any] = {"optimizer": ADAM, "router_aux_loss_coef": COEF, **options}
-    return FsdpEngine(str(path), **own)
+    return FsdpEngine.of(str(path), **own)
 
 
 def gradients_of(engine: FsdpEngine) -> dict[str, torch.Tensor]:
@@ -240,11 +240,11 @@ def test_a_bias_moves_towards_the_mean_load(one_rank: None, root: Path, tmp_path
     torch.testing.assert_close(found["biases"], wanted, rtol=0, atol=1e-6, check_dtype=False)
 
     engine.save(str(tmp_path / "saved"))
-    resumed, frozen = balanced(path, **options), FsdpEngine(str(path), frozen=True)
+    resumed, frozen = balanced(path, **options), FsdpEngine.of(str(path), frozen=True)
     resumed.load(str(tmp_path / "saved"))
     frozen.copy(engine)
     frozen.save(str(tmp_path / "copied"))
-    again = FsdpEngine(str(path), frozen=True)
+    again = FsdpEngine.of(str(path), frozen=True)
     again.load(str(tmp_path / "copied"))
     served = TransformersEngine(str(path))
     served.load_pretrained()

@@ -43,7 +43,7 @@ def engines(path: str, shared: bool, **options: Any) -> dict[str, FsdpEngine]:
         settings = {**options, **own, "base": made.get("policy") if shared else None}
         if name == "ref":
             settings.pop("recompute", None)
-        made[name] = FsdpEngine(path, **settings)
+        made[name] = FsdpEngine.of(path, **settings)
     return made
 
 

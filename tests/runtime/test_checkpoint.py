@@ -61,7 +61,7 @@ def checkpoint_full(engine: FsdpEngine, tensors: dict[str, torch.Tensor]) -> Ite
 
 
 def train_and_save(root: Path, mesh: DeviceMesh) -> None:
-    engine = FsdpEngine(str(root / "model"), optimizer=ADAM, mesh=mesh)
+    engine = FsdpEngine.of(str(root / "model"), optimizer=ADAM, mesh=mesh)
     update(engine)
     engine.begin_save(str(root / f"saved-{mesh.size()}"))
     found = {"saved": held(engine)}
@@ -94,7 +94,7 @@ def main(rank: int, root: Path) -> None:
     dist.barrier()
     for ranks, mesh in meshes.items():
         if rank < ranks:
-            engine = FsdpEngine(str(root / "model"), optimizer=ADAM, mesh=mesh)
+            engine = FsdpEngine.of(str(root / "model"), optimizer=ADAM, mesh=mesh)
             for source in meshes:
                 load_and_train(root, engine, source)
     dist.barrier()
@@ -124,7 +124,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         write(*parts)
 
     monkeypatch.setattr(checkpoint, "_write", held_up)
-    engine, again = (FsdpEngine(path, optimizer=ADAM) for _ in range(2))
+    engine, again = (FsdpEngine.of(path, optimizer=ADAM) for _ in range(2))
     update(engine)
     expected = held(engine)
     engine.offload(away)
@@ -142,7 +142,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
 def test_a_failed_save_is_told_by_the_next_call_and_forgotten(path: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    engine = FsdpEngine(path, optimizer=ADAM)
+    engine = FsdpEngine.of(path, optimizer=ADAM)
     for call in (
         lambda: engine.finish_save(),
         lambda: engine.begin_save(str(tmp_path / "saved")),
@@ -157,13 +157,13 @@ def test_a_failed_save_is_told_by_the_next_call_and_forgotten(path: str, tmp_pat
 
 @pytest.mark.parametrize("mix", [1.0, 0.25])
 def test_what_was_copied_onto_a_frozen_engine_is_saved_with_it(path: str, tmp_path: Path, mix: float) -> None:
-    frozen, trained = FsdpEngine(path, frozen=True), FsdpEngine(path, optimizer=ADAM)
+    frozen, trained = FsdpEngine.of(path, frozen=True), FsdpEngine.of(path, optimizer=ADAM)
     before = {name: weight.clone() for name, weight in frozen.weights()}
     for parameter in trained.parameters:
         parameter.data.add_(1.0)
     frozen.copy(trained, mix)
     frozen.save(str(tmp_path / "saved"))
-    again = FsdpEngine(path, frozen=True)
+    again = FsdpEngine.of(path, frozen=True)
     again.load(str(tmp_path / "saved"))
     held = dict(frozen.weights())
     for name, weight in again.weights():
@@ -172,15 +172,15 @@ def test_what_was_copied_onto_a_frozen_engine_is_saved_with_it(path: str, tmp_pa
 
 
 def test_another_model_is_not_copied(path: str, tmp_path: Path) -> None:
-    other = FsdpEngine(write_model(tmp_path / "other", intermediate_size=12), optimizer=ADAM)
+    other = FsdpEngine.of(write_model(tmp_path / "other", intermediate_size=12), optimizer=ADAM)
     with pytest.raises(ValueError, match=r"in the model copied onto, and \[.* in the other"):
-        FsdpEngine(path, frozen=True).copy(other)
+        FsdpEngine.of(path, frozen=True).copy(other)
 
 
 def test_what_is_not_whole_or_another_model_is_refused(path: str, tmp_path: Path) -> None:
-    engine = FsdpEngine(path, optimizer=ADAM)
+    engine = FsdpEngine.of(path, optimizer=ADAM)
     engine.save(str(tmp_path / "saved"))
-    other = FsdpEngine(write_model(tmp_path / "other", intermediate_size=12), optimizer=ADAM)
+    other = FsdpEngine.of(write_model(tmp_path / "other", intermediate_size=12), optimizer=ADAM)
     with pytest.raises(
         ValueError, match=r"checkpoint of another model: exp_avg.*is \[8, 11\] there and \[8, 12\]"
     ):

@@ -269,7 +269,7 @@ def assert_close(found: Any, wanted: Any) -> None:
 @pytest.mark.usefixtures("one_rank")
 def test_a_column_that_is_read_where_it_was_made_stays_on_its_device(model: str) -> None:
     with far.device() as seen:
-        engine = FsdpEngine(model, optimizer=ADAM, device=str(far.DEVICE))
+        engine = FsdpEngine.of(model, optimizer=ADAM, device=str(far.DEVICE))
         columns = {"tokens": tokens(), "loss_mask": loss_mask()}
         scores = engine.logprobs(**columns)
         kept, store = Task("run", (), makes=(ColumnRef("old_logprobs"),)), Store("")
@@ -329,7 +329,7 @@ def lived(engine: FsdpEngine, path: Path) -> dict[str, Any]:
             return
         found[f"logprobs {when}"] = engine.logprobs(**columns, temperature=0.7)
         if engine.lora:
-            beside = FsdpEngine(engine.path, frozen=True, base=engine, device=str(engine.device))
+            beside = FsdpEngine.of(engine.path, frozen=True, base=engine, device=str(engine.device))
             found[f"unadapted {when}"] = beside.logprobs(**columns, temperature=0.7)
         found[f"logprobs too {when}"], found[f"squares {when}"] = engine.squares(**columns)
 
@@ -361,7 +361,7 @@ def test_a_train_engine_has_the_numbers_of_the_cpu(name: str, model: str, tmp_pa
     for device in (far.DEVICE, far.CPU):
         with far.device():
             options = {"optimizer": ADAM, "micro_tokens": 64, "device": str(device), **ENGINES[name]}
-            engine = FsdpEngine(model, **options)
+            engine = FsdpEngine.of(model, **options)
             assert {p.device for p in engine.model.parameters()} == {device}
             found.append(lived(engine, tmp_path / device.type))
     assert_close(*found)
@@ -379,7 +379,9 @@ def test_a_mixture_of_experts_has_the_numbers_of_the_cpu(tmp_path: Path) -> None
     columns, found = {"tokens": tokens(), "loss_mask": loss_mask()}, []
     for device in (far.DEVICE, far.CPU):
         with far.device():
-            engine = FsdpEngine(str(tmp_path / "model"), optimizer=ADAM, device=str(device), micro_tokens=64)
+            engine = FsdpEngine.of(
+                str(tmp_path / "model"), optimizer=ADAM, device=str(device), micro_tokens=64
+            )
             scores = engine.logprobs(**columns)
             metrics = engine.update(columns, objective, torch.arange(ROWS), ROWS, 2, entropy=True)
             weights = {name: tensor.cpu() for name, tensor in engine.weights()}
@@ -398,7 +400,7 @@ def test_the_host_does_not_wait_for_each_micro_batch(model: str, packing: bool) 
     def waits(micro_tokens: int) -> list[int]:
         options = {"device": str(far.DEVICE), "micro_tokens": micro_tokens, "packing": packing}
         with far.device() as seen:
-            engine, ends = FsdpEngine(model, optimizer=ADAM, **options), [len(seen.waits)]
+            engine, ends = FsdpEngine.of(model, optimizer=ADAM, **options), [len(seen.waits)]
             for call in (
                 lambda: engine.logprobs(**columns),
                 lambda: engine.squares(**columns),
@@ -425,7 +427,7 @@ def test_memory_that_a_server_may_share_is_taken_outside_of_passes(
         inside.pop()
 
     monkeypatch.setattr(engines, "expandable_segments", entered)
-    engine = FsdpEngine(model, optimizer=ADAM)
+    engine = FsdpEngine.of(model, optimizer=ADAM)
     passes = []
 
     def watched(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -444,7 +446,7 @@ def test_memory_that_a_server_may_share_is_taken_outside_of_passes(
 def test_checkpoints_take_the_same_host_memory_again(model: str, tmp_path: Path) -> None:
     columns = {"tokens": tokens(), "loss_mask": loss_mask()}
     with far.device():
-        engine = FsdpEngine(model, optimizer=ADAM, device=str(far.DEVICE))
+        engine = FsdpEngine.of(model, optimizer=ADAM, device=str(far.DEVICE))
         places, weights = [], []
         for name in ("first", "second"):
             engine.update(columns, objective, torch.arange(ROWS), ROWS)
@@ -466,7 +468,7 @@ def test_weights_are_copied_on_the_device(model: str, mix: float) -> None:
     for device in (far.DEVICE, far.CPU):
         with far.device() as seen:
             trained, frozen = (
-                FsdpEngine(model, optimizer=ADAM, frozen=frozen, device=str(device))
+                FsdpEngine.of(model, optimizer=ADAM, frozen=frozen, device=str(device))
                 for frozen in (False, True)
             )
             trained.update(
@@ -486,7 +488,7 @@ def test_float32_attention_has_no_grouped_heads(model: str, dtype: str, grouped:
     columns = {"tokens": tokens(), "loss_mask": loss_mask()}
     with far.device() as seen:
         for packing in (False, True):
-            engine = FsdpEngine(
+            engine = FsdpEngine.of(
                 model,
                 frozen=True,
                 device=str(far.DEVICE),
@@ -522,7 +524,7 @@ def test_the_embedded_engine_draws_the_tokens_of_the_cpu(model: str, name: str) 
     found = []
     for device in (far.DEVICE, far.CPU):
         with far.device():
-            source = FsdpEngine(model, frozen=True, device=str(device))
+            source = FsdpEngine.of(model, frozen=True, device=str(device))
             engine = TransformersEngine(model, device=str(device), max_rows=5)
             engine.load_weights(source.weights(), 1)
             rows = engine.generate(requests, SAMPLINGS[name])

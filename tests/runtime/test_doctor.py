@@ -78,6 +78,7 @@ GOOD: dict[str, list[dict[str, Any]]] = {
     "model": [
         {
             "path": "models/qwen",
+            "faults": [],
             "type": "qwen3",
             "vocabulary": 151936,
             "weights": 16 * GB,
@@ -146,7 +147,7 @@ FAULTS: list[tuple[dict[str, dict[str, Any]], str, str, str]] = [
     ({"packages": {"unmet_by_sglang": ["torch==2.14.1 (no)"]}}, "sglang", "warn", "torch==2.14.1"),
     ({"host": {"nvcc": False}}, "sglang", "warn", "CUDA_HOME"),
     ({"host_optimizer": {"rate": 5e7}}, "host step", "warn", "5e+07 numbers per second, fewer than"),
-    ({"model": {"weights": 0}}, "model", "wrong", "no weights"),
+    ({"model": {"faults": ["has no weights (*.safetensors)"]}}, "model", "wrong", "no weights"),
     ({"model": {"tokenizer": None, "reason": "no vocabulary"}}, "model", "wrong", "no vocabulary"),
     ({"model": {"vocabulary": 32000}}, "model", "wrong", "different models"),
     ({"model": {"end": None}}, "model", "warn", "eos_token"),
@@ -320,7 +321,8 @@ def test_the_models_of_a_graph_are_looked_at(tmp_path: Path) -> None:
     result, data = ask("grpo", f"models.policy.path={tmp_path}/empty", f"models.ref.path={tmp_path}/empty")
     assert result.exit_code == 1
     (line,) = [line for line in data["lines"] if line["check"] == "model"]
-    assert line["level"] == "wrong" and f"{tmp_path}/empty: " in line["text"] and line["remedy"]
+    assert line["level"] == "wrong" and line["remedy"]
+    assert line["text"] == f"{tmp_path}/empty is no model folder: it has no config.json"
 
 
 def test_models_are_looked_at_as_the_graph_says(tool_files: Path, tmp_path: Path) -> None:

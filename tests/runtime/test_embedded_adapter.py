@@ -30,7 +30,7 @@ REQUESTS = [Request([5, 6, 7, 8], [1, 2, 3]), Request([9, 10], [4])]
 def both(tmp_path: Path, case: str, dtype: str = "float32") -> tuple[FsdpEngine, TransformersEngine]:
     family, targets = CASES[case]
     path, lora = str(build(tmp_path, family)), {"rank": 8, "alpha": 12.0, "targets": targets}
-    train = FsdpEngine(path, optimizer={"lr": 3e-2}, lora=lora, dtype=dtype)
+    train = FsdpEngine.of(path, optimizer={"lr": 3e-2}, lora=lora, dtype=dtype)
     return train, TransformersEngine(path, dtype=dtype, adapter=lora, max_rows=2)
 
 
@@ -43,7 +43,7 @@ def test_it_generates_as_with_merged_weights(one_rank: None, tmp_path: Path, cas
     train, served = both(tmp_path, case)
     merged = TransformersEngine(train.path, max_rows=2)
     assert (served.fused is None) == (case not in ("fused kernels", "biases"))
-    begun, ref = [], FsdpEngine(train.path, frozen=True, base=train)
+    begun, ref = [], FsdpEngine.of(train.path, frozen=True, base=train)
     for version in range(3):
         served.load_weights(train.adapter(), version)
         merged.load_weights(train.weights(), version)

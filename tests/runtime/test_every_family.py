@@ -59,7 +59,7 @@ def wanted(model: Any) -> list[torch.Tensor]:
 
 
 def engine_of(path: Path, packing: bool) -> FsdpEngine:
-    engine = FsdpEngine(str(path), optimizer=ADAM, packing=packing)
+    engine = FsdpEngine.of(str(path), optimizer=ADAM, packing=packing)
     if engine.budget.share is not None:
         engine.budget = replace(engine.budget, share=0.0)  # packed, however little that saves
     return engine

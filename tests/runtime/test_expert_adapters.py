@@ -38,7 +38,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def engine_of(path: Path, targets: list[str] | None = None, **how: Any) -> FsdpEngine:
-    return FsdpEngine(str(path), optimizer=ADAM, lora={**LORA, "targets": targets or LORA["targets"]}, **how)
+    return FsdpEngine.of(
+        str(path), optimizer=ADAM, lora={**LORA, "targets": targets or LORA["targets"]}, **how
+    )
 
 
 def update(engine: FsdpEngine, epochs: int = 2, **more: Ragged) -> dict[str, float]:
@@ -108,7 +110,7 @@ def test_steps_are_those_of_a_plain_peft_model(root: Path, tmp_path: Path, famil
 @pytest.mark.parametrize("targets", [*([name] for name in EXPERTS), EXPERTS])
 @pytest.mark.parametrize("family", [TRANSPOSED, STACKED])
 def test_only_what_is_named_is_adapted(root: Path, family: str, targets: list[str]) -> None:
-    engine, base = engine_of(root / family, targets), FsdpEngine(str(root / family), frozen=True)
+    engine, base = engine_of(root / family, targets), FsdpEngine.of(str(root / family), frozen=True)
     before, plain_scores = dict(base.weights()), base.logprobs(**scored()).values
     torch.testing.assert_close(engine.logprobs(**scored()).values, plain_scores, **NEAR)
     update(engine)
@@ -117,7 +119,7 @@ def test_only_what_is_named_is_adapted(root: Path, family: str, targets: list[st
     wanted = tuple(f"{last}{end}" for n in names for last in stored[n] for end in ("", ".weight"))
     moved = {name for name, tensor in engine.weights() if not tensor.equal(before[name])}
     assert moved == {name for name in before if ".experts." in name and name.endswith(wanted)}
-    beside = FsdpEngine(str(root / family), frozen=True, base=engine)
+    beside = FsdpEngine.of(str(root / family), frozen=True, base=engine)
     torch.testing.assert_close(beside.logprobs(**scored()).values, plain_scores, **NEAR)
     assert (engine.logprobs(**scored()).values - plain_scores).abs().max() > 1e-3
 

@@ -77,7 +77,7 @@ LOADED = [("2 of 4", "plain"), ("plain", "2 of 4"), ("4", "2 of 4"), ("2 of 4", 
 def engine_of(root: Path, case: str, where: dict[str, Any], **options: Any) -> FsdpEngine:
     model, own = CASES[case]
     settings: dict[str, Any] = {"optimizer": ADAM, "micro_tokens": 100, **own, **where, **options}
-    return FsdpEngine(str(root / model), **settings)
+    return FsdpEngine.of(str(root / model), **settings)
 
 
 def saved(root: Path, name: str, where: dict[str, Any]) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_a_failure_on_the_way_leaves_nothing(
 
 def saved_again(rank: int, root: Path, model: str, source: str, checkpoint: str) -> None:
     """One of two ranks that load a checkpoint and save it as theirs."""
-    engine = FsdpEngine(model, optimizer={"lr": 1e-3})
+    engine = FsdpEngine.of(model, optimizer={"lr": 1e-3})
     engine.load(source)
     engine.save(checkpoint)
 

@@ -22,7 +22,7 @@ def test_a_family_is_scored_trained_and_given_away(one_rank: None, tmp_path: Pat
     stored, model = load_file(path / "model.safetensors"), plain(path)
     shape = pretrained.shape_of(ModelFiles(str(path)), AutoModelForCausalLM, {}, torch.float32)
     assert pretrained.reads_by_rows(shape, pieces_of(shape, stored), pretrained.weights_of(str(path)), ())
-    engine = FsdpEngine(str(path), optimizer={"lr": 1e-2, "max_grad_norm": 1e9})
+    engine = FsdpEngine.of(str(path), optimizer={"lr": 1e-2, "max_grad_norm": 1e9})
     torch.testing.assert_close(dict(engine.weights()), stored, rtol=0, atol=0)
 
     with torch.no_grad():

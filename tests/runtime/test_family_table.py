@@ -48,7 +48,7 @@ def continued(rows: Ragged) -> dict[str, Ragged]:
 
 def trained(path: Path, **settings: Any) -> FsdpEngine:
     """An engine after some steps; packing, where it can be, costs nothing."""
-    engine = FsdpEngine(str(path), optimizer=ADAM, **settings)
+    engine = FsdpEngine.of(str(path), optimizer=ADAM, **settings)
     if engine.budget.share is not None:
         engine.budget = replace(engine.budget, share=0.0)
     engine.update(scored(), objective, torch.arange(3), 3, epochs=STEPS)
@@ -81,9 +81,9 @@ def log_probs(path: Path, _: Path) -> None:
     with torch.no_grad():
         wanted = expected(plain(path))
         rounded = expected(plain(path).bfloat16()).float()
-    found = FsdpEngine(str(path), frozen=True).logprobs(**scored()).values
+    found = FsdpEngine.of(str(path), frozen=True).logprobs(**scored()).values
     torch.testing.assert_close(found, wanted, **NEAR)
-    narrow = FsdpEngine(str(path), optimizer=ADAM, dtype="bfloat16").logprobs(**scored()).values
+    narrow = FsdpEngine.of(str(path), optimizer=ADAM, dtype="bfloat16").logprobs(**scored()).values
     assert (narrow - wanted).abs().mean() < 2 * (rounded - wanted).abs().mean() + 0.01
 
 
@@ -97,7 +97,7 @@ def recompute(path: Path, _: Path) -> None:
 
 def packing(path: Path, _: Path) -> str:
     """Rows of one pass, packed or beside each other, are scored as each is alone, and train alike."""
-    engine, beside = (FsdpEngine(str(path), optimizer=ADAM, packing=packing) for packing in (True, False))
+    engine, beside = (FsdpEngine.of(str(path), optimizer=ADAM, packing=packing) for packing in (True, False))
     if engine.budget.share is not None:
         engine.budget = replace(engine.budget, share=0.0)
     columns, rows = continued(PROMPTED), torch.arange(len(PROMPTED))
@@ -121,7 +121,7 @@ def lora(path: Path, root: Path) -> None:
     """Adapters train; merged, or by peft beside the model that they began from, they score as here."""
     from peft import PeftModel
 
-    engine = FsdpEngine(
+    engine = FsdpEngine.of(
         str(path), optimizer={"lr": 1e-2}, lora={"rank": 2, "alpha": 4, "targets": "all-linear"}
     )
     engine.update(scored(), objective, torch.arange(3), 3, epochs=2)
@@ -137,7 +137,7 @@ def lora(path: Path, root: Path) -> None:
 
 
 def value_head(path: Path, _: Path) -> None:
-    critic = FsdpEngine(str(path), head="value", optimizer=ADAM, seed=3)
+    critic = FsdpEngine.of(str(path), head="value", optimizer=ADAM, seed=3)
     weights = dict(critic.weights())
     (head,) = (weights[name] for name in ("score.weight", "classifier.weight") if name in weights)
     bias = weights.get("score.bias", weights.get("classifier.bias", torch.zeros(1)))
@@ -158,7 +158,7 @@ def towards_one(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, di
 
 def embedded(path: Path, _: Path) -> None:
     """The embedded engine says of its tokens what the train engine says, before and after an update."""
-    engine = FsdpEngine(str(path), optimizer=ADAM)
+    engine = FsdpEngine.of(str(path), optimizer=ADAM)
     serve = TransformersEngine(str(path), max_rows=2)
     prompts = [[5, 6, 7], [3, 4] * 3, [9, 8]]
     for version in range(2):
@@ -176,7 +176,7 @@ def embedded(path: Path, _: Path) -> None:
 
 def names(path: Path, _: Path) -> None:
     """Weights have the names, shapes and numbers of the checkpoint, bit for bit."""
-    engine = FsdpEngine(str(path), optimizer=ADAM)
+    engine = FsdpEngine.of(str(path), optimizer=ADAM)
     torch.testing.assert_close(dict(engine.weights()), load_file(path / "model.safetensors"), rtol=0, atol=0)
 
 
@@ -236,7 +236,7 @@ def test_the_page_says_what_holds(
 
 def shared(path: Path, group: Any) -> tuple[Any, Any]:
     """Scores of the rows before, and weights after training on two ranks that share their tokens."""
-    engine = FsdpEngine(str(path), optimizer=ADAM, sequence=group, recompute=True)
+    engine = FsdpEngine.of(str(path), optimizer=ADAM, sequence=group, recompute=True)
     rows = [torch.tensor([0, 1]), torch.tensor([2])][group.rank]
     columns = {name: column.take(rows) for name, column in scored().items()}
     scores = engine.logprobs(**columns).tolist()

@@ -125,19 +125,21 @@ def shares(name: str) -> torch.Tensor:
 
 def scenario(root: Path, micro_tokens: int = 16384) -> dict[str, Any]:
     """Every case, on however many ranks there are."""
-    policy = FsdpEngine(str(root / "qwen"), optimizer=ADAM, micro_tokens=micro_tokens)
+    policy = FsdpEngine.of(str(root / "qwen"), optimizer=ADAM, micro_tokens=micro_tokens)
     found = {"policy": measure(policy, shares("uneven"), minibatches=3, epochs=2)}
     policy.save(str(root / f"saved-{dist.get_world_size()}"))
     policy.export(str(root / f"exported-{dist.get_world_size()}"))
     found["next"] = measure(policy, shares("uneven"), minibatches=1, epochs=1)
-    layers = FsdpEngine(str(root / "llama"), optimizer=ADAM, micro_tokens=micro_tokens, reshard=True)
+    layers = FsdpEngine.of(str(root / "llama"), optimizer=ADAM, micro_tokens=micro_tokens, reshard=True)
     found["layers"] = measure(layers, shares("empty"), minibatches=1, epochs=2)
     again = {"optimizer": ADAM, "micro_tokens": micro_tokens, "recompute": True}
-    tied = FsdpEngine(str(root / "qwen"), **again)
+    tied = FsdpEngine.of(str(root / "qwen"), **again)
     found["policy again"] = measure(tied, shares("uneven"), minibatches=3, epochs=2)
-    layers = FsdpEngine(str(root / "llama"), reshard=True, **again)
+    layers = FsdpEngine.of(str(root / "llama"), reshard=True, **again)
     found["layers again"] = measure(layers, shares("empty"), minibatches=1, epochs=2)
-    critic = FsdpEngine(str(root / "llama"), head="value", optimizer=ADAM, seed=7, micro_tokens=micro_tokens)
+    critic = FsdpEngine.of(
+        str(root / "llama"), head="value", optimizer=ADAM, seed=7, micro_tokens=micro_tokens
+    )
     found["critic"] = measure(critic, shares("uneven"), minibatches=3, epochs=1)
     return found
 
@@ -188,7 +190,7 @@ def close(left: Any, right: Any, tolerance: float) -> None:
 def test_logprobs_are_those_of_the_plain_model(
     root: Path, one_rank: None, micro_tokens: int, temperature: float
 ) -> None:
-    engine = FsdpEngine(str(root / "qwen"), frozen=True, micro_tokens=micro_tokens)
+    engine = FsdpEngine.of(str(root / "qwen"), frozen=True, micro_tokens=micro_tokens)
     columns = batch_columns()
     found = engine.logprobs(columns["tokens"], columns["loss_mask"], temperature).tolist()
     close(found, hugging_face_logprobs(root / "qwen", temperature), 1e-5)
@@ -197,7 +199,7 @@ def test_logprobs_are_those_of_the_plain_model(
 def test_an_update_is_one_step_of_plain_adamw(root: Path, one_rank: None) -> None:
     from transformers import AutoModelForCausalLM
 
-    engine = FsdpEngine(str(root / "llama"), optimizer=ADAM, micro_tokens=30)
+    engine = FsdpEngine.of(str(root / "llama"), optimizer=ADAM, micro_tokens=30)
     columns = batch_columns()
     metrics = engine.update(columns, sft_objective, torch.arange(ROWS), ROWS)
     model = AutoModelForCausalLM.from_pretrained(root / "llama")
@@ -266,7 +268,7 @@ def test_recomputing_keeps_only_the_input_of_a_layer(one_rank: None, tmp_path: P
     for layers in 1, 3:
         LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=layers)).save_pretrained(tmp_path)
         for recompute, counts in kept.items():
-            engine = FsdpEngine(str(tmp_path), optimizer=ADAM, reshard=reshard, recompute=recompute)
+            engine = FsdpEngine.of(str(tmp_path), optimizer=ADAM, reshard=reshard, recompute=recompute)
             counts.append(saved_bytes(engine, ids))
     two_layers_input = 2 * 4 * 32 * ids.numel()
     assert kept[True][1] - kept[True][0] == two_layers_input
@@ -285,7 +287,7 @@ def test_neither_row_order_nor_micro_batches_show(root: Path, one_rank: None, mi
     orders = [torch.arange(ROWS), torch.randperm(ROWS, generator=torch.Generator().manual_seed(9))]
     found = []
     for order, micro_tokens, reshard in zip(orders, (16384, 17), (False, True), strict=True):
-        engine = FsdpEngine(str(root / "qwen"), optimizer=ADAM, micro_tokens=micro_tokens, reshard=reshard)
+        engine = FsdpEngine.of(str(root / "qwen"), optimizer=ADAM, micro_tokens=micro_tokens, reshard=reshard)
         found.append(measure(engine, order, minibatches, epochs=1))
     close(found[0]["metrics"], found[1]["metrics"], 1e-4)
     close(found[0]["weights"], found[1]["weights"], 1e-4)
@@ -294,7 +296,7 @@ def test_neither_row_order_nor_micro_batches_show(root: Path, one_rank: None, mi
 def test_a_checkpoint_of_two_ranks_continues_on_one(
     root: Path, one_rank: None, two_ranks: list[dict[str, Any]]
 ) -> None:
-    engine = FsdpEngine(str(root / "qwen"), optimizer=ADAM)
+    engine = FsdpEngine.of(str(root / "qwen"), optimizer=ADAM)
     engine.load(str(root / "saved-2"))
     close(dict(engine.weights()), two_ranks[0]["policy"]["weights"], 0.0)
     found = measure(engine, torch.arange(ROWS), minibatches=1, epochs=1)
@@ -305,7 +307,7 @@ def test_a_checkpoint_of_two_ranks_continues_on_one(
 
 
 def test_a_checkpoint_continues_bit_for_bit(root: Path, alone: dict[str, Any]) -> None:
-    engine = FsdpEngine(str(root / "qwen"), optimizer=ADAM)
+    engine = FsdpEngine.of(str(root / "qwen"), optimizer=ADAM)
     engine.load(str(root / "saved-1"))
     found = measure(engine, torch.arange(ROWS), minibatches=1, epochs=1)
     assert found["metrics"] == alone["next"]["metrics"]
@@ -316,7 +318,7 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(
     root: Path, one_rank: None, tmp_path: Path
 ) -> None:
     options = {**ADAM, "schedule": "linear", "warmup_steps": 2, "total_steps": 9}
-    engines = [FsdpEngine(str(root / "qwen"), optimizer=options) for _ in range(3)]
+    engines = [FsdpEngine.of(str(root / "qwen"), optimizer=options) for _ in range(3)]
     engines[0].save(str(tmp_path / "saved"))
     engines[1].load(str(tmp_path / "saved"))
     found = [measure(engine, torch.arange(ROWS), minibatches=3, epochs=1) for engine in engines]
@@ -337,10 +339,10 @@ def test_an_export_of_two_ranks_loads_in_transformers(root: Path, two_ranks: lis
 
 def test_a_value_head_survives_export(root: Path, one_rank: None, tmp_path: Path) -> None:
     columns = batch_columns()
-    engine = FsdpEngine(str(root / "llama"), head="value", frozen=True, seed=7)
+    engine = FsdpEngine.of(str(root / "llama"), head="value", frozen=True, seed=7)
     engine.export(str(tmp_path / "critic"))
-    again = FsdpEngine(str(tmp_path / "critic"), head="value", frozen=True, seed=8)
-    fresh = FsdpEngine(str(root / "llama"), head="value", frozen=True, seed=8)
+    again = FsdpEngine.of(str(tmp_path / "critic"), head="value", frozen=True, seed=8)
+    fresh = FsdpEngine.of(str(root / "llama"), head="value", frozen=True, seed=8)
     values, same, other = (e.values(columns["tokens"], columns["loss_mask"]) for e in (engine, again, fresh))
     close(values.values, same.values, 1e-6)
     assert (values.values != other.values).any()
@@ -348,14 +350,14 @@ def test_a_value_head_survives_export(root: Path, one_rank: None, tmp_path: Path
 
 
 def test_training_lowers_the_loss(root: Path, one_rank: None) -> None:
-    engine = FsdpEngine(str(root / "qwen"), optimizer={"lr": 1e-2})
+    engine = FsdpEngine.of(str(root / "qwen"), optimizer={"lr": 1e-2})
     update = [engine.update(batch_columns(), sft_objective, torch.arange(ROWS), ROWS) for _ in range(6)]
     losses = [metrics["loss"] for metrics in update]
     assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_minibatch_without_tokens_takes_no_step(root: Path, one_rank: None) -> None:
-    engine = FsdpEngine(str(root / "qwen"), optimizer=ADAM)
+    engine = FsdpEngine.of(str(root / "qwen"), optimizer=ADAM)
     columns, seen = batch_columns(), []
 
     def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -371,7 +373,7 @@ def test_a_minibatch_without_tokens_takes_no_step(root: Path, one_rank: None) ->
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_is_skipped(root: Path, one_rank: None, factor: float) -> None:
-    engine = FsdpEngine(str(root / "qwen"), optimizer=ADAM)
+    engine = FsdpEngine.of(str(root / "qwen"), optimizer=ADAM)
     before = {name: tensor.clone() for name, tensor in engine.weights()}
 
     def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -384,7 +386,7 @@ def test_a_gradient_that_is_not_finite_is_skipped(root: Path, one_rank: None, fa
 
 def test_bfloat16_computes_near_float32_and_keeps_its_masters(root: Path, one_rank: None) -> None:
     columns = batch_columns()
-    engines = [FsdpEngine(str(root / "qwen"), optimizer=ADAM, dtype=d) for d in ("float32", "bfloat16")]
+    engines = [FsdpEngine.of(str(root / "qwen"), optimizer=ADAM, dtype=d) for d in ("float32", "bfloat16")]
     exact, rounded = (e.logprobs(columns["tokens"], columns["loss_mask"]).values for e in engines)
     assert 0 < (exact - rounded).abs().max() < 0.1
     engines[1].update(columns, sft_objective, torch.arange(ROWS), ROWS)
@@ -396,20 +398,20 @@ def test_weights_carry_hugging_face_names_with_tied_ones_once(root: Path, one_ra
 
     model = AutoModelForCausalLM.from_pretrained(root / "qwen")
     expected = {name: p for name, p in model.state_dict().items() if name != "lm_head.weight"}
-    close(dict(FsdpEngine(str(root / "qwen"), frozen=True).weights()), expected, 0.0)
+    close(dict(FsdpEngine.of(str(root / "qwen"), frozen=True).weights()), expected, 0.0)
 
 
 def test_loading_is_quiet(root: Path, one_rank: None, capfd: pytest.CaptureFixture[str]) -> None:
-    FsdpEngine(str(root / "llama"), head="value", frozen=True).export(str(root / "quiet"))
+    FsdpEngine.of(str(root / "llama"), head="value", frozen=True).export(str(root / "quiet"))
     captured = capfd.readouterr()
     assert captured.out == ""
     assert captured.err == ""
 
 
 def test_missing_weights_are_refused(root: Path, one_rank: None, tmp_path: Path) -> None:
-    FsdpEngine(str(root / "llama"), head="value", frozen=True).export(str(tmp_path / "critic"))
+    FsdpEngine.of(str(root / "llama"), head="value", frozen=True).export(str(tmp_path / "critic"))
     with pytest.raises(ValueError, match=r"holds no weights for lm_head\.weight"):
-        FsdpEngine(str(tmp_path / "critic"), frozen=True)
+        FsdpEngine.of(str(tmp_path / "critic"), frozen=True)
 
 
 if __name__ == "__main__":
@@ -430,7 +432,7 @@ def test_passes_that_score_have_a_size_of_their_own(
     columns, scores = batch_columns(), []
     for score_tokens in (None, 30):
         sizes.clear()
-        engine = FsdpEngine(str(root / "qwen"), optimizer=ADAM, score_tokens=score_tokens)
+        engine = FsdpEngine.of(str(root / "qwen"), optimizer=ADAM, score_tokens=score_tokens)
         scores.append(engine.logprobs(columns["tokens"], columns["loss_mask"]).values)
         assert (len(sizes) == 1) == (score_tokens is None)
         assert engine.budget.tokens == 16384

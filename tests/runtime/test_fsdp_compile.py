@@ -40,7 +40,7 @@ def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict
 def test_compiled_layers_say_the_same_and_train_the_same(path: str) -> None:
     found = []
     for compiled in (False, True):
-        engine = FsdpEngine(
+        engine = FsdpEngine.of(
             path, optimizer={"lr": 1e-2, "eps": 1e-3}, micro_tokens=10, compile=compiled, recompute=True
         )
         scores = engine.logprobs(**columns()).values

@@ -79,8 +79,8 @@ def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, of what it looks at
 def test_an_update_is_compiled_beside_a_reference(path: str, compiler: Compiler) -> None:
     options: dict[str, Any] = {"compile": True, "micro_tokens": 200}
-    policy = FsdpEngine(path, optimizer={"lr": 1e-2}, **options)
-    reference = FsdpEngine(path, frozen=True, **options)
+    policy = FsdpEngine.of(path, optimizer={"lr": 1e-2}, **options)
+    reference = FsdpEngine.of(path, frozen=True, **options)
 
     def iteration(more: int) -> None:
         kinds = set()

@@ -201,7 +201,7 @@ def test_an_update_does_not_depend_on_the_chunk(
     for chunk in CHUNKS:
         monkeypatch.setattr(limits, "LOGITS", chunk)
         options: dict[str, Any] = {"optimizer": {"lr": 1e-2, "eps": 1e-3}, "reshard": reshard}
-        engine = FsdpEngine(str(tmp_path / "model"), micro_tokens=9, **options)
+        engine = FsdpEngine.of(str(tmp_path / "model"), micro_tokens=9, **options)
         metrics = engine.update(columns, objective, rows, 3, epochs=2, entropy=True)
         scores = engine.logprobs(columns["tokens"], columns["loss_mask"], 0.5).values
         found.append((metrics, scores, dict(engine.weights())))
@@ -214,7 +214,7 @@ def test_the_head_never_sees_more_than_a_chunk(
 ) -> None:
     BUILT["tied"]().save_pretrained(tmp_path / "model")
     monkeypatch.setattr(limits, "LOGITS", 2 * VOCABULARY)
-    engine = FsdpEngine(str(tmp_path / "model"), optimizer={"lr": 1e-2})
+    engine = FsdpEngine.of(str(tmp_path / "model"), optimizer={"lr": 1e-2})
     seen = []
     engine.model.lm_head.register_forward_hook(lambda *call: seen.append(call[2].shape.numel()))
     columns = batch().columns
@@ -228,7 +228,7 @@ def test_a_head_of_its_own_is_gathered_once_for_all_chunks(
 ) -> None:
     BUILT["untied"]().save_pretrained(tmp_path / "model")
     monkeypatch.setattr(limits, "LOGITS", VOCABULARY)
-    engine = FsdpEngine(str(tmp_path / "model"), optimizer={"lr": 1e-2}, reshard=True, dtype="bfloat16")
+    engine = FsdpEngine.of(str(tmp_path / "model"), optimizer={"lr": 1e-2}, reshard=True, dtype="bfloat16")
     gathered, unsharded = list[str](), FSDPParamGroup._to_unsharded
 
     def noted(group: Any) -> None:
@@ -261,7 +261,7 @@ def test_a_float32_head_brings_scores_closer_to_those_of_float32(
     settings = {"float32": ("float32", None), "wide": ("bfloat16", "float32"), "narrow": ("bfloat16", None)}
     for kind, (dtype, head) in settings.items():
         options: dict[str, Any] = {"optimizer": {"lr": 1e-2, "eps": 1e-3}, "reshard": reshard}
-        engine = FsdpEngine(str(tmp_path / "model"), dtype=dtype, head_dtype=head, **options)
+        engine = FsdpEngine.of(str(tmp_path / "model"), dtype=dtype, head_dtype=head, **options)
         scores[kind] = engine.logprobs(**columns).values
         before = {name: weight.clone() for name, weight in engine.weights()}
         engine.update(columns, objective, torch.arange(3), 3)

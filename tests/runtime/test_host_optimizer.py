@@ -59,7 +59,7 @@ def same(host: FsdpEngine, device: FsdpEngine) -> None:
 def compare(path: str, mesh: DeviceMesh, folder: Path, **settings: Any) -> None:
     """Train beside each other, then each from the other's checkpoint."""
     made = {"optimizer": CLIPPED, "mesh": mesh, **settings}
-    host, device = (FsdpEngine(path, **made, optimizer_offload=on_host) for on_host in (True, False))
+    host, device = (FsdpEngine.of(path, **made, optimizer_offload=on_host) for on_host in (True, False))
     compute = getattr(torch, settings.get("dtype", "float32"))
     assert all(parameter.dtype == compute for parameter in host.parameters)
     for _ in range(3):
@@ -75,7 +75,9 @@ def compare(path: str, mesh: DeviceMesh, folder: Path, **settings: Any) -> None:
     device.load(str(folder / "host"))
     assert step(host) == step(device)
     same(host, device)
-    other = FsdpEngine(path, frozen=True, mesh=mesh, head=host.head, dtype=settings.get("dtype", "float32"))
+    other = FsdpEngine.of(
+        path, frozen=True, mesh=mesh, head=host.head, dtype=settings.get("dtype", "float32")
+    )
     for one in host, device:
         one.copy(other, mix=0.5)
     same(host, device)
@@ -112,7 +114,7 @@ def test_ranks_step_their_shards(tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_is_not_finite_takes_no_step(path: str) -> None:
-    engine = FsdpEngine(path, optimizer=ADAM, optimizer_offload=True)
+    engine = FsdpEngine.of(path, optimizer=ADAM, optimizer_offload=True)
     before = logprobs(engine)
 
     def broken(batch: Any, totals: Any) -> Any:
@@ -128,9 +130,9 @@ def test_a_gradient_that_is_not_finite_takes_no_step(path: str) -> None:
 
 def test_a_far_device_holds_weights_alone(path: str) -> None:
     """Each step takes every gradient to the host and brings every weight back, once."""
-    still = FsdpEngine(path, optimizer=ADAM)
+    still = FsdpEngine.of(path, optimizer=ADAM)
     with far.device() as seen:
-        engine = FsdpEngine(path, optimizer=ADAM, device=far.DEVICE.type, optimizer_offload=True)
+        engine = FsdpEngine.of(path, optimizer=ADAM, device=far.DEVICE.type, optimizer_offload=True)
         assert all(parameter.device == far.DEVICE for parameter in engine.parameters)
         held = [*engine.optimizer.masters.values()]
         held += [value for state in engine.optimizer.state.values() for value in state.values()]
@@ -153,7 +155,7 @@ def test_a_copy_of_a_bucket_runs_while_the_one_before_is_stepped(
 ) -> None:
     """The order in which a step asks for copies, which on CUDA run beside it: see the module's drawing."""
     done: list[str] = []
-    engine = FsdpEngine(path, optimizer=ADAM, optimizer_offload=True)
+    engine = FsdpEngine.of(path, optimizer=ADAM, optimizer_offload=True)
     copy, stepped = host_optimizer.CopyStream.copy, HostAdamW._step
     streams: list[Any] = []
 

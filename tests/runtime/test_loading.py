@@ -101,7 +101,7 @@ def peak_of_loading(path: str, **where: Any) -> float:
     """How much resident memory loading takes at its peak, as a multiple of the weights."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = memory("VmRSS")
-    engine = FsdpEngine(path, frozen=True, **where)
+    engine = FsdpEngine.of(path, frozen=True, **where)
     whole = sum(engine.parts.times(name) * p.numel() for name, p in engine.model.named_parameters())
     return (memory("VmHWM") - before) / (4 * whole)
 
@@ -113,7 +113,7 @@ def memory(what: str) -> int:
 
 
 def loads(path: Path, **options: Any) -> FsdpEngine:
-    return FsdpEngine(str(path), frozen=True, **options)
+    return FsdpEngine.of(str(path), frozen=True, **options)
 
 
 def main(rank: int, root: Path) -> None:
@@ -219,7 +219,7 @@ def test_weights_in_bfloat16_train_in_float32(root: Path, tmp_path: Path) -> Non
     model = AutoModelForCausalLM.from_pretrained(root / "untied", dtype=torch.bfloat16)
     with quiet():
         model.save_pretrained(tmp_path)
-    same(FsdpEngine(str(tmp_path), optimizer={"lr": 1e-3}), model.float())
+    same(FsdpEngine.of(str(tmp_path), optimizer={"lr": 1e-3}), model.float())
 
 
 def test_a_wrong_shape_is_refused_by_name(root: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def logprobs(engine: FsdpEngine) -> torch.Tensor:
 
 
 def measure(root: Path, case: str) -> dict[str, Any]:
-    engine = FsdpEngine(str(root / "model"), optimizer=ADAM, **CASES[case])
+    engine = FsdpEngine.of(str(root / "model"), optimizer=ADAM, **CASES[case])
     found: dict[str, Any] = {"metrics": update(engine), "weights": dict(engine.weights())}
     engine.save(str(root / f"saved-{case}-{engine.group.size()}"))
     found["next"] = update(engine)
@@ -85,7 +85,7 @@ def root(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(root: Path) -> FsdpEngine:
-    return FsdpEngine(str(root / "model"), optimizer=ADAM, lora=LORA)
+    return FsdpEngine.of(str(root / "model"), optimizer=ADAM, lora=LORA)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -97,14 +97,14 @@ def test_two_ranks_do_what_one_does(root: Path, case: str) -> None:
     tolerance = 1e-4 if case != "bfloat16" else 0.05
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     torch.testing.assert_close(first, one, rtol=tolerance, atol=tolerance)
-    again = FsdpEngine(str(root / "model"), optimizer=ADAM, **CASES[case])
+    again = FsdpEngine.of(str(root / "model"), optimizer=ADAM, **CASES[case])
     again.load(str(root / f"saved-{case}-1"))
     assert update(again) == one["next"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_only_adapters_and_a_new_head_train(root: Path, case: str) -> None:
-    engine = FsdpEngine(str(root / "model"), optimizer=ADAM, **CASES[case])
+    engine = FsdpEngine.of(str(root / "model"), optimizer=ADAM, **CASES[case])
     names = {name for name, p in engine.model.named_parameters() if p.requires_grad}
     assert names and all(".lora_" in name or name.startswith("score.") for name in names)
     held = {id(p) for group in engine.optimizer.param_groups for p in group["params"]}
@@ -116,12 +116,12 @@ def test_only_adapters_and_a_new_head_train(root: Path, case: str) -> None:
 
 
 def test_an_adapter_begins_as_the_model_and_leaves_it_as_it_is(root: Path, engine: FsdpEngine) -> None:
-    plain = logprobs(FsdpEngine(str(root / "model"), frozen=True))
+    plain = logprobs(FsdpEngine.of(str(root / "model"), frozen=True))
     assert logprobs(engine).equal(plain)
     metrics = [update(engine, epochs=1)["loss"] for _ in range(8)]
     assert metrics[-1] < 0.9 * metrics[0]
     assert (logprobs(engine) - plain).abs().max() > 0.1
-    assert logprobs(FsdpEngine(str(root / "model"), frozen=True, base=engine)).equal(plain)
+    assert logprobs(FsdpEngine.of(str(root / "model"), frozen=True, base=engine)).equal(plain)
     before = logprobs(engine)
     engine.offload(["parameters", "optimizer"])
     engine.reload(["parameters", "optimizer"])
@@ -153,7 +153,7 @@ def test_an_adapter_loads_by_itself_wherever_it_is_asked_from(
     from peft import AutoPeftModelForCausalLM
 
     monkeypatch.chdir(root)
-    engine = FsdpEngine("model", optimizer=ADAM, lora=LORA)  # a path from where the run is started
+    engine = FsdpEngine.of("model", optimizer=ADAM, lora=LORA)  # a path from where the run is started
     update(engine)
     engine.export(str(tmp_path / "exported"))
     monkeypatch.chdir(tmp_path)
@@ -167,7 +167,7 @@ def test_an_adapter_loads_by_itself_wherever_it_is_asked_from(
 
 def test_a_copy_has_the_adapters_merged(root: Path, engine: FsdpEngine) -> None:
     update(engine)
-    frozen = FsdpEngine(str(root / "model"), frozen=True)
+    frozen = FsdpEngine.of(str(root / "model"), frozen=True)
     frozen.copy(engine)
     torch.testing.assert_close(logprobs(frozen), logprobs(engine), rtol=1e-5, atol=1e-5)
 
@@ -177,7 +177,7 @@ def test_a_layer_that_is_not_there_is_refused(root: Path) -> None:
     with pytest.raises(
         ValueError, match="no decoder layer has a linear query; there are down_proj, gate_proj"
     ):
-        FsdpEngine(str(root / "model"), optimizer=ADAM, lora=lora)
+        FsdpEngine.of(str(root / "model"), optimizer=ADAM, lora=lora)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def memory_of(engine: FsdpEngine, part: str) -> list[int]:
 
 
 def test_a_train_engine_is_resized_once_and_paused_from_then_on(path: str, stand_in: StandIn) -> None:
-    engine, still = (FsdpEngine(path, optimizer=ADAM) for _ in range(2))
+    engine, still = (FsdpEngine.of(path, optimizer=ADAM) for _ in range(2))
     for _ in range(2):
         assert update(engine) == update(still)
     engine.offload(ALL)
@@ -104,7 +104,7 @@ def test_a_train_engine_is_resized_once_and_paused_from_then_on(path: str, stand
 
 def test_moments_that_come_later_get_pages_of_their_own(path: str, stand_in: StandIn) -> None:
     """An optimizer that never stepped has nothing to page; the one that stepped has."""
-    engine, still = (FsdpEngine(path, optimizer=ADAM) for _ in range(2))
+    engine, still = (FsdpEngine.of(path, optimizer=ADAM) for _ in range(2))
     for turn in range(3):
         engine.offload(ALL)
         engine.reload(ALL)

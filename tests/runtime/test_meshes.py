@@ -56,7 +56,7 @@ def engine_of(root: Path, case: str, where: dict[str, Any], **options: Any) -> F
     settings: dict[str, Any] = {"optimizer": ADAM, "micro_tokens": 24, **CASES[case], **where, **options}
     if settings.pop("frozen", False):
         settings |= {"optimizer": None, "frozen": True}
-    return FsdpEngine(str(root / settings.pop("path")), **settings)
+    return FsdpEngine.of(str(root / settings.pop("path")), **settings)
 
 
 def own_rows() -> torch.Tensor:
@@ -135,7 +135,7 @@ def main(rank: int, root: Path) -> None:
     plan, _ = test_planned_sync.planned(root, "rounded", SHARD, devices=RANKS)
     own = process_groups._meshes(plan, "main", whole)
     found["own"] = {name: (mesh is whole, mesh.mesh.tolist()) for name, mesh in own.items()}
-    planned = FsdpEngine(str(root / "dense"), optimizer={"lr": 1e-2}, mesh=own["policy"], group=group)
+    planned = FsdpEngine.of(str(root / "dense"), optimizer={"lr": 1e-2}, mesh=own["policy"], group=group)
     found["sync"] = test_planned_sync.received(planned.weights("bfloat16"))[1:]
     torch.save(found, root / f"rank-{rank}.pt")
 
@@ -240,7 +240,7 @@ def test_an_export_is_the_same_from_every_mesh(mesh: str, root: Path, ranks: lis
 def test_weights_are_copied_between_meshes(
     root: Path, alone: dict[str, Any], ranks: list[dict[str, Any]]
 ) -> None:
-    start = dict(FsdpEngine(str(root / "qwen"), frozen=True).weights())
+    start = dict(FsdpEngine.of(str(root / "qwen"), frozen=True).weights())
     expected = {name: torch.lerp(start[name], alone["whole"]["weights"][name], 0.25) for name in start}
     for rank in ranks:
         for found in rank["copied"]:

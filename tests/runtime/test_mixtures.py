@@ -98,7 +98,7 @@ def both(tokens: Ragged) -> dict[str, Ragged]:
 def measure(root: Path, family: str, case: str) -> dict[str, Any]:
     """What an engine reads as it loads, its scores, an update, and the weights then."""
     Reads.taken = 0
-    engine = FsdpEngine(str(root / family), optimizer=ADAM, **CASES[case])
+    engine = FsdpEngine.of(str(root / family), optimizer=ADAM, **CASES[case])
     held = [p.to_local() for p in engine.model.parameters() if isinstance(p, DTensor)]
     found: dict[str, Any] = {"read": Reads.taken, "held": sum(tensor.nbytes for tensor in held)}
     found["experts"] = [
@@ -156,7 +156,7 @@ def test_two_ranks_do_what_one_does(root: Path, ranks: list[Any], family: str, c
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_update_is_one_step_of_plain_adamw(root: Path, family: str) -> None:
-    engine = FsdpEngine(str(root / family), optimizer={**ADAM, "max_grad_norm": 1e9}, recompute=True)
+    engine = FsdpEngine.of(str(root / family), optimizer={**ADAM, "max_grad_norm": 1e9}, recompute=True)
     engine.update(scored(), objective, torch.arange(3), 3)
     model = plain(root / family)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -178,7 +178,7 @@ def test_attention_is_weighed_against_the_experts_of_a_token(root: Path) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_score_as_they_do_alone(root: Path, family: str) -> None:
-    packed, beside = (FsdpEngine(str(root / family), optimizer=ADAM, packing=p) for p in (True, False))
+    packed, beside = (FsdpEngine.of(str(root / family), optimizer=ADAM, packing=p) for p in (True, False))
     packed.budget = replace(packed.budget, share=0.0)  # attention is free, so that packing always pays
     columns, rows = both(GROUP), torch.arange(len(GROUP))
     sizes = [
@@ -199,7 +199,7 @@ def test_packed_rows_score_as_they_do_alone(root: Path, family: str) -> None:
 def test_a_checkpoint_comes_back(root: Path, ranks: list[Any], family: str, ranks_before: int) -> None:
     if ranks_before == 1:
         measure(root, family, "together")
-    engine = FsdpEngine(str(root / family), optimizer=ADAM)
+    engine = FsdpEngine.of(str(root / family), optimizer=ADAM)
     engine.load(str(root / f"{family}-together-{ranks_before}"))
     expected = ranks[0][family, "together"]["weights"]
     torch.testing.assert_close(dict(engine.weights()), expected, rtol=1e-4, atol=1e-5)
@@ -207,8 +207,8 @@ def test_a_checkpoint_comes_back(root: Path, ranks: list[Any], family: str, rank
 
 @pytest.mark.parametrize("mix", [1.0, 0.25])
 def test_a_copy_takes_experts_too(root: Path, mix: float) -> None:
-    engine = FsdpEngine(str(root / "mixtral"), optimizer=ADAM)
-    frozen = FsdpEngine(str(root / "mixtral"), frozen=True)
+    engine = FsdpEngine.of(str(root / "mixtral"), optimizer=ADAM)
+    frozen = FsdpEngine.of(str(root / "mixtral"), frozen=True)
     before = dict(frozen.weights())
     engine.update(scored(), objective, torch.arange(3), 3)
     frozen.copy(engine, mix)
@@ -220,7 +220,7 @@ def test_a_copy_takes_experts_too(root: Path, mix: float) -> None:
 def test_adapters_of_attention_are_merged_on_the_way_out(root: Path, tmp_path: Path, family: str) -> None:
     from peft import PeftModel
 
-    engine = FsdpEngine(str(root / family), optimizer=ADAM, lora=LORA)
+    engine = FsdpEngine.of(str(root / family), optimizer=ADAM, lora=LORA)
     assert {name.rpartition(".")[2] for name in adapted(engine.model)} == {
         "q_proj",
         "k_proj",
@@ -242,7 +242,7 @@ def test_adapters_of_attention_are_merged_on_the_way_out(root: Path, tmp_path: P
 @pytest.mark.parametrize("family", [*FAMILIES, "deepseek_v3"])
 def test_the_embedded_engine_takes_what_is_trained(root: Path, tmp_path: Path, family: str) -> None:
     path = str(root / family if family in FAMILIES else build(tmp_path, family))
-    engine, serve = FsdpEngine(path, optimizer=ADAM), TransformersEngine(path)
+    engine, serve = FsdpEngine.of(path, optimizer=ADAM), TransformersEngine(path)
     serve.load_pretrained()
     for version in range(2):
         ((made,),) = serve.generate([Request([5, 6, 7], [1])], Sampling(8))
@@ -255,7 +255,7 @@ def test_the_embedded_engine_takes_what_is_trained(root: Path, tmp_path: Path, f
 
 
 def test_values_of_a_mixture(root: Path) -> None:
-    critic = FsdpEngine(str(root / "qwen3_moe"), head="value", optimizer=ADAM, seed=3)
+    critic = FsdpEngine.of(str(root / "qwen3_moe"), head="value", optimizer=ADAM, seed=3)
     head = dict(critic.weights())["score.weight"]
     model = plain(root / "qwen3_moe").model
     with torch.no_grad():
@@ -272,14 +272,14 @@ def test_router_logits_that_a_config_asks_for_change_nothing(root: Path, tmp_pat
     model.config.output_router_logits = True
     with quiet():
         model.save_pretrained(tmp_path)
-    asked, without = (FsdpEngine(str(path), frozen=True) for path in (tmp_path, root / "mixtral"))
+    asked, without = (FsdpEngine.of(str(path), frozen=True) for path in (tmp_path, root / "mixtral"))
     assert asked.logprobs(**scored()).values.equal(without.logprobs(**scored()).values)
 
 
 def test_a_checkpoint_with_fused_experts_keeps_its_names(root: Path, tmp_path: Path) -> None:
     with quiet():
         plain(root / "qwen3_moe").save_pretrained(tmp_path, save_original_format=False)
-    engine = FsdpEngine(str(tmp_path), frozen=True)
+    engine = FsdpEngine.of(str(tmp_path), frozen=True)
     stored = load_file(tmp_path / "model.safetensors")
     assert "model.layers.0.mlp.experts.gate_up_proj" in stored
     torch.testing.assert_close(dict(engine.weights()), stored, rtol=0, atol=0)
@@ -293,12 +293,12 @@ def test_an_expert_that_lacks_is_refused(root: Path, tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     law = r"holds no weights for model\.layers\.1\.block_sparse_moe\.experts\.2\.w3\.weight"
     with pytest.raises(ValueError, match=law):
-        FsdpEngine(str(tmp_path), frozen=True)
+        FsdpEngine.of(str(tmp_path), frozen=True)
 
 
 def test_a_buffer_that_is_held_wide_stays_so(root: Path, tmp_path: Path) -> None:
     path = build(tmp_path, "deepseek_v3")
-    engine = FsdpEngine(str(path), frozen=True, dtype="bfloat16")
+    engine = FsdpEngine.of(str(path), frozen=True, dtype="bfloat16")
     held = {name: buffer for name, buffer in engine.model.named_buffers() if "correction_bias" in name}
     assert held and all(buffer.dtype == torch.float32 for buffer in held.values())
 
@@ -310,7 +310,7 @@ def test_an_export_in_bfloat16_keeps_a_routers_correction(root: Path, tmp_path: 
     save_file(narrow, path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
-    FsdpEngine(str(path), optimizer={"lr": 1e-3}).export(str(tmp_path / "ours"))
+    FsdpEngine.of(str(path), optimizer={"lr": 1e-3}).export(str(tmp_path / "ours"))
     ours = load_file(tmp_path / "ours/model.safetensors")
     assert {n: t.dtype for n, t in ours.items()} == {n: t.dtype for n, t in narrow.items()}
     assert {t.dtype for t in ours.values()} == {torch.float32, torch.bfloat16}
@@ -323,7 +323,7 @@ def test_a_family_that_can_not_be_trained_is_refused_by_name(root: Path, tmp_pat
 
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"^{family}: .*models of this type can't be trained"):
-        FsdpEngine(str(tmp_path), frozen=True)
+        FsdpEngine.of(str(tmp_path), frozen=True)
 
 
 def test_an_expert_per_rank_is_gathered_without_gaps(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,8 +111,8 @@ def test_code_runs_where_the_graph_says_so(
 
 @pytest.mark.usefixtures("one_rank")
 def test_code_is_what_trains_and_generates(own: Path, demo_files: Path) -> None:
-    plain = FsdpEngine(str(demo_files / "demo_files" / "model"), frozen=True)
-    engine = FsdpEngine(str(own), optimizer={"lr": 1e-2}, trust_remote_code=True)
+    plain = FsdpEngine.of(str(demo_files / "demo_files" / "model"), frozen=True)
+    engine = FsdpEngine.of(str(own), optimizer={"lr": 1e-2}, trust_remote_code=True)
     assert not packs(engine.model), "nobody knows whether it could"
     tokens = Ragged.of([[5, 6, 7, 8, 9]])
     mask = Ragged.of([[False, True, True, True, True]], torch.bool)

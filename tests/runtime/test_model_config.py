@@ -53,7 +53,7 @@ def test_the_train_and_the_serve_engine_read_the_changed_config(
         changed = expected(AutoModelForCausalLM.from_pretrained(llama, config=config).eval())
         assert (changed - expected(plain(llama))).abs().max() > 1e-3
     given = {name: LINEAR, "max_position_embeddings": 256}
-    engine = FsdpEngine(str(llama), optimizer={"lr": 1e-3}, config=given)
+    engine = FsdpEngine.of(str(llama), optimizer={"lr": 1e-3}, config=given)
     torch.testing.assert_close(engine.logprobs(**scored()).values, changed, **NEAR)
     serve = TransformersEngine(str(llama), config=given)
     assert serve.context == 256
@@ -72,7 +72,7 @@ def test_the_train_and_the_serve_engine_read_the_changed_config(
 def test_a_checkpoint_is_exported_with_it(llama: Path, tmp_path: Path) -> None:
     given = [f"models.policy.path={llama}", f"models.policy.config={json.dumps({'rope_scaling': LINEAR})}"]
     policy = compile_graph("grpo", [*given, "models.ref.config=${models.policy.config}"], 1).models["policy"]
-    engine = FsdpEngine(str(llama), optimizer={"lr": 1e-3}, config=policy.config)
+    engine = FsdpEngine.of(str(llama), optimizer={"lr": 1e-3}, config=policy.config)
     engine.save(str(tmp_path / "saved"))
     _write(policy, tmp_path / "saved", tmp_path / "exported")
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_exported_with_it(llama: Path, tmp_path: Path) -> None:
 def test_a_change_of_shapes_that_only_the_files_tell_is_refused(tmp_path: Path) -> None:
     path = build(tmp_path, "deepseek_v3")
     with pytest.raises(ValueError, match=r"kv_b_proj\.weight is \[64, 16\], the model's is \[48, 16\]"):
-        FsdpEngine(str(path), frozen=True, config={"v_head_dim": 4})
+        FsdpEngine.of(str(path), frozen=True, config={"v_head_dim": 4})
 
 
 def test_the_size_counts_with_it(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_no_row_changes_the_position_embeddings_of_others(
     tmp_path: Path, family: str, config: dict[str, Any], most: int
 ) -> None:
     path = build(tmp_path, family)
-    engine = FsdpEngine(str(path), optimizer={"lr": 1e-3}, config=config)
+    engine = FsdpEngine.of(str(path), optimizer={"lr": 1e-3}, config=config)
     fits, longer = ({"tokens": Ragged.of([[3, 4, 5, 6], [*range(2, 2 + n)]])} for n in (most, most + 2))
     for columns in fits, longer:
         mask = [[t > 0 for t in range(n)] for n in columns["tokens"].lengths.tolist()]

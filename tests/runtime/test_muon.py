@@ -43,7 +43,7 @@ STEPS = 2
 
 
 def engine_of(root: Path, case: str, **where: Any) -> FsdpEngine:
-    return FsdpEngine(str(root / case), optimizer=MUON, **CASES[case], **where)
+    return FsdpEngine.of(str(root / case), optimizer=MUON, **CASES[case], **where)
 
 
 def stepped(engine: FsdpEngine) -> dict[str, torch.Tensor]:
@@ -212,7 +212,7 @@ def test_a_checkpoint_holds_one_average_of_a_matrix(
 
 
 def test_a_checkpoint_of_adamw_is_refused(root: Path, alone: dict[str, Any]) -> None:
-    engine = FsdpEngine(str(root / "llama"), optimizer={"lr": RATE})
+    engine = FsdpEngine.of(str(root / "llama"), optimizer={"lr": RATE})
     with pytest.raises(ValueError, match="is a checkpoint of another model"):
         engine.load(str(root / "llama-1"))
 
@@ -238,7 +238,7 @@ def test_a_rate_that_is_set_is_that_of_all_weights(root: Path, one_rank: None) -
 
 
 def test_rows_are_learnt(root: Path, one_rank: None) -> None:
-    engine = FsdpEngine(str(root / "llama"), optimizer={"kind": "muon", "lr": 3e-3})
+    engine = FsdpEngine.of(str(root / "llama"), optimizer={"kind": "muon", "lr": 3e-3})
     rows, columns = torch.arange(ROWS), part_of(batch_columns(), torch.arange(ROWS))
     losses = [engine.update(columns, sft_objective, rows, ROWS, epochs=10)["loss"] for _ in range(4)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.1 * losses[0]
@@ -255,7 +255,7 @@ def test_the_task_of_the_demo_is_learnt(one_rank: None, tmp_path: Path) -> None:
         [tuple(tokenizer(row[part]).input_ids for part in ("question", "answer")) for row in rows]
         for rows in questions(0)
     )
-    engine = FsdpEngine(str(tmp_path / "model"), optimizer={"lr": 1.5e-3, "kind": "muon"})
+    engine = FsdpEngine.of(str(tmp_path / "model"), optimizer={"lr": 1.5e-3, "kind": "muon"})
     generator = torch.Generator().manual_seed(0)
     for _ in range(140):
         rows = [train[row] for row in torch.randint(len(train), (128,), generator=generator).tolist()]

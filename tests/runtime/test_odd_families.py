@@ -29,7 +29,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     path, model = build(tmp_path, kind)
     with torch.no_grad():
         wanted = expected(model)
-    engine = FsdpEngine(str(path), frozen=True)
+    engine = FsdpEngine.of(str(path), frozen=True)
     torch.testing.assert_close(engine.logprobs(**scored()).values, wanted, rtol=1e-5, atol=1e-5)
     assert packs(engine.model) == (kind in ("diffllama", "gpt2", "opt"))
 

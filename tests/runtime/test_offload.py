@@ -84,7 +84,7 @@ def same(left: FsdpEngine, right: FsdpEngine) -> None:
 
 def compare(path: str, mesh: DeviceMesh, reshard: bool) -> None:
     """Train one engine that offloads at every turn, and one that never does."""
-    engine, still = (FsdpEngine(path, optimizer=ADAM, mesh=mesh, reshard=reshard) for _ in range(2))
+    engine, still = (FsdpEngine.of(path, optimizer=ADAM, mesh=mesh, reshard=reshard) for _ in range(2))
     for parts in ("parameters",), ALL, ("optimizer",):
         engine.offload(parts)
         assert engine.away == frozenset(parts)
@@ -109,7 +109,7 @@ def path(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def engine(path: str) -> FsdpEngine:
-    return FsdpEngine(path, optimizer=ADAM)
+    return FsdpEngine.of(path, optimizer=ADAM)
 
 
 def test_several_ranks_offload_bit_for_bit(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ class Twins(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.engine, self.still = (FsdpEngine(self.path, optimizer=ADAM) for _ in range(2))
+        self.engine, self.still = (FsdpEngine.of(self.path, optimizer=ADAM) for _ in range(2))
         self.away: frozenset[str] = frozenset()
 
     @rule(parts=st.sets(st.sampled_from(ALL)))
@@ -181,7 +181,7 @@ def test_any_order_of_calls(path: str) -> None:
 
 
 def test_what_needs_an_absent_part_is_refused(engine: FsdpEngine, path: str) -> None:
-    critic = FsdpEngine(path, head="value", frozen=True)
+    critic = FsdpEngine.of(path, head="value", frozen=True)
     for one in engine, critic:
         one.offload(ALL)
     for refused in (
@@ -222,7 +222,7 @@ class CountedCopy(PinnedCopy):
 
 
 def test_what_has_not_changed_is_not_copied_again(path: str) -> None:
-    frozen, trained = FsdpEngine(path, frozen=True), FsdpEngine(path, optimizer=ADAM)
+    frozen, trained = FsdpEngine.of(path, frozen=True), FsdpEngine.of(path, optimizer=ADAM)
     for engine, writes in (frozen, 2), (trained, 6):
         CountedCopy.writes = 0
         # in chunks of 1000 bytes, of which each tensor is more or less than one
@@ -248,7 +248,7 @@ def anonymous() -> int:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
 def test_memory_is_given_back(path: str, tmp_path: Path) -> None:
     wide = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_hidden_layers": 4}
-    engine = FsdpEngine(write_model(tmp_path / "wide", **wide), optimizer=ADAM)
+    engine = FsdpEngine.of(write_model(tmp_path / "wide", **wide), optimizer=ADAM)
     update(engine)
     parameters = 4 * sum(p.numel() for p in engine.parameters)
     assert parameters > 45e6

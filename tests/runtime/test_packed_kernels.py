@@ -289,7 +289,7 @@ def test_an_engine_trains_as_under_the_mask(
     for mask in (True, False):
         options = {"lr": 1e-2, "eps": 1e-3}
         with patch.object(attention, "needs_mask", lambda *_, mask=mask: mask):
-            engine = FsdpEngine(str(tmp_path / "model"), head=head, optimizer=options, **more)
+            engine = FsdpEngine.of(str(tmp_path / "model"), head=head, optimizer=options, **more)
         assert engine.budget.mask == mask
         engine.budget = Budget(1000, 1e-9, mask=mask)
         score = engine.logprobs if head == "lm" else engine.values

@@ -144,7 +144,7 @@ def test_an_engine_trains_alike_packed_or_not(tmp_path: Path, head: Any, more: d
     found = []
     for packing in (True, False):
         options = {"lr": 1e-2, "eps": 1e-3}
-        engine = FsdpEngine(str(tmp_path / "model"), head=head, optimizer=options, packing=packing, **more)
+        engine = FsdpEngine.of(str(tmp_path / "model"), head=head, optimizer=options, packing=packing, **more)
         score = engine.logprobs if head == "lm" else engine.values
         loss = objective if head == "lm" else value_objective
         before = score(GROUPS["tokens"], GROUPS["loss_mask"])

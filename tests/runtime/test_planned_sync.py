@@ -110,7 +110,7 @@ def main(rank: int, root: Path) -> None:
     limits.BUCKET = SMALL
     found = {}
     for case, (model, dtype, lora) in CASES.items():
-        engine = FsdpEngine(str(root / model), optimizer={"lr": 1e-2}, lora=lora)
+        engine = FsdpEngine.of(str(root / model), optimizer={"lr": 1e-2}, lora=lora)
         with torch.no_grad():
             for number, parameter in enumerate(engine.parameters):
                 parameter.add_(0.01 * number / 3)  # an adapter that begins as nothing would add nothing
@@ -122,9 +122,9 @@ def main(rank: int, root: Path) -> None:
     group = dist.new_group([0, 1])
     for path in ("broadcast", "disk"):
         for case, (model, dtype, _) in CASES.items():
-            weights = FsdpEngine(str(root / model), frozen=True).weights(dtype)
+            weights = FsdpEngine.of(str(root / model), frozen=True).weights(dtype)
             sent[path, case] = over(path, weights, dtype, group, root, rank)
-        engine = FsdpEngine(str(root / "dense"), optimizer={"lr": 1e-2}, lora=LORA)
+        engine = FsdpEngine.of(str(root / "dense"), optimizer={"lr": 1e-2}, lora=LORA)
         sent[path, "alone"] = over(path, engine.adapter("bfloat16"), "bfloat16", group, root, rank)
     torch.save(sent, root / f"sent-{rank}.pt")
 

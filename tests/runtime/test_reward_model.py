@@ -32,7 +32,7 @@ def test_it_is_the_score_of_a_sequence_classifier(family: str, tmp_path: Path) -
     classifier.save_pretrained(tmp_path / "model")
     with torch.no_grad():
         wanted = [classifier(torch.tensor([row])).logits.item() for row in ROWS]
-    engine = FsdpEngine(str(tmp_path / "model"), head="value", frozen=True, micro_tokens=8)
+    engine = FsdpEngine.of(str(tmp_path / "model"), head="value", frozen=True, micro_tokens=8)
     found = reward_model(Context("rewards", 0, 0), engine, Ragged.of(ROWS, torch.int64))
     assert found.tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
@@ -52,7 +52,7 @@ def test_an_update_has_the_gradient_of_the_pairs_loss(micro_tokens: int, tmp_pat
     wanted = torch.stack([p.grad.norm() for p in classifier.parameters() if p.grad is not None]).norm()
 
     path = str(tmp_path / "model")
-    engine = FsdpEngine(path, head="value", optimizer={"lr": 1e-3}, micro_tokens=micro_tokens)
+    engine = FsdpEngine.of(path, head="value", optimizer={"lr": 1e-3}, micro_tokens=micro_tokens)
     tokens = Ragged.of(ROWS, torch.int64)
     ctx = Context("update_reward", 0, 0, rows=range(4), total_rows=4)
     before = reward_model(ctx, engine, tokens)

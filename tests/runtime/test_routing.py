@@ -90,7 +90,7 @@ def test_what_a_family_chose_is_told_and_replayed(one_rank: None, tmp_path: Path
     path = build(tmp_path, family)
     columns, own = generated(served(path))
     tokens, routing = columns["tokens"], columns["routing"]
-    train = FsdpEngine(str(path), frozen=True)
+    train = FsdpEngine.of(str(path), frozen=True)
     last = torch.zeros(len(tokens.values), dtype=torch.bool).index_fill(0, tokens.offsets[1:] - 1, True)
     assert routing.values.dtype == torch.int16 and routing.values.shape[2] == 2
     assert (routing.values[last] == OWN).all() and (routing.values[~last] >= 0).all()
@@ -118,7 +118,7 @@ def test_the_gap_to_a_server_that_chose_others_is_smaller(
 ) -> None:
     path = build(tmp_path, family)
     columns, sampled = generated(other_server(path, 0.3))
-    train = FsdpEngine(str(path), frozen=True)
+    train = FsdpEngine.of(str(path), frozen=True)
     mask = columns["loss_mask"].values
     apart = [
         (train.logprobs(**asked).values - sampled)[mask].abs().mean() for asked in (columns, without(columns))
@@ -165,7 +165,7 @@ def test_gradients_are_those_of_a_plain_forward_with_these_experts(
     (loss / columns["loss_mask"].values.sum()).backward()
     wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
-    engine = FsdpEngine(str(path), optimizer=ADAM, recompute=recompute)
+    engine = FsdpEngine.of(str(path), optimizer=ADAM, recompute=recompute)
     engine._step = lambda sums: None  # type: ignore[method-assign]
     batch = {**columns}
     engine.update(batch, objective, torch.arange(len(tokens)), len(tokens))
@@ -180,7 +180,7 @@ def test_gradients_are_those_of_a_plain_forward_with_these_experts(
 def test_rows_that_share_a_prompt_take_the_choice_of_the_first(one_rank: None, tmp_path: Path) -> None:
     path = build(tmp_path, "qwen3_moe")
     columns, _ = generated(other_server(path))
-    packed, beside = (FsdpEngine(str(path), optimizer=ADAM, packing=p) for p in (True, False))
+    packed, beside = (FsdpEngine.of(str(path), optimizer=ADAM, packing=p) for p in (True, False))
     packed.budget = replace(packed.budget, share=0.0)  # attention is free, so that packing always pays
     batches = [micro_batches({**columns}, engine.budget, CPU) for engine in (packed, beside)]
     cells = [sum(batch.inputs["input_ids"].numel() for batch in several) for several in batches]
@@ -205,7 +205,7 @@ def test_rows_that_share_a_prompt_take_the_choice_of_the_first(one_rank: None, t
 def test_tokens_that_were_not_routed_choose_by_themselves(one_rank: None, tmp_path: Path) -> None:
     path = build(tmp_path, "qwen3_moe")
     columns, _ = generated(other_server(path))
-    train = FsdpEngine(str(path), frozen=True)
+    train = FsdpEngine.of(str(path), frozen=True)
     plain_scores = train.logprobs(**without(columns)).values
     prompts = columns["loss_mask"].values.logical_not()[:, None, None]
     none = columns["routing"].like(columns["routing"].values.where(columns["routing"].values == OWN, OWN))
@@ -217,11 +217,11 @@ def test_tokens_that_were_not_routed_choose_by_themselves(one_rank: None, tmp_pa
 
 def test_a_choice_of_other_routers_is_refused(one_rank: None, tmp_path: Path) -> None:
     columns, _ = generated(served(build(tmp_path, "qwen3_moe")))
-    train = FsdpEngine(str(tmp_path / "qwen3_moe"), frozen=True)
+    train = FsdpEngine.of(str(tmp_path / "qwen3_moe"), frozen=True)
     fewer = {**columns, "routing": columns["routing"].like(columns["routing"].values[:, :1])}
     with pytest.raises(ValueError, match=r"`routing` says \[1, 2\] experts per token; .* \[2, 2\]"):
         train.logprobs(**fewer)
-    dense = FsdpEngine(str(build(tmp_path, "qwen3")), frozen=True)
+    dense = FsdpEngine.of(str(build(tmp_path, "qwen3")), frozen=True)
     with pytest.raises(ValueError, match="qwen3: Qwen3ForCausalLM has no routers whose choices"):
         dense.logprobs(**columns)
     with pytest.raises(ValueError, match="qwen3: Qwen3ForCausalLM has no routers"):
@@ -233,7 +233,7 @@ def measure(root: Path, shared: bool = False) -> dict[str, Any]:
     columns = torch.load(root / "columns.pt", weights_only=False)
     count = torch.distributed.get_world_size()
     more = {"sequence": sequence_group(torch.distributed.group.WORLD, 2)} if shared else {}
-    engine = FsdpEngine(str(root / "qwen3_moe"), optimizer=ADAM, recompute=True, **more)
+    engine = FsdpEngine.of(str(root / "qwen3_moe"), optimizer=ADAM, recompute=True, **more)
     rows = torch.arange(4)[torch.distributed.get_rank() :: count]
     own = {name: column.take(rows) for name, column in columns.items()}
     scores = engine.logprobs(**own).tolist()

@@ -163,7 +163,7 @@ def test_the_engine_counts_a_sample_once(demo_files: Path, one_rank: None, micro
     columns = columns_of([segment for _, segment in numbered])
     columns["advantages"] = columns["advantages"].like(columns["advantages"].values.float())
     rows = torch.tensor([number for number, _ in numbered])
-    engine = FsdpEngine(path, optimizer={"lr": 1e-3}, micro_tokens=micro_tokens)
+    engine = FsdpEngine.of(path, optimizer={"lr": 1e-3}, micro_tokens=micro_tokens)
     metrics = engine.update(columns, objective("seq-mean-token-mean"), rows, SAMPLES, merged=True)
     model = AutoModelForCausalLM.from_pretrained(path).double()
     loss = torch.zeros((), dtype=torch.float64)

@@ -27,7 +27,9 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Metric, Totals
 from rlgraph.runtime.engines.fsdp.batching import Budget, cut, micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
+from rlgraph.runtime.engines.fsdp.load import load_sharded
+from rlgraph.runtime.engines.fsdp.options import TrainOptions
+from rlgraph.runtime.engines.fsdp.ranks import ModelRanks
 from rlgraph.runtime.engines.fsdp.shards import gather_full
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sequence.attention import check
@@ -166,7 +168,7 @@ def scenario(root: Path, case: str, sequence: int, **where: Any) -> dict[str, An
     model, options = CASES[case]
     with_defaults = {"optimizer": ADAM, "micro_tokens": 100, **options, **where}
     group = sequence_group(with_defaults.get("group") or dist.group.WORLD, sequence)
-    return measured(FsdpEngine(str(root / model), sequence=group, **with_defaults))
+    return measured(FsdpEngine.of(str(root / model), sequence=group, **with_defaults))
 
 
 def main(rank: int, root: Path, ranks: str, *cases: str) -> None:
@@ -311,9 +313,9 @@ def test_it_is_refused_before_weights_are_read(root: Path, one_rank: None, tmp_p
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": rope}))
     mesh, four = init_device_mesh("cpu", (1,)), SequenceGroup(cast(Any, "a group"), 0, 4)
-    settings = ("lm", 0, True, torch.float32, mesh, None, False, None, False, four)
+    ranks = ModelRanks(mesh, mesh.get_group(), sequence=four)
     with pytest.raises(ValueError, match="how long a row is"):
-        load_sharded(Loading(ModelFiles(str(tmp_path)), *settings))  # a folder without weights
+        load_sharded(ModelFiles(str(tmp_path)), TrainOptions(), ranks)  # a folder without weights
     with pytest.raises(ValueError, match=r"1 ranks can't be shared out in groups of 3"):
         sequence_group(cast(Any, dist.group.WORLD), 3)
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ranks import forked, launch
 
 from rlgraph.compiler import compile_graph
+from rlgraph.runtime.engines.sequence.groups import RowGroup
 from rlgraph.runtime.worker.process_groups import meet
 
 TWO = str(Path(__file__).parent / "ones_two.yaml")
@@ -24,10 +25,11 @@ PLACES = [("train", 0), ("train", 1), ("gen", 0)]
 def main(rank: int, root: Path, way: str) -> None:
     plan = compile_graph(TWO, ["pools.train.devices=2", *(SHARED if way == "sequence" else DIVIDED)], 3)
     made = meet(plan, PLACES[rank], "", "cpu", None)
-    groups, others = made.sequences, made.tensors
+    groups: dict[str, RowGroup] = {name: ranks.sequence for name, ranks in made.ranks.items()}
+    others: dict[str, RowGroup] = {name: ranks.tensor for name, ranks in made.ranks.items()}
     if way == "tensor":
         groups, others = others, groups
-        assert [mesh.mesh.tolist() for mesh in made.meshes.values()] == [[rank]] * len(groups)
+        assert [ranks.mesh.mesh.tolist() for ranks in made.ranks.values()] == [[rank]] * len(groups)
     assert not any(group.group for group in others.values())
     for name, shared in groups.items():
         assert groups["policy"] is shared, "one group for all models that share alike"

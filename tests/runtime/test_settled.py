@@ -88,7 +88,7 @@ def test_what_leaves_at_some_time_is_away_while_a_server_starts(monkeypatch: pyt
     monkeypatch.setattr(EngineHost, "_trainer", lambda *_: Recorder())
     monkeypatch.setattr(EngineHost, "_served", served)
     mesh: Any = None
-    engines = EngineHost(plan, "main", "cuda", Groups(mesh, {}, {}, {}, {}, {}, {}), Path("logs"))
+    engines = EngineHost(plan, "main", "cuda", Groups(mesh, {}, {}, {}), Path("logs"))
     assert started == [leaves]
     for name, engine in engines.train.items():
         assert engine.away == {*plan.away.get(f"{name}.train", ())}

@@ -101,7 +101,7 @@ def test_log_probs_are_transformers(model: str, theirs: Any, one_rank: None) -> 
     wanted = torch.cat([expected(ids, mask.index(True)) for ids, mask in rows])
     tokens = Ragged.of([ids for ids, _ in rows])
     learns = Ragged.of([mask for _, mask in rows], torch.bool)
-    engine = FsdpEngine(model, frozen=True)
+    engine = FsdpEngine.of(model, frozen=True)
     found = engine.logprobs(tokens, learns).values[learns.values]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
     del engine

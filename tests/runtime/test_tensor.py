@@ -27,10 +27,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rlgraph.costs import limits
 from rlgraph.costs.models.fields import UNDIVIDED, Family
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.fsdp.load import Loading, load_sharded
+from rlgraph.runtime.engines.fsdp.load import load_sharded
+from rlgraph.runtime.engines.fsdp.options import TrainOptions
+from rlgraph.runtime.engines.fsdp.ranks import ModelRanks
 from rlgraph.runtime.engines.fsdp.tensor import check
 from rlgraph.runtime.engines.model_files import ModelFiles
-from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, row_group
+from rlgraph.runtime.engines.sequence.groups import RowGroup, row_group
 from rlgraph.runtime.worker import process_groups
 from rlgraph.runtime.worker.process_groups import strided_mesh
 
@@ -83,7 +85,7 @@ def write_families(root: Path) -> None:
 def engine_of(root: Path, case: str, where: dict[str, Any], **options: Any) -> FsdpEngine:
     model, own = CASES[case]
     settings: dict[str, Any] = {"optimizer": ADAM, "micro_tokens": 100, **own, **where, **options}
-    return FsdpEngine(str(root / model), **settings)
+    return FsdpEngine.of(str(root / model), **settings)
 
 
 def saved(root: Path, name: str, where: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def synced(root: Path, whole: DeviceMesh) -> dict[str, Any]:
     )
     meshes = process_groups._meshes(plan, "main", whole)
     where = {"mesh": meshes["policy"], "group": whole.get_group(), "tensor": pairs(whole)}
-    engine = FsdpEngine(str(root / "qwen"), optimizer={"lr": 1e-2}, **where)
+    engine = FsdpEngine.of(str(root / "qwen"), optimizer={"lr": 1e-2}, **where)
     weights, nbytes, _ = test_planned_sync.received(engine.weights("bfloat16"))
     shapes = {name: (list(weight.shape), weight.dtype) for name, weight in weights.items()}
     return {"meshes": {n: m.mesh.tolist() for n, m in meshes.items()}, "shapes": shapes, "bytes": nbytes}
@@ -198,7 +200,7 @@ def test_an_export_is_that_of_whole_layers(root: Path, several: dict[str, list[d
 def test_weights_are_copied_between_meshes(
     root: Path, alone: dict[str, Any], several: dict[str, list[dict[str, Any]]]
 ) -> None:
-    start = dict(FsdpEngine(str(root / "qwen"), frozen=True).weights())
+    start = dict(FsdpEngine.of(str(root / "qwen"), frozen=True).weights())
     expected = {name: torch.lerp(start[name], alone["trained"]["weights"][name], 0.25) for name in start}
     for rank in several["4"]:
         for found in rank["copied"]:
@@ -216,7 +218,7 @@ def test_a_sync_gathers_what_is_planned(
 ) -> None:
     path = f"models.policy.path={root / 'qwen'}"
     _, step = test_planned_sync.planned(root, "rounded", path, *TENSOR, devices=4)
-    names = [name for name, _ in FsdpEngine(str(root / "qwen"), frozen=True).weights()]
+    names = [name for name, _ in FsdpEngine.of(str(root / "qwen"), frozen=True).weights()]
     for number, rank in enumerate(several["4"]):
         assert rank["sync"]["meshes"] == {"policy": [number % 2, number % 2 + 2], "ref": [0, 1, 2, 3]}
         assert rank["sync"]["bytes"] == step.bytes
@@ -269,9 +271,9 @@ def test_it_is_refused_before_weights_are_read(root: Path, one_rank: None, tmp_p
     config = json.loads((root / "qwen3" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 1}))
     mesh, two = init_device_mesh("cpu", (1,)), RowGroup(cast(Any, "a group"), 0, 2)
-    settings = ("lm", 0, True, torch.float32, mesh, None, False, None, False, ALONE, two)
+    ranks = ModelRanks(mesh, mesh.get_group(), tensor=two)
     with pytest.raises(ValueError, match="its 1 key heads"):
-        load_sharded(Loading(ModelFiles(str(tmp_path)), *settings))  # a folder without weights
+        load_sharded(ModelFiles(str(tmp_path)), TrainOptions(), ranks)  # a folder without weights
 
 
 if __name__ == "__main__":

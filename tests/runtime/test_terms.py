@@ -88,7 +88,7 @@ def gradients(path: str, case: int) -> dict[str, Any]:
     """Gradients of each mini-batch, metrics, and how often the first layer ran."""
     terms, chance, ranks = drawn(case), random.Random(-case), dist.get_world_size()
     settings = {"micro_tokens": chance.choice([12, 30, 1000]), "packing": chance.random() < 0.5}
-    engine = FsdpEngine(path, optimizer={"lr": 1e-12}, reshard=chance.random() < 0.5, **settings)
+    engine = FsdpEngine.of(path, optimizer={"lr": 1e-12}, reshard=chance.random() < 0.5, **settings)
     owners = {total: [chance.randrange(ranks) for _ in range(3 * SAMPLES)] for total in (SAMPLES, EXAMPLES)}
     found: list[dict[str, torch.Tensor]] = []
     step, forwards = engine._step, []
@@ -185,7 +185,7 @@ def test_gradients_are_those_of_all_terms(
 
 def test_terms_on_the_same_rows_take_one_pass(model: str, one_rank: None) -> None:
     forwards = {}
-    engine = FsdpEngine(model, optimizer={"lr": 1e-12})
+    engine = FsdpEngine.of(model, optimizer={"lr": 1e-12})
     decoder_layers(engine.model)[0].register_forward_hook(lambda *_: counted.append(0))
     terms = drawn(0)
     for joining in ((), ("seen",), ("seen", "unseen"), ("examples",), ("examples", "again", "seen")):

@@ -236,7 +236,7 @@ def demo(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("one_rank")
 def test_an_export_has_the_files_of_its_source(demo: Path, tmp_path: Path) -> None:
-    FsdpEngine(str(demo), optimizer={"lr": 1e-3}).export(str(tmp_path / "out"))
+    FsdpEngine.of(str(demo), optimizer={"lr": 1e-3}).export(str(tmp_path / "out"))
     there = {file.relative_to(demo): file.read_bytes() for file in demo.rglob("*") if file.is_file()}
     made = {
         file.relative_to(tmp_path / "out"): file.read_bytes()
@@ -255,7 +255,7 @@ def test_an_exports_configuration_has_what_the_run_changed_and_nothing_else(
 ) -> None:
     rope = {"rope_type": "linear", "factor": 2.0}
     changed = {"rope_parameters": rope, "max_position_embeddings": 128}
-    FsdpEngine(str(demo), optimizer={"lr": 1e-3}, config=changed).export(str(tmp_path / "out"))
+    FsdpEngine.of(str(demo), optimizer={"lr": 1e-3}, config=changed).export(str(tmp_path / "out"))
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (demo, tmp_path / "out"))
     assert after.pop("rope_parameters") == {**rope, "rope_theta": 5e5}
     assert after.pop("max_position_embeddings") == 128

@@ -58,7 +58,7 @@ def main(rank: int, folder: Path) -> None:
             sent = [(name, stepped(tensor, changed)) for name, tensor in sent]
             if rank == SENDER:
                 link.send(Weights(version, sent))
-                shares.append(link.sent / link.whole)
+                shares.append(link.sent_bytes / link.total_bytes)
             else:
                 came = {name: tensor.clone() for name, tensor in link.receive(version).tensors}
                 assert all(came[name].equal(tensor) for name, tensor in sent)
@@ -143,7 +143,7 @@ def test_few_changes_are_few_bytes_and_other_weights_than_thought_are_an_error()
         list(ends[1].receive(version).tensors)
     assert ends[0].metrics()["sync/sent"].value == pytest.approx(0.0304, abs=0.0001)
     weight[0] = 9
-    ends[1].kept["a"][7] = 9  # what it keeps is not what it was sent
+    ends[1].sent_bits["a"][7] = 9  # what it keeps is not what it was sent
     ends[0].send(Weights(2, [("a", weight)]))
     with pytest.raises(RunError, match="the changes of weight a do not make"):
         list(ends[1].receive(2).tensors)
@@ -158,7 +158,7 @@ def test_where_most_has_changed_the_next_versions_go_whole_without_a_look() -> N
         ((_, came),) = ends[1].receive(version).tensors
         assert came.equal(weight)
         shares.append(ends[0].metrics()["sync/sent"].value < 1)
-        kept.append([bool(end.kept) for end in ends])
+        kept.append([bool(end.sent_bits) for end in ends])
     assert shares == [False, True, *[False] * (REST + 2), True]
     assert kept == [[True] * 2] * 3 + [[False] * 2] * REST + [[True] * 2] * 2
 

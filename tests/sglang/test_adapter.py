@@ -41,7 +41,7 @@ def alone() -> Iterator[None]:
 
 @pytest.fixture
 def train(path: str, alone: None) -> FsdpEngine:
-    return FsdpEngine(path, optimizer={"lr": 1e-2}, lora=LORA)
+    return FsdpEngine.of(path, optimizer={"lr": 1e-2}, lora=LORA)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_log_probs_are_those_of_the_adapted_model(
     path: str, train: FsdpEngine, tmp_path: Path, lost: bool
 ) -> None:
     engine = SglangEngine(path, logs=tmp_path, max_rows=4, adapter=LORA)
-    ref = FsdpEngine(path, frozen=True, base=train)
+    ref = FsdpEngine.of(path, frozen=True, base=train)
     try:
         base = set()
         for version in range(4):

@@ -58,7 +58,7 @@ def test_sleep_frees_memory_and_a_sync_brings_the_weights(
 def test_an_adapter_is_served_beside_the_weights(path: str, tmp_path: Path) -> None:
     lora = {"rank": 8, "alpha": 16.0, "targets": "all-linear"}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    train = FsdpEngine(path, optimizer={"lr": 1e-2}, lora=lora)
+    train = FsdpEngine.of(path, optimizer={"lr": 1e-2}, lora=lora)
     with torch.no_grad():
         for parameter in train.parameters:
             parameter.add_(0.02)  # an adapter that begins as nothing would add nothing

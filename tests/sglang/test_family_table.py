@@ -41,7 +41,7 @@ def agrees(path: str, logs: Path, **settings: Any) -> None:
     """Log-probs of a server's tokens are the train engine's, before and after an update and a sync."""
     served = SglangEngine(path, logs=logs, max_rows=4, restarts=0, **settings)
     try:
-        train = FsdpEngine(path, optimizer={"lr": 1e-2}, **settings)
+        train = FsdpEngine.of(path, optimizer={"lr": 1e-2}, **settings)
         for version in range(2):
             served.load_weights(train.weights(), version)
             batch, own = generated(served)

@@ -144,7 +144,7 @@ def events_of(plan: Plan, pool: str, path: str, folder: Path, patch: pytest.Monk
     patch.setattr(module, "release", lambda device: events.append("releases"))
     patch.setattr(engine_host, "release", lambda device: events.append("releases"))
     patch.setattr(Client, "retake", lambda *args: (events.append("wakes"), retake(*args)))
-    engines = engine_host.EngineHost(plan, pool, "cuda", Groups(None, {}, {}, {}, {}, {}, {}), folder)
+    engines = engine_host.EngineHost(plan, pool, "cuda", Groups(None, {}, {}, {}), folder)
     by_id = {step.id: step for step in plan.steps}
     for version in range(2):
         for step in (by_id[number] for number in plan.slot):
@@ -225,6 +225,8 @@ def test_a_gpu_that_trains_a_model_keeps_no_copy_of_its_weights_and_syncs_again(
         """Loses its server in the first sync."""
 
         version, syncs = -1, 0
+        tokenizer, overlaps, notes = None, True, ()
+        generate = abort = sleep = wake = settle = close = lambda *_: None  # what else a worker may call
 
         def load_weights(self, named: Any, version: int) -> None:
             self.syncs += len(list(named))
@@ -236,7 +238,7 @@ def test_a_gpu_that_trains_a_model_keeps_no_copy_of_its_weights_and_syncs_again(
     plan = compile_graph(str(ONES.with_name(f"{graph}.yaml")), ["models.policy.serve.engine=sglang"], 1)
     pool = plan.models["policy"].serve.pool
     mesh = SimpleNamespace(get_group=lambda: None)
-    joined = Groups(mesh, {}, {}, {}, {}, {"policy": Handover()}, {"policy": "ipc"})
+    joined = Groups(mesh, {}, {"policy": Handover()}, {"policy": "ipc"})
     engines = engine_host.EngineHost(plan, pool, device, joined, tmp_path)
     assert engines.serve["policy"].keeps == keeps
     if graph == "ones":

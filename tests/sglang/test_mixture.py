@@ -58,7 +58,7 @@ def served(mixture: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 def test_experts_arrive(served: SglangEngine, mixture: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    train = FsdpEngine(mixture, optimizer={"lr": 1e-2})
+    train = FsdpEngine.of(mixture, optimizer={"lr": 1e-2})
     seen: list[dict[str, str]] = []
     for version in range(3):
         served.load_weights(train.weights(), version)
@@ -79,8 +79,8 @@ def test_adapters_of_attention_are_served_alone(mixture: str, tmp_path: Path) ->
     lora = {"rank": 3, "alpha": 6.0, "targets": "all-linear"}
     engine = SglangEngine(mixture, logs=tmp_path, max_rows=4, adapter=lora)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    train = FsdpEngine(mixture, optimizer={"lr": 1e-2}, lora=lora)
-    ref = FsdpEngine(mixture, frozen=True, base=train)
+    train = FsdpEngine.of(mixture, optimizer={"lr": 1e-2}, lora=lora)
+    ref = FsdpEngine.of(mixture, frozen=True, base=train)
     try:
         for version in range(3):
             engine.load_weights(train.adapter(), version)
@@ -101,7 +101,7 @@ def test_a_bias_of_routers_that_moved_is_served(tmp_path: Path) -> None:
     path = str(build(tmp_path, "glm4_moe"))
     engine = SglangEngine(path, logs=tmp_path / "logs", max_rows=4)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    train = FsdpEngine(path, optimizer={"lr": 1e-6}, router_bias_update_rate=0.5)
+    train = FsdpEngine.of(path, optimizer={"lr": 1e-6}, router_bias_update_rate=0.5)
     try:
         for version in range(3):
             engine.load_weights(train.weights(), version)
@@ -148,7 +148,7 @@ def test_the_experts_that_it_chose_are_told_and_replayed(
     finally:
         engine.close()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    train = FsdpEngine(mixture, frozen=True)
+    train = FsdpEngine.of(mixture, frozen=True)
     pairs = [(r.prompt, g) for r, many in zip(requests, answers, strict=True) for g in many]
     tokens = Ragged.of([[*prompt, *g.tokens] for prompt, g in pairs])
     mask = Ragged.of([[False] * len(p) + [True] * len(g.tokens) for p, g in pairs], torch.bool)

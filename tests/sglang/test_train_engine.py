@@ -47,7 +47,7 @@ def generated(engine: SglangEngine) -> tuple[dict[str, Ragged], torch.Tensor]:
 def test_log_probs_agree_before_and_after_ten_syncs(
     awake: SglangEngine, path: str, alone: None, lora: dict[str, Any] | None
 ) -> None:
-    train = FsdpEngine(path, optimizer={"lr": 1e-2}, lora=lora)
+    train = FsdpEngine.of(path, optimizer={"lr": 1e-2}, lora=lora)
     sums = set()
     for version in range(11):
         awake.load_weights(train.weights(), version)

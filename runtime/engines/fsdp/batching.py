@@ -122,13 +122,13 @@ def micro_batches(
     columns = columns if subset is None else cut(columns, subset)
     wanted = scored(columns["loss_mask"])
     lengths = budget.widths(wanted)
-    beside = micro_batch_rows(lengths, budget.tokens)
-    longest = [int(lengths[rows].max()) for rows in beside]
-    areas = [(len(rows) * width, width) for rows, width in zip(beside, longest, strict=True)]
+    side_by_side = micro_batch_rows(lengths, budget.tokens)
+    longest = [int(lengths[rows].max()) for rows in side_by_side]
+    areas = [(len(rows) * width, width) for rows, width in zip(side_by_side, longest, strict=True)]
     work = sum(budget.work(area, area * width / 2, "causal") for area, width in areas)
     if packed := _packed(columns["tokens"], wanted, budget, work, max(longest, default=0)):
         return [_packed_batch(columns, lanes, budget, device) for lanes in packed]
-    return [_micro_batch(cut(columns, rows), budget, device) for rows in beside]
+    return [_micro_batch(cut(columns, rows), budget, device) for rows in side_by_side]
 
 
 def _packed(
@@ -195,24 +195,26 @@ def mini_batches(
     prefixes of their columns: where it is true, rows of one number are one sequence, totals count the
     numbers, and ``sequence_tokens`` are those of each row's sequence.
     """
-    mine = minibatch_rows(rows, total_rows, minibatches)
+    own_rows = minibatch_rows(rows, total_rows, minibatches)
     tokens = {prefix: columns[f"{prefix}loss_mask"].sum() for prefix in merged}
     for prefix in (prefix for prefix, merges in merged.items() if merges):
         per_number = torch.zeros(total_rows, dtype=torch.int64).index_add(0, rows, tokens[prefix])
-        whole = over_ranks(per_number, group)[::alike].sum(0)[rows]
-        columns = {**columns, f"{prefix}sequence_tokens": whole}
+        sequence_tokens = over_ranks(per_number, group)[::alike].sum(0)[rows]
+        columns = {**columns, f"{prefix}sequence_tokens": sequence_tokens}
     numbers = [len(several) for several in minibatch_rows(torch.arange(total_rows), total_rows, minibatches)]
-    batches = [micro_batches(columns, budget, device, subset) for subset in mine]
+    batches = [micro_batches(columns, budget, device, subset) for subset in own_rows]
     counts = [
         [len(s), len(b), sum(batch.read for batch in b), *(int(each[s].sum()) for each in tokens.values())]
-        for s, b in zip(mine, batches, strict=True)
+        for s, b in zip(own_rows, batches, strict=True)
     ]
     # [ranks, minibatches, 3 and the terms], of the ranks that have the same rows the first
     ranks = over_ranks(torch.tensor(counts), group)[::alike]
     sums, most = ranks.sum(0).tolist(), ranks[:, :, 1].amax(0).tolist()
     return [
-        MiniBatch(b, tuple(map(Totals, trained, [n if m else k for m in merged.values()])), passes, read)
-        for b, (k, _, read, *trained), passes, n in zip(batches, sums, most, numbers, strict=True)
+        MiniBatch(
+            b, tuple(map(Totals, trained, [n if m else k for m in merged.values()])), passes, tokens_read
+        )
+        for b, (k, _, tokens_read, *trained), passes, n in zip(batches, sums, most, numbers, strict=True)
     ]
 
 
@@ -231,7 +233,7 @@ def _micro_batch(columns: dict[str, Any], budget: Budget, device: torch.device) 
     """Lay rows beside each other, padded on the right."""
     width, rows = int(budget.widths(scored(columns["loss_mask"])).max()), columns["tokens"].padded()
     inputs = {"input_ids": pad(rows, (0, width - rows.shape[1]))}
-    return _placed(columns, inputs, None, lambda row, place: row * width + place, budget, device)
+    return _on_device(columns, inputs, None, lambda row, place: row * width + place, budget, device)
 
 
 def _packed_batch(
@@ -245,16 +247,16 @@ def _packed_batch(
     inputs: dict[str, Any] = {"input_ids": cells.input_ids, "position_ids": cells.positions}
     if kernel == "mask":
         mask = partial(cells.mask, budget.dtype, device, budget.sequence)
-        return _placed(columns, inputs, mask, cells.cell, budget, device)
+        return _on_device(columns, inputs, mask, cells.cell, budget, device)
     (lane,) = lanes
     if kernel == "flex":
         inputs["attention_mask"] = block_mask(lane, cells, device, budget.sequence)
     else:
         inputs["attention_mask"] = row_ends(lane, cells.input_ids.shape[1], device)
-    return _placed(columns, inputs, None, cells.cell, budget, device)
+    return _on_device(columns, inputs, None, cells.cell, budget, device)
 
 
-def _placed(
+def _on_device(
     columns: dict[str, Any],
     inputs: dict[str, Any],
     mask: Callable[[], torch.Tensor] | None,
@@ -266,10 +268,10 @@ def _placed(
     places, row, place = places_of(scored(columns["loss_mask"]))
     routing, shape, count = columns.pop("routing", None), inputs["input_ids"].shape, 0
     if routing is not None or budget.counts:
-        read, cells = read_cells(columns["tokens"], row, place, cell)
-        count = len(read)
+        read_tokens, cells = read_cells(columns["tokens"], row, place, cell)
+        count = len(read_tokens)
     if routing is not None:
-        inputs["routing"] = routed(routing, read, cells, shape)
+        inputs["routing"] = routed(routing, read_tokens, cells, shape)
     if budget.counts:
         inputs["counted"] = cells.bincount(minlength=shape.numel()).view(shape)
     # the token before says what follows
@@ -279,7 +281,17 @@ def _placed(
     chosen = share.inputs.pop("routing", None)
     inputs = {name: tensor.to(device) for name, tensor in share.inputs.items()}
     counted = inputs.pop("counted", None)
-    scores = (tensor.to(device) for tensor in (share.cells, labels, places[share.order]))
-    turns = tuple(turn.to(device) for turn in uses_in_turn(share.cells))
-    own = (budget.sequence, share.sizes, chosen, counted, count)
-    return MicroBatch(moved, inputs, mask, *scores, turns, *own)
+    return MicroBatch(
+        columns=moved,
+        inputs=inputs,
+        mask=mask,
+        cells=share.cells.to(device),
+        labels=labels.to(device),
+        places=places[share.order].to(device),
+        turns=tuple(turn.to(device) for turn in uses_in_turn(share.cells)),
+        sequence=budget.sequence,
+        sizes=share.sizes,
+        routing=chosen,
+        counted=counted,
+        read=count,
+    )

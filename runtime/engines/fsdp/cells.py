@@ -37,8 +37,8 @@ class Cells:
 
     def cell(self, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         """Return where token ``place [k]`` of ``row [k]`` stands: int64 ``[k]``."""
-        behind = place - self.prompt[row]
-        return torch.where(behind < 0, self.prompt_at[row] + place, self.own_at[row] + behind)
+        own_place = place - self.prompt[row]
+        return torch.where(own_place < 0, self.prompt_at[row] + place, self.own_at[row] + own_place)
 
     def mask(self, dtype: torch.dtype, device: torch.device, sequence: SequenceGroup = ALONE) -> torch.Tensor:
         """Return what to add to attention scores: ``[lanes, 1, width, width]``, 0 or minus infinity.
@@ -50,10 +50,10 @@ class Cells:
         cells = self.unit.to(device), self.member.to(device), column
         own_unit, own_member, own_column = (sequence.chunked(tensor)[:, :, None] for tensor in cells)
         unit, member, column = (tensor.repeat(len(sequence.chunks), 1)[:, None, :] for tensor in cells)
-        seen = (own_unit == unit).logical_and_(own_column >= column)
-        seen &= (member == 0) | (own_member == member)
-        zeros = torch.zeros(seen.shape, dtype=dtype, device=device)
-        return zeros.masked_fill_(~seen, float("-inf"))[:, None]
+        visible = (own_unit == unit).logical_and_(own_column >= column)
+        visible &= (member == 0) | (own_member == member)
+        zeros = torch.zeros(visible.shape, dtype=dtype, device=device)
+        return zeros.masked_fill_(~visible, float("-inf"))[:, None]
 
 
 def kernel_of(lane: PackedLane) -> Kernel:
@@ -106,17 +106,25 @@ def block_mask(
     pairs = _pairs(lane, width)[rows]
     full = (pairs == BLOCK**2) & (rows[:, None] != torch.arange(pairs.shape[1]))
     # those of the diagonal are causal
-    blocks = [part.to(device) for mask in ((pairs > 0) & ~full, full) for part in _ordered(mask)]
+    partial_count, partial_blocks = _ordered((pairs > 0) & ~full)
+    full_count, full_blocks = _ordered(full)
     unit, member = (tensor[0].int().to(device) for tensor in (cells.unit, cells.member))
     column = queries.int().to(device) if sequence.ring > 1 else None
 
     def sees(_lane: Any, _head: Any, query: Any, key: Any) -> Any:
         query = query if column is None else column[query]
-        own = (member[key] == 0) | (member[query] == member[key])
-        return (query >= key) & (unit[query] == unit[key]) & own
+        same_branch = (member[key] == 0) | (member[query] == member[key])
+        return (query >= key) & (unit[query] == unit[key]) & same_branch
 
-    lengths = len(queries), width
-    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=lengths)
+    return BlockMask.from_kv_blocks(
+        partial_count.to(device),
+        partial_blocks.to(device),
+        full_count.to(device),
+        full_blocks.to(device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(len(queries), width),
+    )
 
 
 def _pairs(lane: PackedLane, width: int) -> torch.Tensor:
@@ -124,32 +132,32 @@ def _pairs(lane: PackedLane, width: int) -> torch.Tensor:
 
     On the diagonal they are those before causality, above it none.
     """
-    parts, _ = _parts([lane], width)
+    stretches, _ = _stretches([lane], width)
     used = sum(unit.length for unit in lane)
-    parts.append((0, 0, width - used, used, -1, 0))  # empty cells see each other
-    _, _, length, cell, _, member = torch.tensor(parts).unbind(1)
+    stretches.append((0, 0, width - used, used, -1, 0))  # empty cells see each other
+    _, _, length, cell, _, member = torch.tensor(stretches).unbind(1)
     edges = torch.arange(0, width + 1, BLOCK)[:, None]
     cut = torch.minimum(cell + length, edges[1:]) - torch.maximum(cell, edges[:-1])
-    held = cut.clamp(min=0).float()  # [blocks, parts]: the cells of each part
-    prompts = held[:, torch.arange(len(parts)) - member]
-    return (held @ (held + prompts * (member > 0)).T).tril()
+    block_cells = cut.clamp(min=0).float()  # [blocks, parts]: the cells of each part
+    prompts = block_cells[:, torch.arange(len(stretches)) - member]
+    return (block_cells @ (block_cells + prompts * (member > 0)).T).tril()
 
 
 def _ordered(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many are true in each row, and the columns with those first: int32 ``[1, 1, rows, ...]``."""
-    first = mask.int().argsort(dim=-1, descending=True, stable=True)
-    return mask.sum(-1).int()[None, None], first.int()[None, None]
+    columns = mask.int().argsort(dim=-1, descending=True, stable=True)
+    return mask.sum(-1).int()[None, None], columns.int()[None, None]
 
 
 def cells_of(tokens: Ragged, lanes: Sequence[PackedLane], width: int) -> Cells:
     """Lay rows out; ``tokens`` has them in the order of ``lanes``, whatever their spans call them."""
-    parts, rows = _parts(lanes, width)
-    row, begin, length, cell, unit, member = torch.tensor(parts, dtype=torch.int64).view(-1, 6).unbind(1)
+    stretches, rows = _stretches(lanes, width)
+    row, begin, length, cell, unit, member = torch.tensor(stretches, dtype=torch.int64).view(-1, 6).unbind(1)
     step = torch.arange(int(length.sum())) - (length.cumsum(0) - length).repeat_interleave(length)
-    at = cell.repeat_interleave(length) + step
+    places = cell.repeat_interleave(length) + step
 
     def filled(values: torch.Tensor, empty: int = 0) -> torch.Tensor:
-        return torch.full((len(lanes) * width,), empty).index_put_((at,), values).view(len(lanes), width)
+        return torch.full((len(lanes) * width,), empty).index_put_((places,), values).view(len(lanes), width)
 
     source = (tokens.offsets[row] + begin).repeat_interleave(length) + step
     return Cells(
@@ -161,17 +169,19 @@ def cells_of(tokens: Ragged, lanes: Sequence[PackedLane], width: int) -> Cells:
     )
 
 
-def _parts(lanes: Sequence[PackedLane], width: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def _stretches(
+    lanes: Sequence[PackedLane], width: int
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Return stretches of cells (row, first token, tokens, first cell, unit, member), and ``Cells``' rows."""
-    parts, rows, number = list[tuple[int, ...]](), list[tuple[int, ...]](), 0
+    stretches, rows, number = list[tuple[int, ...]](), list[tuple[int, ...]](), 0
     for index, lane in enumerate(lanes):
         cell = index * width
         for unit in lane:
             prompt, start, number = unit.spans[0].prompt, cell, number + 1
-            parts.append((len(rows), 0, prompt, cell, number, 0))
+            stretches.append((len(rows), 0, prompt, cell, number, 0))
             cell += prompt
             for member, span in enumerate(unit.spans, 1):
-                parts.append((len(rows), prompt, span.own, cell, number, member))
+                stretches.append((len(rows), prompt, span.own, cell, number, member))
                 rows.append((start, cell, prompt))
                 cell += span.own
-    return parts, rows
+    return stretches, rows

@@ -62,16 +62,16 @@ class Saves:
         self.finish()
         if not self.writes:
             return
-        part, parts = self.parts.ranks.rank, self.parts.ranks.ranks
+        tensor_rank, tensor_ranks = self.parts.ranks.rank, self.parts.ranks.ranks
         rank, ranks = self.group.rank(), self.group.size()
         if self.parts.alike > 1:
-            rank, ranks = rank * parts + part, ranks * parts
+            rank, ranks = rank * tensor_ranks + tensor_rank, ranks * tensor_ranks
         cuts = {name: cut for name in tensors if (cut := self.parts.cut(_weight(name)))}
-        own = [name for name in tensors if self.parts.writes(_weight(name))]
-        copies = self._copied({name: local(tensors[name]).detach() for name in own})
+        written = [name for name in tensors if self.parts.writes(_weight(name))]
+        copies = self._copied({name: local(tensors[name]).detach() for name in written})
         divided = {name: dimension for name, (dimension, *_) in cuts.items()}
         state = {"ranks": ranks, "shapes": _shapes(tensors, self.parts), **state}
-        state |= {"tensor": parts, "divided": divided, "spread": self.parts.spread} if divided else {}
+        state |= {"tensor": tensor_ranks, "divided": divided, "spread": self.parts.spread} if divided else {}
         text = json.dumps(state) if rank == 0 else ""
         self._pending = self._thread.submit(_write, Path(directory), rank, ranks, copies, text)
 
@@ -107,9 +107,9 @@ def training_state(
         return {f"model.{name}": p.detach() for name, p in model.named_parameters()}, biases
     trained = {name: exact(optimizer, p) for name, p in model.named_parameters() if p.requires_grad}
     _start(optimizer)
-    held = {name: optimizer.state[p] for name, p in trained.items()}
-    moments = {f"{key}.{n}": state[key] for key in MOMENTS for n, state in held.items() if key in state}
-    steps = {name: float(state["step"]) for name, state in held.items() if "step" in state}
+    states = {name: optimizer.state[p] for name, p in trained.items()}
+    moments = {f"{key}.{n}": state[key] for key in MOMENTS for n, state in states.items() if key in state}
+    steps = {name: float(state["step"]) for name, state in states.items() if "step" in state}
     state = {"steps": steps, "schedule": scheduler.state_dict(), **biases}
     return {**{f"model.{name}": p for name, p in trained.items()}, **moments}, state
 
@@ -134,10 +134,10 @@ def load_state(
     state = json.loads((Path(directory) / "state.json").read_text(encoding="utf-8"))
     shapes = _shapes(tensors, parts)
     if wrong := sorted(n for n in {**shapes, **state["shapes"]} if shapes.get(n) != state["shapes"].get(n)):
-        there, here = (every.get(wrong[0]) for every in (state["shapes"], shapes))
+        saved_shape, own_shape = (by_name.get(wrong[0]) for by_name in (state["shapes"], shapes))
         law = f"{directory} is a checkpoint of another model"
-        raise ValueError(f"{law}: {wrong[0]} is {there} there and {here} here")
-    _read(Path(directory), state, tensors, parts)
+        raise ValueError(f"{law}: {wrong[0]} is {saved_shape} there and {own_shape} here")
+    _fill_tensors(Path(directory), state, tensors, parts)
     for name, bias in state.get("biases", {}).items():
         model.get_buffer(name).copy_(torch.tensor(bias))
     if optimizer is None or scheduler is None:
@@ -147,27 +147,27 @@ def load_state(
             optimizer.state[exact(optimizer, p)]["step"].fill_(state["steps"][name])
     peaks = scheduler.base_lrs  # those of the graph as it is now, which may be others than were saved
     scheduler.load_state_dict({**state["schedule"], "base_lrs": peaks})
-    set_rate(scheduler, peaks[0])
+    set_rate(scheduler, float(peaks[0]))
 
 
 @torch.no_grad()
 def blend(
-    own: NamedTensors, weights: Iterable[tuple[str, torch.Tensor]], mix: float, parts: LayerParts = WHOLE
+    targets: NamedTensors, weights: Iterable[tuple[str, torch.Tensor]], mix: float, parts: LayerParts = WHOLE
 ) -> None:
-    """Set W <- (1 - mix) W + mix W' for what this rank has of its ``own`` tensors, from full weights.
+    """Set W <- (1 - mix) W + mix W' for what this rank has of the ``targets``, from full weights.
 
     Raises:
         ValueError: they are those of another model.
     """
     for name, full in weights:
-        shape = parts.shape(name, own[name]) if name in own else None
+        shape = parts.shape(name, targets[name]) if name in targets else None
         if shape != [*full.shape]:
             has = f"is {shape}" if shape else "is missing"
             raise ValueError(f"{name} {has} in the model copied onto, and {[*full.shape]} in the other")
-        target, other = local(own[name]), full[extent(own[name], parts.cut(name))]
+        target, source = local(targets[name]), full[extent(targets[name], parts.cut(name))]
         if mix < 1:
-            other = torch.lerp(target.float(), other.to(target.device, torch.float32), mix)
-        target.copy_(other)
+            source = torch.lerp(target.float(), source.to(target.device, torch.float32), mix)
+        target.copy_(source)
 
 
 def write_pretrained(directory: str, model: Any, weights: dict[str, torch.Tensor], files: ModelFiles) -> None:
@@ -203,10 +203,10 @@ def write_pretrained(directory: str, model: Any, weights: dict[str, torch.Tensor
             copy(code, directory)
 
 
-def _room(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+def _room(tensor: torch.Tensor, earlier: torch.Tensor | None) -> torch.Tensor:
     """Return host memory for a tensor of a device: that of the save before, where it fits."""
-    if before is not None and before.shape == tensor.shape and before.dtype == tensor.dtype:
-        return before
+    if earlier is not None and earlier.shape == tensor.shape and earlier.dtype == tensor.dtype:
+        return earlier
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
@@ -227,45 +227,50 @@ def _write(
     return {path.name: sha256(path) for path in written}
 
 
-def _read(directory: Path, state: Mapping[str, Any], tensors: NamedTensors, parts: LayerParts) -> None:
+def _fill_tensors(
+    directory: Path, state: Mapping[str, Any], tensors: NamedTensors, parts: LayerParts
+) -> None:
     """Fill what this rank has of each tensor from the shards that hold it."""
     from safetensors import safe_open
 
-    ranks, several, divided = state["ranks"], state.get("tensor", 1), state.get("divided", {})
+    ranks, tensor_ranks, divided = state["ranks"], state.get("tensor", 1), state.get("divided", {})
     spread = state.get("spread", False)
     for rank in range(ranks):
-        shard, part = divmod(rank, several)
+        shard, tensor_rank = divmod(rank, tensor_ranks)
         with safe_open(directory / _shard(rank, ranks), "pt") as file:
             for name, tensor in tensors.items():
-                cut, lies = (divided[name], part, several) if name in divided else None, (rank, ranks)
+                cut, lies = (
+                    (divided[name], tensor_rank, tensor_ranks) if name in divided else None,
+                    (rank, ranks),
+                )
                 if cut or not spread:
-                    lies = shard, ranks // several
-                if part and not cut and not spread:
+                    lies = shard, ranks // tensor_ranks
+                if tensor_rank and not cut and not spread:
                     continue
                 written = extent_of(state["shapes"][name], cut, lies)
                 if both := _shared(written, extent(tensor, parts.cut(_weight(name)))):
-                    there, here = both
-                    local(tensor)[here].copy_(file.get_slice(name)[there])
+                    in_file, in_tensor = both
+                    local(tensor)[in_tensor].copy_(file.get_slice(name)[in_file])
 
 
 Slices = tuple[slice, ...]
 
 
-def _shared(one: Slices, other: Slices) -> tuple[Slices, Slices] | None:
+def _shared(left: Slices, right: Slices) -> tuple[Slices, Slices] | None:
     """Return where two extents of a tensor overlap, counted within each; None where they do not.
 
     Example:
         >>> _shared((slice(0, 4),), (slice(2, 6),))
         ((slice(2, 4, None),), (slice(0, 2, None),))
     """
-    spans = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)]
+    spans = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(left, right, strict=True)]
     if any(low >= high for low, high in spans):
         return None
 
     def within(extent: Slices) -> Slices:
         return tuple(slice(x - a.start, y - a.start) for a, (x, y) in zip(extent, spans, strict=True))
 
-    return within(one), within(other)
+    return within(left), within(right)
 
 
 def _shapes(tensors: NamedTensors, parts: LayerParts) -> dict[str, list[int]]:

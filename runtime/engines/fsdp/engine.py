@@ -6,56 +6,56 @@ do lies in the files beside it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.ops import interfaces
 from rlgraph.ops.interfaces import Batch, Objective, Recorder, Totals
 from rlgraph.runtime.engines.balance import Balance
 from rlgraph.runtime.engines.fsdp import checkpoint
 from rlgraph.runtime.engines.fsdp import lora as adapters
 from rlgraph.runtime.engines.fsdp.batching import Budget, MiniBatch, micro_batches, mini_batches, placeholder
-from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW, exact
-from rlgraph.runtime.engines.fsdp.load import Head, Loading, decoder_layers, load_sharded
+from rlgraph.runtime.engines.fsdp.host_optimizer import exact
+from rlgraph.runtime.engines.fsdp.load import ShardedModel, load_sharded
 from rlgraph.runtime.engines.fsdp.micro_batch import MicroBatch
-from rlgraph.runtime.engines.fsdp.muon import body_matrices
-from rlgraph.runtime.engines.fsdp.optimizer import (
-    clip_gradients,
-    make_optimizer,
-    moments_of,
-    options_of,
-    set_rate,
-)
+from rlgraph.runtime.engines.fsdp.optimizer import moments_of
+from rlgraph.runtime.engines.fsdp.options import TrainOptions
 from rlgraph.runtime.engines.fsdp.packing import attention_share, has_mask, packs
+from rlgraph.runtime.engines.fsdp.ranks import ModelRanks
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
 from rlgraph.runtime.engines.fsdp.shards import (
     apart,
     frozen_weights,
     gather_full,
     gathered,
-    hold_in,
     local,
     reduce_with_the_last,
 )
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup
-from rlgraph.runtime.engines.fsdp.terms import SharedPass, Term, passes
+from rlgraph.runtime.engines.fsdp.terms import SharedPass, passes
+from rlgraph.runtime.engines.fsdp.trainable import TrainableWeights
 from rlgraph.runtime.engines.memory.allocator import expandable_segments
 from rlgraph.runtime.engines.memory.offload import SHARED, Residency, optimizer_tensors
 from rlgraph.runtime.engines.metric_sums import MetricSums, over_ranks
 from rlgraph.runtime.engines.model_files import ModelFiles, rope_limit
 from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, SequenceGroup, over_heads
-from rlgraph.runtime.engines.weights.naming import in_pieces
+from rlgraph.runtime.engines.term import Term
+from rlgraph.runtime.engines.weights.naming import Pieces, in_pieces
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
-from rlgraph.syntax.model_settings import Lora
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from rlgraph.runtime.engines.contract import HostedTrainEngine
 
 ROW = ""  # the row numbers, among columns that have names
 
@@ -69,131 +69,133 @@ class FsdpEngine:
     Results do not depend on how rows lie on ranks and in micro-batches, up to rounding: of float32 on a CPU,
     of ``dtype`` on CUDA, where kernels add up in an order that depends on shapes, and some in any order.
 
+    Invariants:
+
+    - All ranks hold the same version of the weights between calls, each its shards.
+    - Parameters have gradients within ``update`` alone, and gathered copies within one call.
+    - What is offloaded is not read: a call that needs it is refused by ``residency``.
+    - ``training`` is None exactly for a frozen model.
+
+    Example:
+        engine = FsdpEngine.of("Qwen/Qwen2.5-0.5B-Instruct", optimizer={"lr": 1e-6}, micro_tokens=8192)
+
     Args:
-        path: a Hugging Face directory or name.
-        head: ``lm`` for log-probs, ``value`` for one number per token.
-        frozen: hold no gradients and no optimizer.
-        optimizer: as ``models.NAME.optimizer``; needed unless frozen.
-        seed: of a value head that the directory lacks.
-        micro_tokens: tokens of one forward pass, padding included, on a rank or on those that share it.
-        score_tokens: the same of passes that score; ``micro_tokens`` unless given.
-        device: ``cpu`` or ``cuda``; the caller has chosen the current CUDA device.
-        dtype: ``float32`` or ``bfloat16``, to compute in; a model that trains keeps float32 masters.
-        head_dtype: ``float32``, to compute logits in; by default that is ``dtype``.
-        mesh: one dimension, or two, ``replicate`` and ``shard``: copies of the model, each sharded over a row
-            of ranks; by default one copy over all ranks.
-        group: all ranks of the mesh; needed where it has two dimensions.
-        reshard: free each decoder layer's gathered parameters after use and reduce gradients with every
-            micro-batch; by default only for models of more than ``SMALL`` parameters.
-        recompute: run each decoder layer again in the backward pass rather than keep its activations.
-        lora: train low-rank adapters alone, as ``models.NAME.train.lora``; all else is held in ``dtype``.
-        compile: compile the decoder layers (torch.compile); needs a C++ compiler on the CPU.
-        packing: lay rows end to end, and read a prompt that they share once, where that is less work and
-            the model's attention allows it.
-        sequence: the ranks that share the tokens of their rows; by default each has rows of its own.
-        tensor: the ranks that each have a part of every decoder layer, and the same rows; the mesh then has
-            those that have the same part, and ``group`` is needed.
-        experts: the ranks that each have some of a mixture's experts, out of those of one copy.
-        optimizer_offload: keep float32 masters and AdamW's averages on the host, and step there; the device
-            holds weights in ``dtype``. Not with ``lora``.
-        activation_offload: keep on the host what ``recompute`` keeps of each layer, its input.
-        router_aux_loss_coef, router_bias_update_rate: of a mixture of experts that is not compiled, as
-            ``models.NAME.train``; by default its routers train by the objective alone.
-        config, trust_remote_code: as ``models.NAME``.
+        files: the model's directory or hub name.
+        options: how it is loaded, trained and scored with.
+        ranks: the ranks that it is on.
         base: an engine of the same files, mesh and ``dtype``, nothing of it offloaded. This one has in its
             memory the weights that both hold and neither trains: they have to be there when this one works.
 
     Raises:
-        ValueError: an unknown or missing optimizer option, weights that the directory lacks, a layer to
-            adapt that the model lacks, tokens that ranks can't share, layers or experts that they can't
-            divide, or routers that the model lacks.
+        ValueError: weights that the directory lacks, a layer to adapt that the model lacks, tokens that ranks
+            can't share, layers or experts that they can't divide, or routers that the model lacks.
     """
 
     def __init__(
-        self,
+        self, files: ModelFiles, options: TrainOptions, ranks: ModelRanks, base: FsdpEngine | None = None
+    ) -> None:
+        """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
+        self.files, self.options, self.ranks = files, options, ranks
+        self.path, self.head, self.lora = files.path, options.head, options.lora
+        self.device = torch.device(ranks.mesh.device_type)
+        # read with every call, and by name in tests of what runs
+        self.group, self.copy_group, self.rows = ranks.group, ranks.copy_group, ranks.same_rows
+
+        borrowed = frozen_weights(base.model, base.pieces) if base else {}
+        sharded = load_sharded(files, options, ranks, borrowed)
+        self.model: PreTrainedModel = sharded.model
+        self.pieces: Pieces = sharded.pieces
+        self.shards, self.reshard, self.parts = sharded.shards, sharded.reshard, sharded.parts
+        self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
+
+        self.budget = _budget_of(sharded, options, ranks)
+        self.scoring = replace(self.budget, tokens=options.score_tokens or options.micro_tokens)
+        self.routing: Routing | None = None  # made when choices of experts are given
+        self.balance: Balance | None = None
+        if options.balances_routers:
+            self.balance = Balance(
+                self.model, options.router_aux_loss_coef, options.router_bias_update_rate, self.device
+            )
+        self.training: TrainableWeights | None = None
+        if options.optimizer:
+            self.training = TrainableWeights(sharded, options, options.optimizer, ranks)
+        self.joined: dict[str, Term] = {}  # those of the next update, by their nodes
+
+        # taken last: an optimizer on the host has replaced the parameters' memory
+        frozen = frozen_weights(self.model, self.pieces)
+        borrowed_parameters = {id(frozen[key]) for key in frozen.keys() & borrowed.keys()}
+        self.owned = [p for p in self.model.parameters() if id(p) not in borrowed_parameters]
+        parts = {SHARED: self._parameter_tensors, "optimizer": self._optimizer_tensors}
+        self.residency: Residency = Residency(self.path, self.device, parts, base.residency if base else None)
+        self.saves = checkpoint.Saves(self.copy_group, ranks.is_in_first_copy, self.parts)
+
+    @classmethod
+    def of(
+        cls,
         path: str,
         *,
-        head: Head = "lm",
-        frozen: bool = False,
-        optimizer: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        micro_tokens: int = 16384,
-        score_tokens: int | None = None,
+        ranks: ModelRanks | None = None,
         device: str = "cpu",
-        dtype: str = "float32",
-        head_dtype: str | None = None,
         mesh: DeviceMesh | None = None,
         group: dist.ProcessGroup | None = None,
-        reshard: bool | None = None,
-        recompute: bool = False,
-        lora: Mapping[str, Any] | None = None,
-        compile: bool = False,
-        packing: bool = True,
         sequence: SequenceGroup = ALONE,
         tensor: RowGroup = ALONE,
         experts: ExpertGroup | None = None,
-        optimizer_offload: bool = False,
-        activation_offload: bool = False,
-        router_aux_loss_coef: float = 0.0,
-        router_bias_update_rate: float = 0.0,
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         base: FsdpEngine | None = None,
-    ) -> None:
-        """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
-        self.path, self.head = path, head
-        self.files = ModelFiles(path, config or {}, trust_remote_code)
-        self.mesh = mesh or init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
-        self.group = group or self.mesh.get_group()
-        # the ranks that share one copy, or one part of it
-        self.copy_group = self.mesh.get_group(self.mesh.ndim - 1)
-        ranks_of_copy = self.copy_group.size() * tensor.ranks
-        self.replicas = self.group.size() // ranks_of_copy
-        self.in_first = self.group.rank() < ranks_of_copy  # this rank is of the first copy
-        self.device = torch.device(device)
-        self.lora = Lora.model_validate(lora) if lora else None
-        compute = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        self.rows = tensor if tensor.group else sequence  # the ranks that have the same rows in a call
-        wide = head_dtype is not None and compute != torch.float32
-        settings = (reshard, recompute, self.lora, compile, sequence, tensor, activation_offload, wide)
-        held = frozen_weights(base.model, base.pieces) if base else {}
-        settings = (*settings, experts or ExpertGroup(), held)
-        how = Loading(self.files, head, seed, frozen, compute, self.mesh, *settings)
-        self.model, self.shards, self.reshard, self.pieces, self.parts = load_sharded(how)
-        layers = decoder_layers(self.model)
-        share = attention_share(self.model, layers) / tensor.ranks if packing and packs(self.model) else None
-        sequence = over_heads(sequence, self.model)
-        balanced = not frozen and (router_aux_loss_coef, router_bias_update_rate) != (0, 0)
-        self.budget = Budget(micro_tokens, share, compute, has_mask(self.model), sequence, balanced)
-        self.scoring = replace(self.budget, tokens=score_tokens or micro_tokens)
-        self.balance: Balance | None = None
-        if balanced:
-            self.balance = Balance(self.model, router_aux_loss_coef, router_bias_update_rate, self.device)
-        self.routing: Routing | None = None  # made when choices of experts are given
-        self.joined: dict[str, Term] = {}  # those of the next update, by their nodes
-        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.parameters = [*trained.values()]
-        self.shares = self.parts.shares(trained)
-        self.optimizer = self.scheduler = None
-        if not frozen:
-            self.options = options_of(optimizer or {})
-            matrices = body_matrices(self.model, layers, self.pieces) if self.options.kind == "muon" else {}
-            own = (self.parameters, self.options, matrices, self.copy_group, compute)
-            self.optimizer, self.scheduler = make_optimizer(*own, on_host=optimizer_offload)
-            if optimizer_offload and any(p.dtype != compute for p in self.parameters):
-                hold_in(self.model, self.shards, compute)
-        # beside a GPU an optimizer on the host has nothing that could leave; a CPU's memory is the host's
-        on_device = not optimizer_offload or self.device.type == "cpu"
-        frozen_here = frozen_weights(self.model, self.pieces)
-        theirs = {id(frozen_here[key]) for key in frozen_here.keys() & held.keys()}
-        own = [p for p in self.model.parameters() if id(p) not in theirs]
-        parts = {
-            SHARED: lambda: [*own, *(exact(self.optimizer, p) for p in own if on_device)],
-            "optimizer": lambda: optimizer_tensors(self.optimizer if on_device else None),
-        }
-        self.residency = Residency(path, self.device, parts, base.residency if base else None)
-        self.saves = checkpoint.Saves(self.copy_group, self.in_first, self.parts)
-        self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
+        **settings: Any,
+    ) -> FsdpEngine:
+        """Return the engine of a directory or a hub name; ``settings`` are as ``TrainOptions.read`` has them.
+
+        Unless ``ranks`` are given, they are made of the groups, which are as ``ModelRanks`` has them: by
+        default all ranks of torch.distributed hold one copy of the model on a ``device``, ``cpu`` or
+        ``cuda``, of which the caller has chosen the current one. ``config`` and ``trust_remote_code`` are as
+        ``models.NAME``.
+
+        Raises:
+            ValueError: an unknown or missing option, or as ``FsdpEngine``.
+        """
+        options = TrainOptions.read(**settings)
+        if ranks is None:
+            if mesh is None:
+                mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
+            ranks = ModelRanks(mesh, group or mesh.get_group(), sequence, tensor, experts or ExpertGroup())
+        return cls(ModelFiles(path, config or {}, trust_remote_code), options, ranks, base)
+
+    @property
+    def replicas(self) -> int:
+        """Return how many copies of the model there are."""
+        return self.ranks.replicas
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that train, in the order of the model."""
+        return self.training.parameters if self.training else []
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Return the optimizer; None of a frozen model."""
+        return self.training.optimizer if self.training else None
+
+    @property
+    def scheduler(self) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """Return the schedule of the learning rate; None of a frozen model."""
+        return self.training.scheduler if self.training else None
+
+    def _optimizer_is_apart(self) -> bool:
+        """Return whether masters and averages lie on the host while weights are on a GPU."""
+        return self.options.optimizer_offload and self.device.type != "cpu"
+
+    def _parameter_tensors(self) -> list[torch.Tensor]:
+        """Return what the part ``parameters`` has on the device."""
+        if self._optimizer_is_apart():
+            return [*self.owned]
+        return [*self.owned, *(exact(self.optimizer, p) for p in self.owned)]
+
+    def _optimizer_tensors(self) -> list[torch.Tensor]:
+        """Return what the part ``optimizer`` has on the device."""
+        return [] if self._optimizer_is_apart() else optimizer_tensors(self.optimizer)
 
     @property
     def away(self) -> frozenset[str]:
@@ -289,40 +291,60 @@ class FsdpEngine:
         step, nor does one whose gradient is not finite; the metric ``skipped`` counts the latter. ``loss`` is
         a mean over mini-batches with tokens, ``grad_norm`` and ``lr`` over steps taken.
         """
-        assert self.optimizer is not None, "a frozen model does not train"
+        assert self.training is not None, "a frozen model does not train"
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
-        own = Term(columns, objective, rows, total_rows, temperature, entropy, merged, weight)
-        terms, self.joined = {"": own, **self.joined}, {}
-        sums = {name: MetricSums(shared={}) if name else MetricSums() for name in terms}
-        shared = passes(terms, sums, self.group)
-        plans = [self._mini_batches(one, minibatches) for one in shared]
-        steps = [[*zip(shared, parts, strict=True)] for parts in zip(*plans, strict=True)]
-        steps = [[(p, m) for p, m in parts if any(t.tokens for t in m.totals)] for parts in steps]
+        main_term = Term(columns, objective, rows, total_rows, temperature, entropy, merged, weight)
+        terms, self.joined = {"": main_term, **self.joined}, {}
+        sums = {node: MetricSums(shared={}) for node in terms}
+        sums[""] = MetricSums()  # what the optimizer steps themselves have is of the first term
+        steps = self._optimizer_steps(passes(terms, sums, self.group), minibatches)
         with expandable_segments(self.device):
-            for parts in [parts for parts in steps if parts] * epochs:
-                self._accumulate(parts, sums[""])
-                self._step(sums[""])
-        names = {name: f"{name}/" if name else "" for name in terms}
-        numbers = [sums[name].numbers(self.group, record, prefix) for name, prefix in names.items()]
-        return {name: number for each in numbers for name, number in each.items()}
+            for _ in range(epochs):
+                for batches in steps:
+                    self._accumulate(batches, sums[""])
+                    self._step(sums[""])
+        metrics: dict[str, float] = {}
+        for node, term_sums in sums.items():
+            metrics |= term_sums.numbers(self.group, record, f"{node}/" if node else "")
+        return metrics
+
+    def _optimizer_steps(
+        self, shared: Sequence[SharedPass], minibatches: int
+    ) -> list[list[tuple[SharedPass, MiniBatch]]]:
+        """Return the mini-batches of each optimizer step of an epoch, those with tokens. Collective."""
+        steps: list[list[tuple[SharedPass, MiniBatch]]] = [[] for _ in range(minibatches)]
+        for one_pass in shared:
+            for step, batch in zip(steps, self._mini_batches(one_pass, minibatches), strict=True):
+                if any(totals.tokens for totals in batch.totals):
+                    step.append((one_pass, batch))
+        return [step for step in steps if step]
 
     def join(self, name: str, term: Term) -> None:
         """Add a node's term to the optimizer steps of the next ``update``, which then has its metrics."""
         self.joined[name] = term
 
     def _mini_batches(self, shared: SharedPass, minibatches: int) -> list[MiniBatch]:
-        first = shared.terms[0]
-        pooled, _ = self.rows.pooled({**shared.columns, ROW: first.rows})
+        main_term = shared.terms[0]
+        pooled, _ = self.rows.pooled({**shared.columns, ROW: main_term.rows})
         rows = pooled.pop(ROW)
         self._check_lengths(pooled["tokens"])
-        ranks = self.group, self.rows.ranks, shared.merged
-        cuts = rows, first.total_rows, minibatches
-        return mini_batches(pooled, *cuts, self.budget, self.device, *ranks)
+        return mini_batches(
+            pooled,
+            rows,
+            main_term.total_rows,
+            minibatches,
+            self.budget,
+            self.device,
+            self.group,
+            self.rows.ranks,
+            shared.merged,
+        )
 
     def set_rate(self, rate: float) -> None:
         """Change the learning rate, at its peak: a warm-up goes on from there."""
-        set_rate(self.scheduler, rate)
+        assert self.training is not None, "a frozen model has no learning rate"
+        self.training.set_rate(rate)
 
     def weights(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Return every weight in full, named and shaped as in the checkpoint, tied ones once; then buffers.
@@ -350,27 +372,31 @@ class FsdpEngine:
             RuntimeError: the parameters are offloaded.
         """
         self.residency.need(["parameters"], "adapter")
-        own = [(name, p) for name, p in self.model.named_parameters() if adapters.is_adapter(name)]
+        adapter = [(name, p) for name, p in self.model.named_parameters() if adapters.is_adapter(name)]
         wanted = getattr(torch, dtype or "float32")
-        narrow = {name: wanted for name, p in own if wanted.itemsize < p.dtype.itemsize}
-        full = gather_full(((name, apart(p)) for name, p in own), self.copy_group, narrow, self.parts)
+        narrow = {name: wanted for name, p in adapter if wanted.itemsize < p.dtype.itemsize}
+        full = gather_full(((name, apart(p)) for name, p in adapter), self.copy_group, narrow, self.parts)
         return ((adapters.in_files(name), tensor) for name, tensor in full)
 
     def _full(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Return ``weights`` as the model's own parameters."""
         self.residency.need(["parameters"], "weights")
         narrow = self._narrowed(getattr(torch, dtype)) if dtype and not self.lora else {}
-        parameters = ((n, apart(self._read(p, narrow.get(n)))) for n, p in self.model.named_parameters())
+        parameters = (
+            (n, apart(self._as_reader_holds(p, narrow.get(n)))) for n, p in self.model.named_parameters()
+        )
         buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
         full = gather_full(chain(parameters, buffers), self.copy_group, narrow, self.parts)
         if not self.lora:
             return full
         return adapters.merged(full, self.lora.alpha / self.lora.rank, adapters.adapted(self.model))
 
-    def _read(self, parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> torch.Tensor:
+    def _as_reader_holds(self, parameter: torch.nn.Parameter, dtype: torch.dtype | None) -> torch.Tensor:
         """Return a parameter on the device, for a reader of ``dtype`` or, if None, of all that it is."""
-        held = exact(self.optimizer, parameter)
-        return parameter if parameter.dtype in (held.dtype, dtype) else held.detach().to(self.device)
+        master = exact(self.optimizer, parameter)
+        if parameter.dtype in (master.dtype, dtype):
+            return parameter
+        return master.detach().to(self.device)
 
     def _exact(self) -> dict[str, torch.Tensor]:
         """Return every parameter by name, as the optimizer holds it."""
@@ -378,15 +404,19 @@ class FsdpEngine:
 
     def _publish(self) -> None:
         """Bring what was read or copied into masters on the host to the device."""
-        if isinstance(self.optimizer, HostAdamW):
-            self.optimizer.publish()
+        if self.training:
+            self.training.publish()
 
     def _narrowed(self, dtype: torch.dtype) -> dict[str, torch.dtype]:
         """Return what a reader of ``dtype`` loses nothing of where it is cast before it is gathered."""
-        wider = (name for name, p in self._exact().items() if dtype.itemsize < p.dtype.itemsize)
-        return {name: dtype for name in wider if not any(p.name.endswith(WIDE) for p in self.pieces[name])}
+        narrowed = {}
+        for name, parameter in self._exact().items():
+            stays_wide = any(piece.name.endswith(WIDE) for piece in self.pieces[name])
+            if dtype.itemsize < parameter.dtype.itemsize and not stays_wide:
+                narrowed[name] = dtype
+        return narrowed
 
-    def copy(self, of: FsdpEngine, mix: float = 1.0) -> None:
+    def copy(self, of: interfaces.TrainEngine, mix: float = 1.0) -> None:
         """Take the weights of another engine of the same ranks: W <- (1 - mix) W + mix W_of. Collective.
 
         Their meshes may differ.
@@ -395,22 +425,23 @@ class FsdpEngine:
             RuntimeError: the parameters of one of them are offloaded.
             ValueError: they are those of another model.
         """
+        assert isinstance(of, FsdpEngine), "the plan copies between engines of one kind"
         self.residency.need(["parameters"], "copy")
         self.residency.changed(["parameters"])
-        own = {**self._exact(), **dict(self.model.named_buffers())}
-        checkpoint.blend(own, of._full(), mix, self.parts)
+        targets = {**self._exact(), **dict(self.model.named_buffers())}
+        checkpoint.blend(targets, of._full(), mix, self.parts)
         self._publish()
 
     def checkpoint_bytes(self) -> int:
         """Return the bytes that this rank writes of a checkpoint: what trains, with its averages."""
-        if not self.in_first:
+        if not self.ranks.is_in_first_copy:
             return 0
-        own = [p for name, p in self.model.named_parameters() if self.parts.writes(name)]
+        written = [p for name, p in self.model.named_parameters() if self.parts.writes(name)]
         if self.optimizer is None:
-            return sum(local(p).nbytes for p in own)
+            return sum(local(p).nbytes for p in written)
         averages = {p: len(moments_of(g)) for g in self.optimizer.param_groups for p in g["params"]}
-        held = [exact(self.optimizer, p) for p in own if p.requires_grad]
-        return sum((1 + averages[p]) * local(p).nbytes for p in held)
+        masters = [exact(self.optimizer, p) for p in written if p.requires_grad]
+        return sum((1 + averages[p]) * local(p).nbytes for p in masters)
 
     def begin_save(self, directory: str) -> None:
         """Copy what trains (parameters, optimizer, schedule) to host memory, and write it in the background.
@@ -459,64 +490,68 @@ class FsdpEngine:
         Its weights are of the data type of the directory that the model was read from. Adapters are merged in
         it, and lie by themselves in its folder ``adapter``, as peft reads them.
         """
-        first = self.group.rank() == 0
+        is_first_rank = self.group.rank() == 0
         dtype = self.files.config().dtype
         with self.residency.back():
             typed = cast(self.weights(), dtype) if dtype else self.weights()
             # copied one by one: what shares memory, transformers would copy once more
-            weights = {name: tensor.to("cpu", copy=True) for name, tensor in typed if first}
-            adapter = {name: tensor.cpu() for name, tensor in self.adapter() if first}
-        if first:
+            weights = {name: tensor.to("cpu", copy=True) for name, tensor in typed if is_first_rank}
+            adapter = {name: tensor.cpu() for name, tensor in self.adapter() if is_first_rank}
+        if is_first_rank:
             checkpoint.write_pretrained(directory, self.model, weights, self.files)
-        if first and self.lora:
+        if is_first_rank and self.lora:
             task = "CAUSAL_LM" if self.head == "lm" else "TOKEN_CLS"
             adapters.write_adapter(Path(directory) / "adapter", self.model, adapter, self.path, task)
         dist.barrier(self.group)
 
     def _check_lengths(self, tokens: Ragged) -> None:
         """Check that no row changes the position embeddings of the others in its pass (ValueError)."""
-        limit, longest = rope_limit(self.model.config), max(tokens.lengths.tolist(), default=0)
+        config = self.model.config
+        limit, longest = rope_limit(config), max(tokens.lengths.tolist(), default=0)
         if limit and longest > limit:
-            law = f"{self.model.config.model_type}: a row has {longest} tokens, and with more than {limit} "
+            law = f"{config.model_type}: a row has {longest} tokens, and with more than {limit} "
             law += "the position embeddings of all rows in its pass are others"
             remedy = f"keep rows within {limit}, or give models.NAME.config another rope_parameters"
             raise ValueError(f"{law}; {remedy}")
 
     def _score(
         self,
-        what: str,
+        call: str,
         tokens: Ragged,
         loss_mask: Ragged,
         temperature: float = 1.0,
         routing: Ragged | None = None,
     ) -> list[Ragged]:
         """Return the columns ``[samples, tokens]`` that a method of this name returns."""
-        self.residency.need(["parameters"], what)
-        beside = WITH_SCORES.get(what)
-        given = {"tokens": tokens, "loss_mask": loss_mask, "routing": routing}
-        present = {name: column for name, column in given.items() if column is not None}
-        columns, own = self.rows.pooled(present)
+        self.residency.need(["parameters"], call)
+        second = WITH_SCORES.get(call)
+        inputs = {"tokens": tokens, "loss_mask": loss_mask}
+        if routing is not None:
+            inputs["routing"] = routing
+        columns, own_tokens = self.rows.pooled(inputs)
         self._check_lengths(columns["tokens"])
         count = len(columns["tokens"].values)
         columns["place"] = columns["tokens"].like(torch.arange(count))
         batches = micro_batches(columns, self.scoring, self.device)
-        passes = int(over_ranks(torch.tensor([len(batches)]), self.group).max())
+        most_batches = int(over_ranks(torch.tensor([len(batches)]), self.group).max())
         with torch.no_grad(), expandable_segments(self.device), gathered(self.shards):
-            scores = [self._stacked(batch, temperature, beside) for batch in batches]
-            for _ in range(passes - len(batches)):
-                self._stacked(placeholder(self.scoring, self.device), temperature, beside)
-        out = torch.zeros(2 if beside else 1, count, device=self.device)
+            scores = [self._stacked(batch, temperature, second) for batch in batches]
+            for _ in range(most_batches - len(batches)):  # collectives of the other ranks pair up with these
+                self._stacked(placeholder(self.scoring, self.device), temperature, second)
+        out = torch.zeros(2 if second else 1, count, device=self.device)
         if batches:
             places = [batch.columns["place"].values[batch.places] for batch in batches]
             out[:, torch.cat(places)] = torch.cat(scores, 1)
-        return [tokens.like(row) for row in out[:, own]]
+        return [tokens.like(row) for row in out[:, own_tokens]]
 
-    def _stacked(self, batch: MicroBatch, temperature: float, beside: str | None) -> torch.Tensor:
-        """Return scores ``[1, scored]``, or ``[2, scored]`` with what a method of scoring.py gives beside."""
-        if beside:
-            self._replay(batch)
-            return torch.stack([*map(batch.whole, getattr(self.model, beside)(batch, temperature))])
-        return self._scores(batch, temperature, "none")[0][None]
+    def _stacked(self, batch: MicroBatch, temperature: float, second: str | None) -> torch.Tensor:
+        """Return log-probs or values ``[1, scored]``; ``[2, scored]`` by a method of scoring.py that returns
+        a second column."""
+        if second is None:
+            return self._scores(batch, temperature, "none")[0][None]
+        self._replay(batch)
+        scores, seconds = getattr(self.model, second)(batch, temperature)
+        return torch.stack([batch.whole(scores), batch.whole(seconds)])
 
     def _scores(
         self, batch: MicroBatch, temperature: float, entropy: Entropy
@@ -524,7 +559,8 @@ class FsdpEngine:
         self._replay(batch)
         if self.head == "value":
             return batch.whole(values(self.model, batch)), None
-        logprobs, entropies = self.model.token_scores(batch, temperature, entropy)
+        model: Any = self.model  # its methods are those of scoring.py
+        logprobs, entropies = model.token_scores(batch, temperature, entropy)
         return batch.whole(logprobs), None if entropies is None else batch.whole(entropies)
 
     def _replay(self, batch: MicroBatch) -> None:
@@ -536,13 +572,15 @@ class FsdpEngine:
         if self.balance:
             self.balance.begin(batch.counted if torch.is_grad_enabled() else None)
 
-    def _accumulate(self, parts: Sequence[tuple[SharedPass, MiniBatch]], metric_sums: MetricSums) -> None:
-        """Add up the gradients of all terms' parts of a mini-batch; ``metric_sums`` takes what is of none."""
-        work = [(*part, index) for part in parts for index in range(part[1].passes)]
-        read = sum(minibatch.read for _, minibatch in parts)
-        for shared, minibatch in parts:
+    def _accumulate(self, batches: Sequence[tuple[SharedPass, MiniBatch]], metric_sums: MetricSums) -> None:
+        """Add up the gradients of all terms' mini-batches of one step; ``metric_sums`` takes what is of no
+        term."""
+        work: list[tuple[SharedPass, MiniBatch, int]] = []
+        for shared, minibatch in batches:
             for sums, totals in zip(shared.sums, minibatch.totals, strict=True):
                 sums.steps += totals.tokens > 0
+            work += [(shared, minibatch, index) for index in range(minibatch.passes)]
+        tokens_read = sum(minibatch.read for _, minibatch in batches)
         with gathered(self.shards):
             for number, (shared, minibatch, index) in enumerate(work, 1):
                 reduce_with_the_last(self.shards, number == len(work), whole=not self.reshard)
@@ -550,15 +588,15 @@ class FsdpEngine:
                     batch = minibatch.batches[index]
                     loss = self._loss(shared, batch, minibatch.totals)
                     if self.balance:
-                        term, metrics = self.balance.loss(batch.read, read, self.rows.group)
-                        loss = loss + term
+                        balance_loss, metrics = self.balance.loss(batch.read, tokens_read, self.rows.group)
+                        loss = loss + balance_loss
                         metric_sums.add_metrics(metrics)
-                else:
+                else:  # collectives of the other ranks pair up with these
                     idle = placeholder(self.budget, self.device)
                     loss = 0.0 * self._scores(idle, shared.temperature, "none")[0].sum()
                 loss.backward()
-        named = self.model.named_parameters()
-        self.parts.add_up({name: local(p.grad) for name, p in named if p.grad is not None})
+        parameters = self.model.named_parameters()
+        self.parts.add_up({name: local(p.grad) for name, p in parameters if p.grad is not None})
 
     def _loss(self, shared: SharedPass, batch: MicroBatch, totals: Sequence[Totals]) -> torch.Tensor:
         """Return the weighed losses of a micro-batch's terms, added up; their metrics are noted."""
@@ -567,10 +605,10 @@ class FsdpEngine:
         for prefix, term, sums, counts in zip(
             shared.prefixes, shared.terms, shared.sums, totals, strict=True
         ):
-            own = shared.own(scored, prefix)
-            counts = replace(counts, lengths=own.pop("sequence_tokens", None))
+            columns = shared.own(scored, prefix)
+            counts = replace(counts, lengths=columns.pop("sequence_tokens", None))
             if counts.tokens:
-                loss, metrics = term.objective(own, counts)
+                loss, metrics = term.objective(columns, counts)
                 total = total + term.weight * loss
                 if self.rows.rank == 0:  # the others have the same
                     sums.add(loss, metrics)
@@ -584,16 +622,33 @@ class FsdpEngine:
         return {**batch.columns, "logprobs": batch.scatter(scores), "entropy": batch.scatter(entropies)}
 
     def _step(self, metric_sums: MetricSums) -> None:
-        limit = self.options.max_grad_norm
-        norm = clip_gradients(self.parameters, limit, self.group, self.replicas, self.shares)
-        if math.isfinite(norm):
-            metric_sums.shared["grad_norm"].append(norm)
-            metric_sums.shared["lr"].append(self.scheduler.get_last_lr()[0])
-            self.optimizer.step()
-            self.scheduler.step()
+        assert self.training is not None, "a frozen model does not train"
+        step = self.training.step()
+        if step.is_taken:
+            metric_sums.shared["grad_norm"].append(step.gradient_norm)
+            metric_sums.shared["lr"].append(step.rate)
         else:
             metric_sums.skipped += 1
         if self.balance:
-            most = self.balance.step(self.group, moves=math.isfinite(norm))
-            metric_sums.shared.setdefault("router_imbalance", []).append(most)
-        self.optimizer.zero_grad(set_to_none=True)
+            imbalance = self.balance.step(self.group, moves=step.is_taken)
+            metric_sums.shared.setdefault("router_imbalance", []).append(imbalance)
+        self.training.drop_gradients()
+
+
+def _budget_of(sharded: ShardedModel, options: TrainOptions, ranks: ModelRanks) -> Budget:
+    """Return the limits by which rows of an update are cut into micro-batches."""
+    model, share = sharded.model, None
+    if options.packing and packs(model):
+        share = attention_share(model, sharded.layers) / ranks.tensor.ranks
+    return Budget(
+        tokens=options.micro_tokens,
+        share=share,
+        dtype=options.compute,
+        mask=has_mask(model),
+        sequence=over_heads(ranks.sequence, model),
+        counts=options.balances_routers,
+    )
+
+
+if TYPE_CHECKING:  # mypy: it has every member that a worker calls
+    ENGINE: type[HostedTrainEngine] = FsdpEngine

@@ -16,7 +16,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from rlgraph.costs.limits import buckets
-from rlgraph.runtime.engines.fsdp.shards import local
+from rlgraph.runtime.engines.fsdp.shards import gradient_shards, local
 from rlgraph.runtime.engines.memory.copy_stream import Copied, CopyStream, host_room, wait
 
 WIDE = torch.float32
@@ -49,19 +49,19 @@ class HostAdamW(torch.optim.AdamW):
         arrivals, departures = CopyStream(device), CopyStream(device)
         # of each two: one is worked on while the other's copy runs
         gradients, weights = _rooms(together, WIDE, device), _rooms(together, dtype, device)
-        came, gone = list[Copied](), list[Copied]()
+        arrived, departed = list[Copied](), list[Copied]()
         for number, (bucket, room, narrow) in enumerate(zip(together, gradients, weights, strict=True)):
-            for ahead in range(len(came), min(number + 2, len(together))):
-                shards = (local(p.grad) for p in together[ahead])
-                came.append(arrivals.copy(zip(gradients[ahead], shards, strict=True)))
-            wait(came[number])
+            for ahead in range(len(arrived), min(number + 2, len(together))):
+                shards = gradient_shards(together[ahead])
+                arrived.append(arrivals.copy(zip(gradients[ahead], shards, strict=True)))
+            wait(arrived[number])
             self._step(bucket, room)
             if number > 1:
-                wait(gone[number - 2])
-            for one, parameter in zip(narrow, bucket, strict=True):
-                one.copy_(local(self.masters[parameter]))
-            gone.append(departures.copy(zip(map(local, bucket), narrow, strict=True)))
-        departures.before_device(gone[-1])
+                wait(departed[number - 2])
+            for narrow_weight, parameter in zip(narrow, bucket, strict=True):
+                narrow_weight.copy_(local(self.masters[parameter]))
+            departed.append(departures.copy(zip(map(local, bucket), narrow, strict=True)))
+        departures.before_device(departed[-1])
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -79,17 +79,20 @@ class HostAdamW(torch.optim.AdamW):
         states, (group,) = [self.state[master] for master in masters], self.param_groups
         beta1, beta2 = group["betas"]
         adamw(
-            [local(master) for master in masters],
-            gradients,
-            *([local(state[key]) for state in states] for key in AVERAGES),
-            [],
-            [state["step"] for state in states],
+            params=[local(master) for master in masters],
+            grads=gradients,
+            exp_avgs=[local(state["exp_avg"]) for state in states],
+            exp_avg_sqs=[local(state["exp_avg_sq"]) for state in states],
+            max_exp_avg_sqs=[],
+            state_steps=[state["step"] for state in states],
             fused=True,
             amsgrad=False,
             maximize=False,
             beta1=beta1,
             beta2=beta2,
-            **{key: group[key] for key in ("lr", "weight_decay", "eps")},
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
         )
 
 
@@ -105,7 +108,7 @@ def _rooms(
     sizes = [[local(p).numel() for p in bucket] for bucket in together]
     pair = [host_room(max(map(sum, sizes)), dtype, device) for _ in range(2)]
     rooms = []
-    for room, own, bucket in zip(cycle(pair), sizes, together, strict=False):
-        parts = zip(room[: sum(own)].split(own), bucket, strict=True)
-        rooms.append([part.view(local(p).shape) for part, p in parts])
+    for room, shard_sizes, bucket in zip(cycle(pair), sizes, together, strict=False):
+        views = zip(room[: sum(shard_sizes)].split(shard_sizes), bucket, strict=True)
+        rooms.append([view.view(local(p).shape) for view, p in views])
     return rooms

@@ -1,10 +1,12 @@
 """Loads a Hugging Face directory as a model sharded over the ranks of a mesh."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch._dynamo
@@ -16,142 +18,169 @@ from rlgraph.costs.limits import SMALL
 from rlgraph.runtime.engines import experts
 from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
 from rlgraph.runtime.engines.fsdp import lora, scoring, tensor
+from rlgraph.runtime.engines.fsdp.options import Head, TrainOptions
+from rlgraph.runtime.engines.fsdp.ranks import ModelRanks
 from rlgraph.runtime.engines.fsdp.shards import Held, borrow
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup, LayerParts, divide
 from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sequence import attention as sequence
-from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, SequenceGroup
 from rlgraph.runtime.engines.weights import naming, pretrained
 from rlgraph.runtime.engines.weights.naming import Pieces
-from rlgraph.syntax.model_settings import Lora
 
-Head = Literal["lm", "value"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Loading:
-    """The settings by which a model is read and sharded; see ``FsdpEngine``."""
+class ShardedModel:
+    """A model that is sharded over ranks, and how.
 
-    files: ModelFiles
-    head: Head
-    seed: int  # gives the same new value head on every rank
-    frozen: bool  # parameters take no gradients, and are held in ``compute``; else in float32
-    compute: torch.dtype  # the gathered parameters' type
-    mesh: DeviceMesh
-    reshard: bool | None  # None: where the model has more than ``SMALL`` parameters
-    recompute: bool
-    adapter: Lora | None  # trains, with a value head, alone; the rest is held in ``compute``
-    compiled: bool
-    sequence: SequenceGroup = ALONE
-    tensor: RowGroup = ALONE  # the ranks that each have a part of every layer
-    offload: bool = False  # with ``recompute``: the inputs of layers wait on the host
-    wide_head: bool = False  # a language-model head computes in float32
-    experts: ExpertGroup = field(default_factory=ExpertGroup)  # the ranks that each have some experts
-    held: Held = field(default_factory=dict)  # weights that another model holds on the same ranks
+    Attributes:
+        model: the model, which holds this rank's shards.
+        shards: the modules that gather their parameters together, the root last; none on a rank alone.
+        reshard: whether they free gathered parameters after use.
+        pieces: the weights of the checkpoint that each parameter holds.
+        parts: the parameters of which this rank has a part.
+        layers: the decoder layers.
+    """
 
-    @property
-    def new(self) -> tuple[str, ...]:
-        """Return the prefixes of the weights that the directory may lack."""
-        return () if self.head == "lm" else pretrained.NEW_HEAD
+    model: PreTrainedModel
+    shards: list[FSDPModule]
+    reshard: bool
+    pieces: Pieces
+    parts: LayerParts
+    layers: list[torch.nn.Module]
 
 
-def load_sharded(how: Loading) -> tuple[torch.nn.Module, list[FSDPModule], bool, Pieces, LayerParts]:
+def load_sharded(
+    files: ModelFiles, options: TrainOptions, ranks: ModelRanks, borrowed: Held | None = None
+) -> ShardedModel:
     """Load a model and shard it over a mesh; where its files allow, each rank reads its rows alone.
 
-    Returns:
-        The model, the modules that gather their parameters together, whether they reshard, which weights
-        of the checkpoint each parameter holds, and of which of them this rank has a part.
+    ``borrowed`` are frozen weights that another model holds on the same ranks, which this one reads there.
 
     Raises:
         ValueError: models of this type can't be trained, or their tokens not shared, or their layers or
             experts not divided; or the directory lacks weights other than a value head's, or has them in
             another shape; or the adapter names layers that there are not.
     """
-    device = torch.device(how.mesh.device_type)
-    model, pieces, files = _build(how)
-    parts = divide(model, how.tensor)
-    if how.experts.group:
-        divided = dict.fromkeys(experts.divide(model, how.experts.group), 0)
-        parts = LayerParts(how.experts, divided, mesh=how.experts.mesh)
-    repeat_shared_heads(model, device, how.compute)
-    attend_without_mask(model, device, how.compute)
-    sequence.share_attention(model, how.sequence)
+    device, compute = torch.device(ranks.mesh.device_type), options.compute
+    model, pieces, unread = _build(files, options, ranks)
+    parts = divide(model, ranks.tensor)
+    placement = None
+    if ranks.experts.group:
+        divided = dict.fromkeys(experts.divide(model, ranks.experts.group), 0)
+        parts = LayerParts(ranks.experts, divided, mesh=ranks.experts.mesh)
+    repeat_shared_heads(model, device, compute)
+    attend_without_mask(model, device, compute)
+    sequence.share_attention(model, ranks.sequence)
     model.register_forward_hook(_own_logits)
     # Dropout would make log-probs depend on the micro-batch; eval mode turns all of it off.
     model.eval()
-    _choose_trained(model, how)
-    if how.compiled:
+    _choose_trained(model, options)
+    if options.compile:
         compile_layers(model)
-    if how.recompute and not how.frozen:
-        recompute_layers(model, ActivationOffload(device) if how.offload else None)
-    large = sum(p.numel() for p in model.parameters()) > SMALL
-    reshard = large if how.reshard is None else how.reshard
-    # alone, there is nothing to gather or to sum: FSDP2 would hold every parameter a second time
-    apart = how.mesh.size(how.mesh.ndim - 1) == 1 and (how.frozen or how.mesh.size() == 1)
-    alone = apart and all(p.dtype == how.compute for p in model.parameters())
-    place = _of_experts(model, parts, how.experts) if how.experts.group else None
-    shards = [] if alone else shard_model(model, how.mesh, reshard=reshard, compute=how.compute, place=place)
-    if how.head == "lm":
-        scoring.prepare(model, how.wide_head)
-    if how.held:
-        borrow(model, pieces, how.held)
-    if files is not None:
-        pretrained.fill(model, pieces, files, device, parts.cut)
-    if alone:
-        model.to(device)
-    return model, shards, reshard, pieces, parts
+    if options.recompute and not options.is_frozen:
+        recompute_layers(model, ActivationOffload(device) if options.activation_offload else None)
+    reshard = options.reshard
+    if reshard is None:
+        reshard = sum(p.numel() for p in model.parameters()) > SMALL
+    if ranks.experts.group:
+        placement = _placement_of_experts(model, parts, ranks.experts)
+    is_sharded = _needs_shards(model, options, ranks)
+    shards: list[FSDPModule] = []
+    if is_sharded:
+        shards = shard_model(model, ranks.mesh, reshard=reshard, compute=compute, place=placement)
+    if options.head == "lm":
+        scoring.prepare(model, options.has_wide_head)
+    if borrowed:
+        borrow(model, pieces, borrowed)
+    if unread is not None:
+        pretrained.fill(model, pieces, unread, device, parts.cut)
+    if not is_sharded:
+        module: torch.nn.Module = model
+        module.to(device)
+    return ShardedModel(model, shards, reshard, pieces, parts, decoder_layers(model))
 
 
-def _build(how: Loading) -> tuple[Any, Pieces, Any]:
+def _needs_shards(model: PreTrainedModel, options: TrainOptions, ranks: ModelRanks) -> bool:
+    """Return whether FSDP2 has something to do on these ranks.
+
+    On a rank alone there is nothing to gather or to sum, and FSDP2 would hold every parameter a second time.
+    """
+    if ranks.copy_group.size() > 1:
+        return True
+    if not options.is_frozen and ranks.mesh.size() > 1:
+        return True
+    return any(p.dtype != options.compute for p in model.parameters())
+
+
+def _new_weights(head: Head) -> tuple[str, ...]:
+    """Return the prefixes of the weights that a model's directory may lack."""
+    return () if head == "lm" else pretrained.NEW_HEAD
+
+
+def _build(
+    files: ModelFiles, options: TrainOptions, ranks: ModelRanks
+) -> tuple[PreTrainedModel, Pieces, pretrained.StoredWeights | None]:
     """Return a model, the pieces of its parameters, and the files whose weights it still lacks, if any."""
-    dtype = how.compute if how.frozen or how.adapter else torch.float32
+    path, new = files.path, _new_weights(options.head)
+    dtype = options.compute if options.is_frozen or options.lora else torch.float32
     with quiet(), torch.random.fork_rng(devices=[]):
-        files = pretrained.weights_of(how.files.path)
-        model = pretrained.shape_of(how.files, *pretrained.classes(how.head), dtype)
-        if how.head == "lm":
+        stored = pretrained.weights_of(path)
+        auto, changes = pretrained.classes(options.head)
+        model: PreTrainedModel = pretrained.shape_of(files, auto, changes, dtype)
+        if options.head == "lm":
             scoring.check(model)
-        sequence.check(model, how.sequence.ranks)
-        tensor.check(model, how.tensor.ranks)
-        experts.check(model, how.experts.ranks)
-        pieces = naming.pieces_of(model, files)
-        pretrained.check_experts(how.files.path, pieces, files)
-        direct = pretrained.reads_by_rows(model, pieces, files, how.new)
-        if direct:
-            pretrained.check(how.files.path, model, pieces, files, how.new)
-            pretrained.compute_the_rest(model, pieces, files, how.seed)
+        sequence.check(model, ranks.sequence.ranks)
+        tensor.check(model, ranks.tensor.ranks)
+        experts.check(model, ranks.experts.ranks)
+        pieces = naming.pieces_of(model, stored)
+        pretrained.check_experts(path, pieces, stored)
+        reads_by_rows = pretrained.reads_by_rows(model, pieces, stored, new)
+        if reads_by_rows:
+            pretrained.check(path, model, pieces, stored, new)
+            pretrained.compute_the_rest(model, pieces, stored, options.seed)
         else:
-            model = load_model(how, dtype, model.config._attn_implementation)
-        if how.adapter:
-            lora.add_adapters(model, decoder_layers(model), how.adapter, how.seed)
-    return model, pieces, files if direct else None
+            attention: str = model.config._attn_implementation
+            model = load_model(files, options, dtype, attention)
+        if options.lora:
+            lora.add_adapters(model, decoder_layers(model), options.lora, options.seed)
+    return model, pieces, stored if reads_by_rows else None
 
 
-def _choose_trained(model: Any, how: Loading) -> None:
+def _choose_trained(model: PreTrainedModel, options: TrainOptions) -> None:
+    new = _new_weights(options.head)
     for name, parameter in model.named_parameters():
-        trains = how.adapter is None or lora.is_adapter(name) or name.startswith(how.new)
-        parameter.requires_grad_(trains and not how.frozen)
-        if how.adapter and trains:
+        trains = options.lora is None or lora.is_adapter(name) or name.startswith(new)
+        parameter.requires_grad_(trains and not options.is_frozen)
+        if options.lora and trains:
             parameter.data = parameter.data.float()
 
 
-def load_model(how: Loading, dtype: torch.dtype, attention: str) -> Any:
+def load_model(
+    files: ModelFiles, options: TrainOptions, dtype: torch.dtype, attention: str
+) -> PreTrainedModel:
     """Return the whole model in host memory, loaded and converted by transformers."""
-    auto, options = pretrained.classes(how.head)
+    path, new = files.path, _new_weights(options.head)
+    auto, changes = pretrained.classes(options.head)
     with quiet(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(how.seed)
-        model, report = auto.from_pretrained(
-            how.files.path,
-            config=how.files.config(**options),
+        torch.default_generator.manual_seed(options.seed)
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
+            path,
+            config=files.config(**changes),
             dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
-            trust_remote_code=how.files.trusted,
+            trust_remote_code=files.trusted,
         )
-    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(how.new)):
-        law = f"{how.files.path} holds no weights for {pretrained.listed(missing)}"
-        raise ValueError(f"{law} (head: {how.head})")
-    pretrained.report_unexpected(how.files.path, model, report["unexpected_keys"], how.new)
+    model, report = loaded
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith(new))
+    if missing:
+        law = f"{path} holds no weights for {pretrained.listed(missing)}"
+        raise ValueError(f"{law} (head: {options.head})")
+    pretrained.report_unexpected(path, model, report["unexpected_keys"], new)
     return model
 
 
@@ -178,7 +207,9 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _of_experts(model: torch.nn.Module, parts: LayerParts, group: ExpertGroup) -> Callable[..., Any]:
+def _placement_of_experts(
+    model: torch.nn.Module, parts: LayerParts, group: ExpertGroup
+) -> Callable[..., Any]:
     """Return what tells FSDP2 that experts are sharded over the ranks that have the same.
 
     Raises:
@@ -190,11 +221,11 @@ def _of_experts(model: torch.nn.Module, parts: LayerParts, group: ExpertGroup) -
         law = f"torch {torch.__version__} shards all weights of a layer over the same ranks"
         raise ValueError(f"{law}; install torch 2.12 or newer, or set train.expert_parallel to 1")
     assert group.mesh
-    several = group.mesh.ndim > 1
-    mesh = common.HSDPMeshInfo(group.mesh, 1, 0) if several else common.FSDPMeshInfo(group.mesh, 0)
-    result = common.ShardPlacementResult(None, mesh)
-    own = {id(p) for name, p in model.named_parameters() if name in parts.dimensions}
-    return lambda parameter: result if id(parameter) in own else None
+    has_replicas = group.mesh.ndim > 1
+    mesh = common.HSDPMeshInfo(group.mesh, 1, 0) if has_replicas else common.FSDPMeshInfo(group.mesh, 0)
+    placement = common.ShardPlacementResult(None, mesh)
+    divided = {id(p) for name, p in model.named_parameters() if name in parts.dimensions}
+    return lambda parameter: placement if id(parameter) in divided else None
 
 
 def shard_model(
@@ -217,17 +248,17 @@ def shard_model(
     Returns:
         The modules that gather their parameters together, the root last.
     """
-    as_held = all(p.dtype == compute for p in model.parameters())
-    policy = MixedPrecisionPolicy(param_dtype=None if as_held else compute, reduce_dtype=torch.float32)
+    needs_cast = any(p.dtype != compute for p in model.parameters())
+    policy = MixedPrecisionPolicy(param_dtype=compute if needs_cast else None, reduce_dtype=torch.float32)
     ends, layers = (scoring.ends(model), decoder_layers(model)) if reshard else ([], [])
     # The backward pass wants the head at once, and the root: the last norm, with what is tied.
-    kept = [*ends[1:], model]
+    gathered_for_backward = [*ends[1:], model]
     sharded = [
         fully_shard(
             module,
             mesh=mesh,
             mp_policy=policy,
-            reshard_after_forward=reshard and module not in kept,
+            reshard_after_forward=reshard and module not in gathered_for_backward,
             shard_placement_fn=place,
         )
         for module in (*layers, *ends, model)

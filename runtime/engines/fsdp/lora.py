@@ -36,15 +36,19 @@ def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, s
     from peft import LoraConfig, inject_adapter_in_model
 
     linear, experts = targets_of(model, layers, options.targets)
-    chosen = {"target_modules": linear, "target_parameters": experts or None}
-    config = LoraConfig(r=options.rank, lora_alpha=options.alpha, **chosen)
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,  # type: ignore[arg-type]  # peft divides it by the rank: any number will do
+        target_modules=linear,
+        target_parameters=experts or None,
+    )
     inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
     generator = torch.Generator().manual_seed(seed)
     for layer in adapted(model).values():
         down, up = layer.lora_A[NAME], layer.lora_B[NAME]
         # as peft and torch draw a linear layer: uniform within 1 / sqrt(inputs)
-        drawn = torch.rand(down.weight.shape, generator=generator)
-        down.weight = torch.nn.Parameter((2 * drawn - 1) / down.in_features**0.5)
+        uniform = torch.rand(down.weight.shape, generator=generator)
+        down.weight = torch.nn.Parameter((2 * uniform - 1) / down.in_features**0.5)
         up.weight = torch.nn.Parameter(torch.zeros(up.weight.shape))
         if hasattr(layer, "parameter_name"):
             layer.forward = partial(_experts, layer)
@@ -77,19 +81,21 @@ def merged(tensors: Iterable[Named], scale: float, layers: Mapping[str, Any]) ->
     They come as ``named_parameters`` orders them: of a layer its weight and bias, A, then B; of experts all
     weights, then A and B of each that has them. ``scale`` is alpha / rank; ``layers`` is as ``adapted``.
     """
-    held: dict[str, torch.Tensor] = {}
+    layer_tensors: dict[str, torch.Tensor] = {}
     awaited = 0  # adapters of the layer that is held
     for name, tensor in tensors:
         awaited = awaited or name.count(".base_layer")
         if not awaited:
             yield name, tensor
             continue
-        held[name] = tensor
+        layer_tensors[name] = tensor
         awaited -= ".lora_B." in name
         if not awaited:
-            _merge(held, scale, layers)
-            yield from ((base_name(name), tensor) for name, tensor in held.items() if not is_adapter(name))
-            held = {}
+            _merge(layer_tensors, scale, layers)
+            yield from (
+                (base_name(name), tensor) for name, tensor in layer_tensors.items() if not is_adapter(name)
+            )
+            layer_tensors = {}
 
 
 def write_adapter(
@@ -110,15 +116,15 @@ def write_adapter(
     save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _merge(held: Mapping[str, torch.Tensor], scale: float, layers: Mapping[str, Any]) -> None:
-    for name, up in held.items():
+def _merge(tensors: Mapping[str, torch.Tensor], scale: float, layers: Mapping[str, Any]) -> None:
+    for name, up in tensors.items():
         owner, is_up, _ = name.partition(".lora_B.")
         if is_up:
             layer = layers[owner]
             weight = f".base_layer.{getattr(layer, 'parameter_name', 'weight')}"
-            (whole,) = (tensor for other, tensor in held.items() if other.endswith(weight))
+            (base_weight,) = (tensor for other_name, tensor in tensors.items() if other_name.endswith(weight))
             transposed = getattr(layer.get_base_layer(), "is_transposed", False)
-            add(whole, held[f"{owner}.lora_A.{NAME}.weight"], up, scale, transposed)
+            add(base_weight, tensors[f"{owner}.lora_A.{NAME}.weight"], up, scale, transposed)
 
 
 def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -173,11 +179,11 @@ def targets_of(
             fused += [f"{name}.gate_up_proj", f"{name}.down_proj"]
     short = {name: name.rpartition(".")[2] for name in linear}
     short |= {name: f"{EXPERTS}{name.rpartition('.')[2]}" for name in fused}
-    there = sorted({*short.values()})
+    available = sorted({*short.values()})
     if wanted == "all-linear":
         return linear, []
-    if unknown := sorted({*wanted} - {*there}):
+    if unknown := sorted({*wanted} - {*available}):
         law = f"lora: no decoder layer has a linear {', '.join(unknown)}"
-        meant = " ".join(filter(None, (nearest(name, there) for name in unknown)))
-        raise ValueError(f"{law}; there are {', '.join(there)}. {meant}".strip(" ."))
+        suggestions = " ".join(filter(None, (nearest(name, available) for name in unknown)))
+        raise ValueError(f"{law}; there are {', '.join(available)}. {suggestions}".strip(" ."))
     return [name for name in linear if short[name] in wanted], [n for n in fused if short[n] in wanted]

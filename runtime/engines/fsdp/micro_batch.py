@@ -54,7 +54,9 @@ class MicroBatch:
 
     def picked(self, values: torch.Tensor) -> torch.Tensor:
         """Pick values ``[lanes, width, ...]`` after which a token is scored: ``[own, ...]``."""
-        return cast(torch.Tensor, _Pick.apply(values.flatten(0, 1), self.cells, *self.turns))
+        flat = values.flatten(0, 1)
+        picked = _Pick.apply(flat, self.cells, *self.turns)  # type: ignore[no-untyped-call]  # torch gives it no types
+        return cast(torch.Tensor, picked)
 
 
 class _Pick(torch.autograd.Function):
@@ -95,21 +97,24 @@ def read_cells(
     of a prompt that rows share comes once for each.
     """
     ends = torch.zeros(len(tokens), dtype=torch.int64).scatter_reduce(0, row, place, "amax")
-    (read,) = (tokens.place_of < ends[tokens.row_of]).nonzero(as_tuple=True)
-    return read, cell(tokens.row_of[read], tokens.place_of[read])
+    (read_tokens,) = (tokens.place_of < ends[tokens.row_of]).nonzero(as_tuple=True)
+    return read_tokens, cell(tokens.row_of[read_tokens], tokens.place_of[read_tokens])
 
 
-def routed(routing: Ragged, read: torch.Tensor, cells: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def routed(
+    routing: Ragged, read_tokens: torch.Tensor, cells: torch.Tensor, shape: torch.Size
+) -> torch.Tensor:
     """Return the choice of experts for each cell ``[lanes, width, layers, k]``, from the column of the rows.
 
-    For ``read`` and ``cells`` see ``read_cells``. A prompt that rows share is routed as that of the first of
-    them; an empty cell chooses by itself.
+    For ``read_tokens`` and ``cells`` see ``read_cells``. A prompt that rows share is routed as that of the
+    first of them; an empty cell chooses by itself.
     """
     none = len(routing.values)
-    first = torch.full((shape.numel(),), none).scatter_reduce(0, cells, read, "amin")
-    out = routing.values.new_full((shape.numel(), *routing.values.shape[1:]), OWN)
-    out[first < none] = routing.values[first[first < none]]
-    return out.unflatten(0, shape)
+    first_reader = torch.full((shape.numel(),), none).scatter_reduce(0, cells, read_tokens, "amin")
+    out: torch.Tensor = routing.values.new_full((shape.numel(), *routing.values.shape[1:]), OWN)
+    out[first_reader < none] = routing.values[first_reader[first_reader < none]]
+    chosen: torch.Tensor = out.unflatten(0, shape)
+    return chosen
 
 
 def uses_in_turn(cells: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -118,8 +123,10 @@ def uses_in_turn(cells: torch.Tensor) -> tuple[torch.Tensor, ...]:
     The cells are on the host: how many turns there are is a number that a device would be waited for.
     """
     ordered, places = cells.sort(stable=True)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
+    is_first_use = torch.ones_like(ordered, dtype=torch.bool)
+    is_first_use[1:] = ordered[1:] != ordered[:-1]
     count = torch.arange(len(cells))
-    before = count - torch.where(first, count, 0).cummax(0).values if len(cells) else count
-    return tuple(places[before == turn] for turn in range(int(before.max()) + 1 if len(cells) else 0))
+    earlier_uses = count - torch.where(is_first_use, count, 0).cummax(0).values if len(cells) else count
+    return tuple(
+        places[earlier_uses == turn] for turn in range(int(earlier_uses.max()) + 1 if len(cells) else 0)
+    )

@@ -11,7 +11,7 @@ So no rank holds more than one matrix whole, and none is orthogonalised twice, b
 experts of a mixture are sharded by whole matrices, and stay where they are.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def body_matrices(
             if name.endswith("bias"):
                 continue
             rows, columns = p.shape[-2:]
-            stored = {piece.shape for piece in pieces.get(name, ()) if len(piece.shape) == 2}
+            stored = {weight.shape for weight in pieces.get(name, ()) if len(weight.shape) == 2}
             if p.dim() == 3 and len(stored) == 1 and (shape := stored.pop())[-1] == columns:
                 rows = shape[0]
             shapes[p] = (rows, columns)
@@ -95,9 +95,8 @@ class Muon(torch.optim.Optimizer):
         self.param_groups += rest.param_groups
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # gradients are there already
         """Step every parameter that has a gradient. Collective."""
-        assert closure is None, "gradients are there already"
         self.rest.step()
         trained = [p for p in self.shapes if p.grad is not None]
         for p in trained:
@@ -118,13 +117,15 @@ class Muon(torch.optim.Optimizer):
         out, back, shape = sizes + [0] * (ranks - len(sizes)), [0] * ranks, (0, 1, 1)
         if rank < len(matrices):
             height, width = self.shapes[matrices[rank]]
-            spans = [rows_of(height, other, ranks) for other in range(ranks)]
-            back, shape = [(last - first) * width for first, last in spans], (1, height, width)
+            spans = [rows_of(height, other_rank, ranks) for other_rank in range(ranks)]
+            back, shape = [(end_row - start_row) * width for start_row, end_row in spans], (1, height, width)
         # what has no name is freed on the way
-        whole = orthogonal(self._exchanged(self._rows(matrices, sizes), out, back).view(shape)).flatten()
-        rows = self._exchanged(whole, back, out)
-        for part, p in zip(rows.split(sizes), matrices, strict=True):
-            self._apply(p, ..., part.view_as(local(p)))
+        orthogonal_matrix = orthogonal(
+            self._exchanged(self._rows(matrices, sizes), out, back).view(shape)
+        ).flatten()
+        rows = self._exchanged(orthogonal_matrix, back, out)
+        for own_rows, p in zip(rows.split(sizes), matrices, strict=True):
+            self._apply(p, ..., own_rows.view_as(local(p)))
 
     def _rows(self, matrices: Sequence[Parameter], sizes: list[int]) -> torch.Tensor:
         """Return this rank's rows of averages that are brought up to date, end to end."""
@@ -143,27 +144,27 @@ class Muon(torch.optim.Optimizer):
 
     def _experts(self, p: Parameter) -> None:
         """Step the matrices of a fused parameter that this rank has, as many at a time as memory allows."""
-        count, most = len(self._own(p, p)), batch_of_experts(self.shapes[p])
+        count, most = len(self._own_part(p, p)), batch_of_experts(self.shapes[p])
         for start in range(0, count, most):
-            part = slice(start, start + most)
-            self._apply(p, part, orthogonal(self._averaged(p, part).to(self.dtype)))
+            batch = slice(start, start + most)
+            self._apply(p, batch, orthogonal(self._averaged(p, batch).to(self.dtype)))
 
-    def _averaged(self, p: Parameter, part: Any) -> torch.Tensor:
+    def _averaged(self, p: Parameter, batch: Any) -> torch.Tensor:
         """Return an average that is brought up to date, of some of the matrices of this rank's part."""
         assert p.grad is not None
-        gradient = self._own(p, p.grad)[part]
-        momentum = self._own(p, self.state[p]["momentum_buffer"])[part]
+        gradient = self._own_part(p, p.grad)[batch]
+        momentum = self._own_part(p, self.state[p]["momentum_buffer"])[batch]
         share = self.param_groups[0]["momentum"]
         momentum.lerp_(gradient, 1 - share)
         return gradient.lerp(momentum, share)
 
-    def _apply(self, p: Parameter, part: Any, step: torch.Tensor) -> None:
+    def _apply(self, p: Parameter, batch: Any, step: torch.Tensor) -> None:
         """Move some of the matrices of this rank's part by an orthogonal step."""
         rate, decay = (self.param_groups[0][key] for key in ("lr", "weight_decay"))
         scale = RMS * max(self.shapes[p]) ** 0.5
-        self._own(p, p)[part].mul_(1 - rate * decay).add_(step, alpha=-rate * scale)
+        self._own_part(p, p)[batch].mul_(1 - rate * decay).add_(step, alpha=-rate * scale)
 
-    def _own(self, p: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    def _own_part(self, p: Parameter, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter, or of what is like it: ``[rows, columns]``; of experts
         ``[count, rows, columns]``."""
         return local(tensor).view(-1, *self.shapes[p]) if p.dim() == 3 else local(tensor)

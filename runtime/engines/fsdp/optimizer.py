@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rlgraph.costs.muon import MatrixShape
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.muon import Muon
-from rlgraph.runtime.engines.fsdp.shards import local
+from rlgraph.runtime.engines.fsdp.shards import gradient_shards
 from rlgraph.syntax.model_settings import Optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # fields of the state of AdamW, two, and of Muon
@@ -26,8 +26,8 @@ def options_of(options: Mapping[str, Any]) -> Optimizer:
     chosen = Optimizer.model_validate(options)
     ends = chosen.schedule != "constant" or isinstance(chosen.warmup_steps, float)
     if ends and "total_steps" not in options:
-        what = "a share of it" if chosen.schedule == "constant" else f"schedule {chosen.schedule}"
-        raise ValueError(f"optimizer: {what} needs total_steps")
+        asker = "a share of it" if chosen.schedule == "constant" else f"schedule {chosen.schedule}"
+        raise ValueError(f"optimizer: {asker} needs total_steps")
     return chosen
 
 
@@ -45,12 +45,12 @@ def make_optimizer(
     (``body_matrices``), which Muon orthogonalises in ``dtype`` over the ranks of ``group``.
     """
     # One fused call over all shards: a loop would pay DTensor's dispatch for every operation.
-    own = options.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    settings = options.model_dump(include={"lr", "betas", "eps", "weight_decay"})
     if on_host:
-        optimizer: torch.optim.Optimizer = HostAdamW(parameters, **own)
+        optimizer: torch.optim.Optimizer = HostAdamW(parameters, **settings)
     else:
-        rest = [p for p in parameters if p not in (matrices or {})]
-        optimizer = torch.optim.AdamW(rest, **own, fused=True)
+        adamw_parameters = [p for p in parameters if p not in (matrices or {})]
+        optimizer = torch.optim.AdamW(adamw_parameters, **settings, fused=True)
     if matrices:
         assert group
         optimizer = Muon(matrices, optimizer, options, group, dtype)
@@ -72,11 +72,11 @@ def factor_of(options: Optimizer, step: int) -> float:
         warm = int(warm * total)
     if step < warm:
         return step / warm
-    done = min((step - warm) / max(total - warm, 1), 1.0)
+    progress = min((step - warm) / max(total - warm, 1), 1.0)
     shapes = {
         "constant": 1.0,
-        "linear": max(0.0, 1 - done),
-        "cosine": max(0.0, 0.5 * (1 + math.cos(2 * math.pi * options.cycles * done))),
+        "linear": max(0.0, 1 - progress),
+        "cosine": max(0.0, 0.5 * (1 + math.cos(2 * math.pi * options.cycles * progress))),
     }
     return options.min_lr_ratio + (1 - options.min_lr_ratio) * shapes[options.schedule]
 
@@ -108,11 +108,11 @@ def clip_gradients(
     not finite. ``shares`` are those of a rank in each parameter: less than 1 of what several ranks of a copy
     have alike.
     """
-    given = [index for index, p in enumerate(parameters) if p.grad is not None]
-    shards = [local(parameters[index].grad) for index in given]
+    with_gradient = [index for index, p in enumerate(parameters) if p.grad is not None]
+    shards = gradient_shards(parameters)
     squares = torch.stack(torch._foreach_norm(shards)).double().square()
     if shares:
-        squares *= squares.new_tensor([shares[index] for index in given])
+        squares *= squares.new_tensor([shares[index] for index in with_gradient])
     squared = squares.sum()
     if group.size() > 1:
         dist.all_reduce(squared, group=group)

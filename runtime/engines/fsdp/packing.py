@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.engines import attention
 from rlgraph.runtime.engines.fsdp.micro_batch import places_of
 from rlgraph.runtime.engines.model_files import attention_kinds, runs_own_code
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FULL = "full_attention"
 
@@ -68,34 +71,36 @@ class PromptGroup:
 PackedLane = Sequence[PromptGroup]  # what one row of the pass holds, from left to right
 
 
-def packs(model: torch.nn.Module) -> bool:
+def packs(model: PreTrainedModel) -> bool:
     """Return whether a model takes positions and a mask of ours: it has full attention in every layer.
 
     Of a model with code of its own nobody knows. Biases by distance (ALiBi) count columns, not positions.
     Attention that is neither PyTorch's nor in transformers' registry may read a mask of two dimensions alone
     (openai-gpt's).
     """
-    config: Any = model.config.get_text_config()  # type: ignore[operator]
+    config: Any = model.config.get_text_config()
     full = {*attention_kinds(config)} == {FULL}
     masked = getattr(model, "_supports_attention_backend", False) or getattr(model, "_supports_sdpa", False)
-    takes = {"position_ids", "attention_mask"} <= {*inspect.signature(type(model).forward).parameters}
+    takes_positions = {"position_ids", "attention_mask"} <= {
+        *inspect.signature(type(model).forward).parameters
+    }
     known = attention.kind_of(model) in ("sdpa", "eager", attention.REPEATED, attention.PACKED)
     odd = getattr(model, "_is_stateful", False) or getattr(config, "alibi", False) or runs_own_code(model)
-    return bool(full and masked and takes and known and not odd)
+    return bool(full and masked and takes_positions and known and not odd)
 
 
-def has_mask(model: torch.nn.Module) -> bool:
+def has_mask(model: PreTrainedModel) -> bool:
     """Return whether a model attends to packed rows under a dense mask."""
     return attention.kind_of(model) != attention.PACKED
 
 
-def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> float:
+def attention_share(model: PreTrainedModel, layers: Sequence[torch.nn.Module]) -> float:
     """Return the work of attention for a token and a column that it sees, over that of its decoder's weights.
 
     Two products, with keys and with values, of as many numbers as the heads have. A token multiplies with
     those of a mixture's fused experts that it chooses.
     """
-    config: Any = model.config.get_text_config()  # type: ignore[operator]
+    config: Any = model.config.get_text_config()
     heads = config.num_attention_heads
     size = attention.head_size(config)
     chosen = getattr(config, "num_experts_per_tok", None) or 1
@@ -104,15 +109,19 @@ def attention_share(model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -
         for layer in layers
         for name, p in layer.named_parameters()
     )
-    return 2 * len(layers) * heads * size / max(1, weights)
+    share: float = 2 * len(layers) * heads * size / max(1, weights)
+    return share
 
 
 def _spans_of(wanted: Ragged) -> list[Span]:
     """Return each row's span, from first to before last scored token: bool ``wanted [rows, tokens]``."""
     _, row, place = places_of(wanted)
-    first = torch.full((len(wanted),), 2**62).scatter_reduce(0, row, place, "amin").tolist()
-    last = torch.zeros(len(wanted), dtype=torch.int64).scatter_reduce(0, row, place, "amax").tolist()
-    return [Span(i, f, e) if e else Span(i, 0, 0) for i, (f, e) in enumerate(zip(first, last, strict=True))]
+    first_scored = torch.full((len(wanted),), 2**62).scatter_reduce(0, row, place, "amin").tolist()
+    last_scored = torch.zeros(len(wanted), dtype=torch.int64).scatter_reduce(0, row, place, "amax").tolist()
+    return [
+        Span(i, f, e) if e else Span(i, 0, 0)
+        for i, (f, e) in enumerate(zip(first_scored, last_scored, strict=True))
+    ]
 
 
 def alike(tokens: Ragged, wanted: Ragged) -> list[PromptGroup]:
@@ -136,25 +145,25 @@ def lanes_of(units: Sequence[PromptGroup], width: int) -> list[PackedLane]:
     """
     lanes: list[list[PromptGroup]] = []
     room: list[tuple[int, int]] = []  # (room, number) of each lane, ascending
-    for rest in units:
-        while rest.spans:
-            part, at = _fit(rest, room)
-            if at < 0:
-                part, at = rest.first(width) or PromptGroup(rest.spans[:1]), len(room)
+    for unit in units:
+        while unit.spans:
+            placed, position = _fit(unit, room)
+            if position < 0:
+                placed, position = unit.first(width) or PromptGroup(unit.spans[:1]), len(room)
                 room.append((width, len(lanes)))
                 lanes.append([])
-            free, lane = room.pop(at)
-            lanes[lane].append(part)
-            insort(room, (free - part.length, lane))
-            rest = PromptGroup(rest.spans[len(part.spans) :])
+            free, lane = room.pop(position)
+            lanes[lane].append(placed)
+            insort(room, (free - placed.length, lane))
+            unit = PromptGroup(unit.spans[len(placed.spans) :])
     return [tuple(lane) for lane in lanes]
 
 
 def _fit(unit: PromptGroup, room: Sequence[tuple[int, int]]) -> tuple[PromptGroup, int]:
     """Return the part of a unit to place next, and its lane's place in ``room``; -1 for a new lane."""
-    at = bisect_left(room, (unit.length, -1))
-    if at < len(room):
-        return unit, at
+    position = bisect_left(room, (unit.length, -1))
+    if position < len(room):
+        return unit, position
     part = unit.first(room[-1][0]) if room else None
     worth = part is not None and sum(span.own for span in part.spans) > part.spans[0].prompt
     return (part, len(room) - 1) if part and worth else (unit, -1)

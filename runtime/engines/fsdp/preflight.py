@@ -9,7 +9,8 @@ import torch
 
 from rlgraph.runtime.engines import experts
 from rlgraph.runtime.engines.fsdp import lora, scoring, tensor
-from rlgraph.runtime.engines.fsdp.load import Head, decoder_layers, quiet
+from rlgraph.runtime.engines.fsdp.load import decoder_layers, quiet
+from rlgraph.runtime.engines.fsdp.options import Head
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sequence import attention as sequence
 from rlgraph.runtime.engines.weights import naming, pretrained

@@ -63,7 +63,7 @@ def check(model: Any) -> None:
         raise ValueError(f"{model.config.model_type}: {law}; {remedy}") from error
 
 
-def prepare(model: FSDPModule, wide: bool = False) -> None:
+def prepare(model: torch.nn.Module, wide: bool = False) -> None:
     """Give a sharded language model the functions of this file as methods, with its parameters gathered.
 
     ``wide``: logits are computed in float32 (MiniMax-M1, arXiv 2506.13585, section 3.2), from hidden states
@@ -80,11 +80,16 @@ def prepare(model: FSDPModule, wide: bool = False) -> None:
         register_fsdp_forward_method(module, method)
     for head in ends(module)[1:]:
         if isinstance(head, FSDPModule):
-            # FSDP2's hooks on it would be those of every chunk: gathered again, freed, its gradients reduced
-            head._forward_pre_hooks.clear()
-            head._forward_hooks.clear()
-            head.gathered = _call
-            register_fsdp_forward_method(head, "gathered")
+            _gather_once(head)
+
+
+def _gather_once(head: Any) -> None:
+    """Give a sharded head a method ``gathered``, within which its weights are there for all chunks."""
+    # FSDP2's hooks on it would be those of every chunk: gathered again, freed, its gradients reduced
+    head._forward_pre_hooks.clear()
+    head._forward_hooks.clear()
+    head.gathered = _call
+    register_fsdp_forward_method(head, "gathered")
 
 
 def ends(model: Any) -> list[Any]:
@@ -110,10 +115,10 @@ def _with_head(model: Any, function: Any, *arguments: Any) -> Any:
     A backward pass wants them once more, and then frees them.
     """
     head = model.get_output_embeddings()
-    found = getattr(head, "gathered", _call)(function, model, *arguments)
+    result = getattr(head, "gathered", _call)(function, model, *arguments)
     if hasattr(head, "gathered") and not torch.is_grad_enabled():
         head.reshard()
-    return found
+    return result
 
 
 def token_scores(model: Any, batch: MicroBatch, temperature: float, entropy: Entropy) -> Scores:
@@ -148,8 +153,12 @@ def _scores(
     model: Any, hidden: torch.Tensor, temperature: float, entropy: Entropy, labels: torch.Tensor
 ) -> Scores:
     rows, fits = _rows(model, hidden)
-    own = (model, rows, temperature, entropy, fits and torch.is_grad_enabled(), labels, hidden)
-    return cast(Scores, _Scores.apply(*own, *_trained_outside(model)))
+    at_once = fits and torch.is_grad_enabled()
+    trained = _trained_outside(model)
+    scores = _Scores.apply(  # type: ignore[no-untyped-call]  # torch gives it no types
+        model, rows, temperature, entropy, at_once, labels, hidden, *trained
+    )
+    return cast(Scores, scores)
 
 
 def _by_chunks(
@@ -158,8 +167,10 @@ def _by_chunks(
     """Return both columns that a function makes of logits, chunk by chunk of rows."""
     rows, _ = _rows(model, hidden)
     chunks = zip(hidden.split(rows), labels.split(rows), strict=True)
-    parts = [scored(logits_of(model, h), y, temperature) for h, y in chunks]
-    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([beside for _, beside in parts])
+    chunk_scores = [scored(logits_of(model, h), y, temperature) for h, y in chunks]
+    return torch.cat([logprobs for logprobs, _ in chunk_scores]), torch.cat(
+        [seconds for _, seconds in chunk_scores]
+    )
 
 
 def _hidden(model: Any, batch: MicroBatch) -> torch.Tensor:
@@ -226,17 +237,17 @@ class _Scores(torch.autograd.Function):
         *weights: torch.Tensor,
     ) -> Scores:
         ctx.kept = list[Kept]()
-        parts = [
+        chunk_scores = [
             _chunk_scores(model, h, y, temperature, entropy != "none", ctx.kept if keep else None)
             for h, y in zip(hidden.split(rows), labels.split(rows), strict=True)
         ]
-        entropies = torch.cat([h for _, h in parts if h is not None]) if entropy != "none" else None
+        entropies = torch.cat([h for _, h in chunk_scores if h is not None]) if entropy != "none" else None
         ctx.save_for_backward(labels, hidden)
         ctx.settings = (model, rows, temperature)
         ctx.set_materialize_grads(False)
         if entropy == "detached":
             ctx.mark_non_differentiable(entropies)
-        return torch.cat([logprobs for logprobs, _ in parts]), entropies
+        return torch.cat([logprobs for logprobs, _ in chunk_scores]), entropies
 
     @staticmethod
     @once_differentiable
@@ -247,12 +258,12 @@ class _Scores(torch.autograd.Function):
         model, rows, temperature = ctx.settings
         by_hidden, by_weights = torch.empty_like(hidden), list[torch.Tensor]()
         for start in range(0, max(1, len(hidden)), rows):
-            part = slice(start, start + rows)
+            chunk = slice(start, start + rows)
             if not ctx.kept:
-                _chunk_scores(model, hidden[part], labels[part], temperature, False, ctx.kept)
-            h = None if by_entropy is None else by_entropy[part]
-            own = (ctx.kept, labels[part], temperature, by_logprob[part], h)
-            by_hidden[part], *terms = _chunk_gradients(model, *own)
+                _chunk_scores(model, hidden[chunk], labels[chunk], temperature, False, ctx.kept)
+            h = None if by_entropy is None else by_entropy[chunk]
+            own = (ctx.kept, labels[chunk], temperature, by_logprob[chunk], h)
+            by_hidden[chunk], *terms = _chunk_gradients(model, *own)
             by_weights = [*map(_plus, by_weights, terms)] if by_weights else terms
         weights = _trained_outside(model)
         rounded = [total.to(w.dtype) for total, w in zip(by_weights, weights, strict=True)]
@@ -261,7 +272,7 @@ class _Scores(torch.autograd.Function):
 
 def _chunk_gradients(
     model: Any,
-    kept: list[Kept],
+    saved_chunks: list[Kept],
     labels: torch.Tensor,
     temperature: float,
     by_logprob: torch.Tensor,
@@ -269,9 +280,10 @@ def _chunk_gradients(
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradient of a chunk's hidden states, and what it adds to those of the head's weights.
 
-    What was kept of it, the first, goes: the logits' gradient ``[chunk, vocabulary]`` takes its memory.
+    What was saved of it, the first entry, is dropped: the logits' gradient ``[chunk, vocabulary]`` takes its
+    memory.
     """
-    p, total, hidden, logits, dtype = kept.pop(0)
+    p, total, hidden, logits, dtype = saved_chunks.pop(0)
     if by_entropy is None:
         p.mul_((by_logprob / -total)[:, None])
     else:
@@ -292,24 +304,29 @@ def _plus(total: torch.Tensor, term: torch.Tensor) -> torch.Tensor:
 
 
 def _chunk_scores(
-    model: Any, hidden: torch.Tensor, labels: torch.Tensor, temperature: float, entropy: bool, kept: Any
+    model: Any,
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float,
+    entropy: bool,
+    saved_chunks: Any,
 ) -> Scores:
     """Return scores of one chunk, in the memory of its logits; an entropy takes as much again.
 
-    To ``kept``, a list of ``Kept`` or None, is added what a gradient wants.
+    What a gradient needs is added to ``saved_chunks``, unless that is None.
     """
-    with torch.set_grad_enabled(kept is not None):
+    with torch.set_grad_enabled(saved_chunks is not None):
         leaf = hidden.detach().requires_grad_()
         logits = logits_of(model, leaf)
-    narrow, place = logits.dtype, get_gradient_edge(logits) if kept is not None else None
+    narrow, place = logits.dtype, get_gradient_edge(logits) if saved_chunks is not None else None
     x, chosen = _shifted(logits.detach(), labels, temperature)
     del logits
     exponentials = x.exp() if entropy else x.exp_()
     total = exponentials.sum(-1)
     log_total = total.log()
     entropies = log_total - x.mul_(exponentials).sum(-1).div_(total) if entropy else None
-    if kept is not None:
-        kept.append((exponentials, total, leaf, place, narrow))
+    if saved_chunks is not None:
+        saved_chunks.append((exponentials, total, leaf, place, narrow))
     return chosen.sub_(log_total), entropies
 
 
@@ -328,11 +345,11 @@ def _chunk_entropies(
     """Return log-probs of one chunk, and entropies, in the memory of its logits and an eighth more."""
     x, chosen = _shifted(logits, labels, temperature)
     totals, means = list[torch.Tensor](), list[torch.Tensor]()
-    for part in x.split(max(1, len(x) // 8)):
-        exponentials = part.exp()
+    for slice_of_logits in x.split(max(1, len(x) // 8)):
+        exponentials = slice_of_logits.exp()
         total = exponentials.sum(-1)
         totals.append(total)
-        means.append(part.mul_(exponentials).sum(-1).div_(total))
+        means.append(slice_of_logits.mul_(exponentials).sum(-1).div_(total))
     log_total = torch.cat(totals).log()
     return chosen.sub_(log_total), log_total - torch.cat(means)
 

@@ -19,6 +19,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def gradient_shards(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """Return this rank's part of the gradient of each parameter that has one."""
+    return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+
+
 Held = Mapping[tuple[Piece, ...], torch.Tensor]  # frozen parameters, by the weights of the checkpoint in them
 
 
@@ -31,29 +36,29 @@ def frozen_weights(model: torch.nn.Module, pieces: Pieces) -> Held:
     return {tuple(pieces[name]): parameter for name, parameter in frozen if pieces.get(name)}
 
 
-def borrow(model: torch.nn.Module, pieces: Pieces, held: Held) -> None:
+def borrow(model: torch.nn.Module, pieces: Pieces, lender_weights: Held) -> None:
     """Put a model's frozen parameters into the memory of those that another model holds on this rank.
 
     Both read the same weights on the same ranks; either may be sharded, or alone and plain.
     """
-    lent: dict[int, torch.nn.Parameter] = {}
+    replacements: dict[int, torch.nn.Parameter] = {}
     shards: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     frozen = frozen_weights(model, pieces)
-    for own, other in ((frozen[key], held[key]) for key in frozen.keys() & held.keys()):
-        rows = local(other)
+    for own, lender in ((frozen[key], lender_weights[key]) for key in frozen.keys() & lender_weights.keys()):
+        rows = local(lender)
         assert (rows.dtype, rows.shape) == (own.dtype, local(own).shape), "of another mesh or data type"
         if isinstance(own, DTensor):
             layout = own.device_mesh, own.placements
-            padded = _with_padding(other)
+            padded = _with_padding(lender)
             rows = DTensor.from_local(padded, *layout, shape=own.shape, stride=own.stride())
-        lent[id(own)] = torch.nn.Parameter(rows, requires_grad=False)
+        replacements[id(own)] = torch.nn.Parameter(rows, requires_grad=False)
         if isinstance(own, DTensor):
-            shards.append((lent[id(own)], local(other)))
+            shards.append((replacements[id(own)], local(lender)))
     state = model.state_dict(keep_vars=True)
-    ready = {name: lent[id(tensor)] for name, tensor in state.items() if id(tensor) in lent}
+    ready = {name: replacements[id(tensor)] for name, tensor in state.items() if id(tensor) in replacements}
     model.load_state_dict(ready, strict=False, assign=True)
     for parameter, rows in shards:  # FSDP2 gathers what pads the rows too, but a shard ends before it
-        parameter._local_tensor = rows
+        parameter._local_tensor = rows  # type: ignore[attr-defined]  # torch types no DTensor as a parameter
 
 
 def _with_padding(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,15 +84,15 @@ def gather_full(
     one. Those in ``narrow`` are cast to its data type before they are gathered.
     """
 
-    def nbytes(one: tuple[str, torch.Tensor, torch.dtype]) -> int:
-        return one[1].numel() * parts.times(one[0]) * one[2].itemsize
+    def nbytes(entry: tuple[str, torch.Tensor, torch.dtype]) -> int:
+        return entry[1].numel() * parts.times(entry[0]) * entry[2].itemsize
 
     typed = ((name, tensor, (narrow or {}).get(name, tensor.dtype)) for name, tensor in tensors)
     for together in buckets(typed, nbytes, lambda one: one[2]):
-        names, own, (dtype, *_) = zip(*together, strict=True)
+        names, bucket, (dtype, *_) = zip(*together, strict=True)
         holders = [parts.holders(name, group) for name in names]
         # a name for them would keep them
-        yield from zip(names, parts.joined(names, _of_holders(own, holders, dtype)), strict=True)
+        yield from zip(names, parts.joined(names, _of_holders(bucket, holders, dtype)), strict=True)
 
 
 def apart(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,11 +106,11 @@ def _of_holders(
     """Return a bucket of tensors in full, gathered from the ranks that hold each."""
     if all(group is holders[0] for group in holders):
         return _gather(tensors, holders[0], dtype)
-    whole = {
+    gathered_by_group = {
         group: iter(_gather([t for t, g in zip(tensors, holders, strict=True) if g is group], group, dtype))
         for group in dict.fromkeys(holders)
     }
-    return [next(whole[group]) for group in holders]
+    return [next(gathered_by_group[group]) for group in holders]
 
 
 @torch.no_grad()
@@ -117,15 +122,15 @@ def _gather(
     if not sharded:
         return [tensor.to(dtype) for tensor in tensors]
     sizes = [_largest_shard(tensor, group.size()) for tensor in sharded]
-    own = local(sharded[0]).new_empty(sum(sizes), dtype=dtype)
-    for room, tensor in zip(own.split(sizes), sharded, strict=True):
+    own_shards = local(sharded[0]).new_empty(sum(sizes), dtype=dtype)
+    for room, tensor in zip(own_shards.split(sizes), sharded, strict=True):
         shard = local(tensor).flatten()
         room[: len(shard)].copy_(shard)  # cast on the way; what is left stands for no rows
-    ranks = own.new_empty(group.size(), len(own))
-    dist.all_gather(list(ranks.unbind(0)), own, group=group)
-    parts = iter(ranks.split(sizes, dim=1))
+    ranks = own_shards.new_empty(group.size(), len(own_shards))
+    dist.all_gather(list(ranks.unbind(0)), own_shards, group=group)
+    gathered_columns = iter(ranks.split(sizes, dim=1))
     return [
-        next(parts).contiguous().view(-1, *t.shape[1:])[: t.shape[0]]
+        next(gathered_columns).contiguous().view(-1, *t.shape[1:])[: t.shape[0]]
         if isinstance(t, DTensor)
         else t.to(dtype)
         for t in tensors
@@ -151,19 +156,19 @@ def gathered(shards: Sequence[FSDPModule]) -> Iterator[None]:
             shard.reshard()
 
 
-def reduce_with_the_last(shards: Sequence[FSDPModule], last: bool, whole: bool) -> None:
+def reduce_with_the_last(shards: Sequence[FSDPModule], is_last: bool, whole: bool) -> None:
     """Reduce gradients once per mini-batch, with its last micro-batch, for a model gathered ``whole``.
 
     One that is gathered by layer reduces them into shards with every micro-batch, so that a rank never holds
     more full gradients than one layer's. Only the sum of shards over replicas waits for the last.
     """
     for shard in shards:
-        shard.set_requires_all_reduce(last, recurse=False)
+        shard.set_requires_all_reduce(is_last, recurse=False)
         if not whole:
             continue
-        shard.set_requires_gradient_sync(last, recurse=False)
-        shard.set_reshard_after_backward(last, recurse=False)
-        shard.set_is_last_backward(last)
+        shard.set_requires_gradient_sync(is_last, recurse=False)
+        shard.set_reshard_after_backward(is_last, recurse=False)
+        shard.set_is_last_backward(is_last)
 
 
 def hold_in(model: torch.nn.Module, shards: Sequence[FSDPModule], dtype: torch.dtype) -> None:

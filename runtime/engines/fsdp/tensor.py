@@ -78,26 +78,32 @@ class LayerParts:
         """Return this rank's share in each parameter of its group; None where it is alone."""
         return None if self.alike == 1 else [self.times(name) / self.ranks.ranks for name in names]
 
-    def shape(self, name: str, part: torch.Tensor) -> list[int]:
+    def shape(self, name: str, own_part: torch.Tensor) -> list[int]:
         """Return the shape of a whole parameter from that of this rank's part."""
-        shape = list(part.shape)
+        shape = list(own_part.shape)
         if name in self.dimensions:
             shape[self.dimensions[name]] *= self.ranks.ranks
         return shape
 
     def joined(self, names: Sequence[str], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return whole tensors of one data type, those of a bucket, from every rank's parts. Collective."""
-        divided = [part for name, part in zip(names, parts, strict=True) if name in self.dimensions]
+        divided = [
+            divided_tensor
+            for name, divided_tensor in zip(names, parts, strict=True)
+            if name in self.dimensions
+        ]
         if not divided:
             return list(parts)
-        own = torch.cat([part.flatten() for part in divided])
-        ranks = own.new_empty(self.ranks.ranks, len(own))
-        dist.all_gather(list(ranks.unbind(0)), own, group=self.ranks.group)
-        of_each = iter(ranks.split([part.numel() for part in divided], dim=1))
+        flat_parts = torch.cat([divided_tensor.flatten() for divided_tensor in divided])
+        ranks = flat_parts.new_empty(self.ranks.ranks, len(flat_parts))
+        dist.all_gather(list(ranks.unbind(0)), flat_parts, group=self.ranks.group)
+        of_each = iter(ranks.split([divided_tensor.numel() for divided_tensor in divided], dim=1))
         whole = list(parts)
-        for n, (name, part) in enumerate(zip(names, parts, strict=True)):
+        for n, (name, divided_tensor) in enumerate(zip(names, parts, strict=True)):
             if name in self.dimensions:
-                whole[n] = torch.cat([p.view(part.shape) for p in next(of_each)], self.dimensions[name])
+                whole[n] = torch.cat(
+                    [p.view(divided_tensor.shape) for p in next(of_each)], self.dimensions[name]
+                )
         return whole
 
     def add_up(self, gradients: Mapping[str, torch.Tensor]) -> None:
@@ -144,19 +150,21 @@ def divide(model: Any, ranks: RowGroup) -> LayerParts:
     per_head = set[str]()
     styles, names = _styles(model), {module: name for name, module in model.named_modules()}
     for module, style in styles.items():
-        own = dict(module.named_parameters(names[module]))
+        module_parameters = dict(module.named_parameters(names[module]))
         if style == PER_HEAD:
-            per_head |= own.keys()
+            per_head |= module_parameters.keys()
             continue
-        divided = own if style == "colwise" else {f"{names[module]}.weight"}
+        divided = module_parameters if style == "colwise" else {f"{names[module]}.weight"}
         dimensions |= dict.fromkeys(divided, DIMENSIONS[style])
         for name in divided:
-            whole = own[name]
-            part = whole.detach().chunk(ranks.ranks, DIMENSIONS[style])[ranks.rank]
-            part = part.clone(memory_format=torch.contiguous_format)
-            setattr(module, name.rpartition(".")[2], torch.nn.Parameter(part, whole.requires_grad))
+            parameter = module_parameters[name]
+            own_part = parameter.detach().chunk(ranks.ranks, DIMENSIONS[style])[ranks.rank]
+            own_part = own_part.clone(memory_format=torch.contiguous_format)
+            setattr(module, name.rpartition(".")[2], torch.nn.Parameter(own_part, parameter.requires_grad))
         if style == "rowwise":
-            module.forward = partial(_summed, module, ranks.group)
+            linear = module
+            assert isinstance(linear, torch.nn.Linear), "others are refused by `check`"
+            module.forward = partial(_summed, linear, ranks.group)
     for block in {model.get_submodule(names[module].rpartition(".")[0]) for module in styles}:
         block.register_forward_pre_hook(partial(_enter, ranks.group), with_kwargs=True)
     return LayerParts(ranks, dimensions, frozenset(per_head))
@@ -165,8 +173,8 @@ def divide(model: Any, ranks: RowGroup) -> LayerParts:
 def _styles(model: Any) -> dict[torch.nn.Module, str]:
     """Return what transformers' plan says of a model's modules."""
     plan = model.base_model.config.base_model_tp_plan or {}
-    named = ((_any_layer(name), module) for name, module in model.base_model.named_modules())
-    return {module: plan[name] for name, module in named if name in plan}
+    modules_by_name = ((_any_layer(name), module) for name, module in model.base_model.named_modules())
+    return {module: plan[name] for name, module in modules_by_name if name in plan}
 
 
 def _any_layer(name: str) -> str:
@@ -176,46 +184,75 @@ def _any_layer(name: str) -> str:
 
 def _faults(model: Any, ranks: int) -> Iterator[str]:
     """Yield why the layers of a model can't be divided."""
-    config, base, styles = model.config.get_text_config(), model.base_model, _styles(model)
-    plan = base.config.base_model_tp_plan or {}
-    used = {_any_layer(name) for name, _ in [*base.named_modules(), *base.named_parameters()]} & plan.keys()
-    named = {_any_layer(name) for name, _ in base.named_parameters()} & used
-    if others := sorted({plan[n] for n in used if n in named or plan[n] not in {*DIMENSIONS, PER_HEAD}}):
-        yield f"its plan asks for {', '.join(others)}, which is not supported"
+    styles = _styles(model)
+    unsupported = _unsupported_styles(model.base_model)
+    if unsupported:
+        yield f"its plan asks for {', '.join(unsupported)}, which is not supported"
     if "colwise" not in styles.values():
         yield "transformers has no tensor-parallel plan for it"
     if runs_own_code(model):
         yield "it runs Python code that came with it"
     if getattr(model.config, "quantization_config", None):
         yield "its weights are quantised"
-    for heads, kind in (("num_attention_heads", "query heads"), ("num_key_value_heads", "key heads")):
-        if (count := getattr(config, heads, None) or ranks) % ranks:
-            yield f"its {count} {kind} can't be shared out"
+    config = model.config.get_text_config()
+    for field_name, kind in (("num_attention_heads", "query heads"), ("num_key_value_heads", "key heads")):
+        heads = getattr(config, field_name, None)
+        if heads and heads % ranks:
+            yield f"its {heads} {kind} can't be shared out"
     for module, style in styles.items():
         if style == PER_HEAD:
             continue
         if type(module) is not torch.nn.Linear:
             yield f"its {type(module).__name__} is no linear layer"
-        elif (size := module.weight.shape[DIMENSIONS[style]]) % ranks:
-            yield f"{size} columns of its layers can't be shared out"
-    for block in base.modules():
-        own = [styles.get(child, "") for child in block.children() if [*child.parameters()]]
-        # what else had weights there would see a part of the heads, or of the width
-        mixed = "" in own or [*block.parameters(recurse=False)]
-        if {*own} & {*DIMENSIONS} and (mixed or own.count("rowwise") != 1 or "colwise" not in own):
+            continue
+        columns = module.weight.shape[DIMENSIONS[style]]
+        if columns % ranks:
+            yield f"{columns} columns of its layers can't be shared out"
+    for block in model.base_model.modules():
+        if _is_partly_divided(block, styles):
             yield f"only a part of {type(block).__name__} is in its plan"
+
+
+def _unsupported_styles(base: Any) -> list[str]:
+    """Return the styles that a plan has for the modules or parameters of a model, and that are not known."""
+    plan = base.config.base_model_tp_plan or {}
+    parameters = {_any_layer(name) for name, _ in base.named_parameters()}
+    modules = {_any_layer(name) for name, _ in base.named_modules()}
+    unsupported = set()
+    for name in (parameters | modules) & plan.keys():
+        is_known = plan[name] in DIMENSIONS or plan[name] == PER_HEAD
+        if name in parameters or not is_known:
+            unsupported.add(plan[name])
+    return sorted(unsupported)
+
+
+def _is_partly_divided(block: torch.nn.Module, styles: Mapping[torch.nn.Module, str]) -> bool:
+    """Return whether a plan divides some of a block's layers and leaves out others that have weights.
+
+    What is left out would see a part of the heads, or of the width.
+    """
+    children = [child for child in block.children() if [*child.parameters()]]
+    child_styles = [styles.get(child, "") for child in children]
+    if not {*child_styles} & {*DIMENSIONS}:
+        return False
+    has_own_weights = "" in child_styles or bool([*block.parameters(recurse=False)])
+    is_whole = child_styles.count("rowwise") == 1 and "colwise" in child_styles
+    return has_own_weights or not is_whole
 
 
 def _enter(group: dist.ProcessGroup, _module: Any, args: Any, kwargs: Any) -> Any:
     """Have an attention or an MLP propagate the gradients of all ranks to its hidden states."""
     if "hidden_states" in kwargs:
-        return args, {**kwargs, "hidden_states": _Enter.apply(kwargs["hidden_states"], group)}
-    return (_Enter.apply(args[0], group), *args[1:]), kwargs
+        entered = _Enter.apply(kwargs["hidden_states"], group)  # type: ignore[no-untyped-call]  # torch gives it no types
+        return args, {**kwargs, "hidden_states": entered}
+    entered = _Enter.apply(args[0], group)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return (entered, *args[1:]), kwargs
 
 
 def _summed(module: torch.nn.Linear, group: dist.ProcessGroup, inputs: torch.Tensor) -> torch.Tensor:
     """Return a linear layer's output ``[..., hidden]`` from each rank's part of its inputs."""
-    out: torch.Tensor = _Sum.apply(torch.nn.functional.linear(inputs, module.weight), group)
+    partial_sum = torch.nn.functional.linear(inputs, module.weight)
+    out: torch.Tensor = _Sum.apply(partial_sum, group)  # type: ignore[no-untyped-call]  # torch gives it no types
     return out if module.bias is None else out + module.bias
 
 

@@ -14,31 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlgraph.nodes.support.ragged import same
-from rlgraph.ops.interfaces import Batch, Objective
 from rlgraph.runtime.engines.metric_sums import MetricSums, over_ranks
-
-READ = ("tokens", "routing")  # the columns that a pass reads, whatever it is scored for
-
-
-@dataclass(frozen=True)
-class Term:
-    """A loss on rows of this rank; the fields are those of ``TrainEngine.update``."""
-
-    columns: Batch
-    objective: Objective
-    rows: torch.Tensor
-    total_rows: int
-    temperature: float = 1.0
-    entropy: bool = False
-    merged: bool = False
-    weight: float = 1.0
-
-    def reads_as(self, other: Term) -> bool:
-        """Return whether one pass gives both what they need: the same tokens at the same temperature."""
-        alike = (self.temperature, self.total_rows) == (other.temperature, other.total_rows)
-        pairs = [(self.columns.get(name), other.columns.get(name)) for name in READ]
-        return alike and self.rows.equal(other.rows) and all(same(one, another) for one, another in pairs)
+from rlgraph.runtime.engines.term import READ, Term
 
 
 @dataclass(frozen=True)
@@ -69,28 +46,32 @@ class SharedPass:
     @property
     def columns(self) -> dict[str, Any]:
         """Return what the pass reads, where it is to score, and the columns of each term."""
-        first = self.terms[0].columns
+        first_columns = self.terms[0].columns
         if len(self.terms) == 1:
-            return dict(first)
+            return dict(first_columns)
         masks = [term.columns["loss_mask"] for term in self.terms]
         anywhere = torch.stack([mask.values for mask in masks]).any(0)
-        own = {
+        term_columns = {
             prefix + name: column
             for prefix, term in zip(self.prefixes, self.terms, strict=True)
             for name, column in term.columns.items()
             if name not in READ
         }
-        return {**{n: first[n] for n in READ if n in first}, "loss_mask": masks[0].like(anywhere), **own}
+        return {
+            **{n: first_columns[n] for n in READ if n in first_columns},
+            "loss_mask": masks[0].like(anywhere),
+            **term_columns,
+        }
 
     def own(self, batch: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         """Return a term's columns of a micro-batch, what was scored among them: 0 outside its loss mask."""
         if not prefix:
             return dict(batch)
-        own = {n.removeprefix(prefix): column for n, column in batch.items() if n.startswith(prefix)}
-        mask = own["loss_mask"].values
+        term_columns = {n.removeprefix(prefix): column for n, column in batch.items() if n.startswith(prefix)}
+        mask = term_columns["loss_mask"].values
         scored = {n: batch[n] for n in ("logprobs", "entropy", "new_values") if n in batch}
         masked = {n: column.like(torch.where(mask, column.values, 0)) for n, column in scored.items()}
-        return {"tokens": batch["tokens"], **own, **masked}
+        return {"tokens": batch["tokens"], **term_columns, **masked}
 
 
 def passes(
@@ -99,11 +80,11 @@ def passes(
     """Return the passes that some terms, by their names, take: as few as their rows allow. A collective."""
     together: list[list[str]] = []
     for name, term in terms.items():
-        alike = [term.reads_as(terms[names[0]]) for names in together]
-        agreed = over_ranks(torch.tensor(alike), group).bool().all(0).tolist() if alike else []
+        reads_alike = [term.reads_as(terms[names[0]]) for names in together]
+        agreed = over_ranks(torch.tensor(reads_alike), group).bool().all(0).tolist() if reads_alike else []
         if True in agreed:
             together[agreed.index(True)].append(name)
         else:
             together.append([name])
-    every = ([(terms[name], sums[name]) for name in names] for names in together)
-    return [SharedPass(*zip(*pairs, strict=True)) for pairs in every]
+    grouped = ([(terms[name], sums[name]) for name in names] for names in together)
+    return [SharedPass(*zip(*pairs, strict=True)) for pairs in grouped]

@@ -44,8 +44,8 @@ class HostTensor:
         assert self.coming
         (tensor, copied), self.coming = self.coming, None
         self.offload.back.before_device(copied)
-        if before := self.before and self.before():
-            before.fetch()
+        if event := self.before and self.before():
+            event.fetch()
         return tensor
 
 

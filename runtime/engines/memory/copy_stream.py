@@ -20,8 +20,8 @@ class CopyStream:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
-            for written, read in pairs:
-                written.copy_(read, non_blocking=True)
+            for written, read_event in pairs:
+                written.copy_(read_event, non_blocking=True)
         return None if self.stream is None else self.stream.record_event()
 
     def before_device(self, copied: Copied) -> None:

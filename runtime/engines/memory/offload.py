@@ -45,14 +45,14 @@ class PinnedCopy:
     def _pairs(self, storages: list[UntypedStorage]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield pieces of the chunks, and the pieces of the storages that belong there."""
         at = 0
-        for piece in map(_bytes, storages):
-            while len(piece):
+        for pinned_slice in map(_bytes, storages):
+            while len(pinned_slice):
                 index, start = divmod(at, self.chunk)
                 if index == len(self.chunks):
                     self.chunks.append(torch.empty(self.chunk, dtype=torch.uint8, pin_memory=self.pin))
-                size = min(len(piece), self.chunk - start)
-                yield self.chunks[index][start : start + size], piece[:size]
-                at, piece = at + size, piece[size:]
+                size = min(len(pinned_slice), self.chunk - start)
+                yield self.chunks[index][start : start + size], pinned_slice[:size]
+                at, pinned_slice = at + size, pinned_slice[size:]
 
 
 class FileCopy:
@@ -122,20 +122,20 @@ class Residency:
         Raises:
             RuntimeError: one is not away; none of them is moved.
         """
-        here = frozenset(self.parts) - self.away
-        for part in chosen_parts(self.owner, "reload", parts, self.parts, here, "offload"):
+        on_device = frozenset(self.parts) - self.away
+        for part in chosen_parts(self.owner, "reload", parts, self.parts, on_device, "offload"):
             self._memory[part].take()
             self._copies[part].read([storage for storage, _ in self._copied[part]])
             self.away -= {part}
 
-    def need(self, parts: Iterable[str], what: str) -> None:
-        """Refuse ``what`` while any of these parts is away, with a RuntimeError."""
+    def need(self, parts: Iterable[str], call: str) -> None:
+        """Refuse a ``call`` while any of these parts is away, with a RuntimeError."""
         if missing := [part for part in parts if part in self.away]:
             names = " and ".join(missing)
-            law = f"{self.owner}: {what} needs its {names}, offloaded now"
+            law = f"{self.owner}: {call} needs its {names}, offloaded now"
             raise RuntimeError(f"{law}; call reload({missing}) first")
         if self.base:
-            self.base.need([part for part in parts if part == SHARED], what)
+            self.base.need([part for part in parts if part == SHARED], call)
 
     def changed(self, parts: Iterable[str]) -> None:
         """Say that parts, on the device, are about to change: their host copies are right no longer."""
@@ -157,21 +157,21 @@ class Residency:
     def _copy(self, part: str) -> None:
         """Bring the host copy of a part up to date, if it is not."""
         storages = distinct_storages(self.parts[part]())
-        here = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-        held = self._copied.pop(part, None)
-        if held is None or here != [(storage.data_ptr(), size) for storage, size in held]:
+        storage_places = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+        copied = self._copied.pop(part, None)
+        if copied is None or storage_places != [(storage.data_ptr(), size) for storage, size in copied]:
             self._copies.setdefault(part, self._room()).write(storages)
-            held = [(storage, storage.nbytes()) for storage in storages]
-        self._copied[part] = held
+            copied = [(storage, storage.nbytes()) for storage in storages]
+        self._copied[part] = copied
 
 
 def chosen_parts(
-    owner: str, verb: str, parts: Iterable[str], known: Iterable[str], refused: frozenset[str], other: str
+    owner: str, verb: str, parts: Iterable[str], known: Iterable[str], refused: frozenset[str], opposite: str
 ) -> list[str]:
     """Return the parts that an engine is to move, each once.
 
-    ``verb`` is what is done to them, ``refused`` are those that it was done to already, and ``other`` is what
-    undoes it.
+    ``verb`` is what is done to them, ``refused`` are those that it was done to already, and ``opposite`` is
+    what undoes it.
 
     Raises:
         ValueError: a part that there is not.
@@ -182,7 +182,7 @@ def chosen_parts(
         raise ValueError(f"{owner}: {verb} knows no {', '.join(unknown)}; its parts are {', '.join(known)}")
     if wrong := [part for part in chosen if part in refused]:
         law = f"{owner}: {verb} of {' and '.join(wrong)}, which is done already"
-        raise RuntimeError(f"{law}; call {other}({wrong}) first, or leave it out")
+        raise RuntimeError(f"{law}; call {opposite}({wrong}) first, or leave it out")
     return chosen
 
 

@@ -50,7 +50,7 @@ class SavedMemory:
         self.device, self.saver = device, memory_saver(device.type)
         self.away: list[tuple[UntypedStorage, int]] = []  # each with its bytes
         self._tag, self._paged = "", list[int]()  # the saver's name of the pages, and the addresses in them
-        self._left: weakref.finalize | None = None
+        self._unreleased: weakref.finalize[[str], SavedMemory] | None = None
         self.every.add(self)
 
     @classmethod
@@ -65,13 +65,13 @@ class SavedMemory:
         same = bool(self._tag) and self._paged == [storage.data_ptr() for storage in storages]
         if not same:
             free(storages)
-        if self._left:
+        if self._unreleased:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            self._left.detach()
+            self._unreleased.detach()
             self.saver.pause(self._tag)
         if not same:  # nothing is left in the pages that were paused
-            self._tag, self._left = "", None
+            self._tag, self._unreleased = "", None
 
     def take(self) -> None:
         """Take memory for the storages again. What stands in it is undefined.
@@ -89,8 +89,8 @@ class SavedMemory:
                     storage.resize_(size)
             self._tag, self._paged = tag, [storage.data_ptr() for storage, _ in self.away]
         if self._tag:  # tensors that nobody holds any more leave pages that only a pause gives back
-            self._left = weakref.finalize(self, self.saver.pause, self._tag)
-            self._left.atexit = False
+            self._unreleased = weakref.finalize(self, self.saver.pause, self._tag)
+            self._unreleased.atexit = False
         self.away = []
 
     def _check_room(self) -> None:

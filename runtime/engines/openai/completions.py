@@ -16,7 +16,7 @@ from typing import Any
 
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Generation, Request, Sampling
-from rlgraph.runtime.engines.servers.calls import Ask
+from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.servers.endpoint import Endpoint
 from rlgraph.runtime.messages.errors import ServerLostError
 
@@ -50,11 +50,11 @@ def model_of(server: Endpoint, path: str) -> str:
         ServerLostError: the server does not answer.
         RunError: it has several models, none of that name, or asks for another key.
     """
-    listed = server.look("v1/models")
-    if not isinstance(listed, dict) or not listed.get("data"):
+    models = server.look("v1/models")
+    if not isinstance(models, dict) or not models.get("data"):
         law = f"no OpenAI-compatible server answers at {server.url}/v1/models"
         raise ServerLostError(f"{law}\n  start it, or mend serve.addresses")
-    names = [str(model["id"]) for model in listed["data"]]
+    names = [str(model["id"]) for model in models["data"]]
     if path not in names and len(names) > 1:
         law = f"the server at {server.url} has several models: {', '.join(names)}"
         raise RunError(f"{law}\n  choose one: serve.options={{model: {names[0]}}}")
@@ -99,10 +99,10 @@ def generation(ask: Ask, pieces: Sequence[dict[str, Any]]) -> Generation:
         return Generation()
     (reply,) = pieces
     choice = (reply.get("choices") or [{}])[0]
-    told = choice.get("logprobs") or {}
-    logprobs, tokens = told.get("token_logprobs") or [], choice.get("token_ids")
+    versions = choice.get("logprobs") or {}
+    logprobs, tokens = versions.get("token_logprobs") or [], choice.get("token_ids")
     if tokens is None:
-        words = told.get("tokens") or []
+        words = versions.get("tokens") or []
         tokens = [int(word.removeprefix(PREFIX)) for word in words if word.startswith(PREFIX)]
     if len(tokens) != len(logprobs) or None in logprobs or not tokens:
         law = f"a completions endpoint answered with {len(tokens)} token ids and {len(logprobs)} log-probs"

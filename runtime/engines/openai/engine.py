@@ -9,10 +9,11 @@ are followed, and whether log-probs are of the distribution at the temperature, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from rlgraph.errors import RunError
@@ -25,6 +26,9 @@ from rlgraph.runtime.engines.servers.endpoint import UnknownError
 from rlgraph.runtime.engines.servers.groups import in_turn
 from rlgraph.runtime.engines.servers.samples import check_lengths, cut, generate
 from rlgraph.runtime.messages.errors import ServerLostError
+
+if TYPE_CHECKING:
+    from rlgraph.runtime.engines.contract import HostedServeEngine
 
 PATIENCE = 60.0  # seconds in which one of several servers has to be back
 PROBE = 120.0  # seconds in which the first token has to come
@@ -52,6 +56,7 @@ class OpenAIEngine:
     """
 
     overlaps, version = True, 0
+    notes: Sequence[str] = ()  # nothing of it differs from the plan
 
     def __init__(
         self,
@@ -65,14 +70,15 @@ class OpenAIEngine:
         trust_remote_code: bool = False,
         **requests: Any,
     ) -> None:
+        self.path = path
         files = ModelFiles(path, config or {}, trust_remote_code)
         self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
         self.context = context_of(text)
         self.stops = files.stop_ids(text, self.tokenizer)
         servers = Completions.at(addresses)
-        self.asked = dict(options or {})
-        self.asked["model"] = self.asked.get("model") or model_of(servers[0], path)
-        self.asked |= self._form(servers)
+        self.request_fields = dict(options or {})
+        self.request_fields["model"] = self.request_fields.get("model") or model_of(servers[0], path)
+        self.request_fields |= self._form(servers)
         servers = in_turn(pool.rank() if pool else 0, servers)
         self.calls = Calls(servers, max_rows, PATIENCE, lambda: 0, None, **requests)
 
@@ -82,7 +88,7 @@ class OpenAIEngine:
         for form in FORMS:
             try:
                 for server in servers:
-                    _probe(server, {**self.asked, **form})
+                    _probe(server, {**self.request_fields, **form})
                 return form
             except (ServerLostError, UnknownError):
                 raise
@@ -107,13 +113,46 @@ class OpenAIEngine:
             ServerLostError: no server is left.
         """
         check_lengths(requests, sampling, self.context)
-        asked = partial(body, sampling=sampling, stops=self.stops, asked=self.asked)
-        made = generate(self.calls, requests, sampling, 0, asked, generation, enough, stays)
-        return cut(self.tokenizer, made, sampling)
+        make_body = partial(body, sampling=sampling, stops=self.stops, asked=self.request_fields)
+        generations = generate(self.calls, requests, sampling, 0, make_body, generation, enough, stays)
+        return cut(self.tokenizer, generations, sampling)
 
     def abort(self) -> None:
         """End what is in flight; ``generate`` gives back what there is of it."""
         self.calls.abort()
+
+    def load_weights(self, named: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Refuse weights: those of the servers are their own.
+
+        Raises:
+            RuntimeError: always.
+        """
+        self._refuse("load_weights")
+
+    def sleep(self, parts: Sequence[str]) -> None:
+        """Refuse to free memory, which is the servers'.
+
+        Raises:
+            RuntimeError: always.
+        """
+        self._refuse("sleep")
+
+    def wake(self, parts: Sequence[str]) -> None:
+        """Refuse to take memory, which is the servers'.
+
+        Raises:
+            RuntimeError: always.
+        """
+        self._refuse("wake")
+
+    def _refuse(self, call: str) -> None:
+        urls = ", ".join(client.url for client in self.calls.clients)
+        law = f"the servers at {urls} run already, with weights of their own"
+        raise RuntimeError(f"{self.path}: no {call}: {law}; serve the model with another engine for that")
+
+    def settle(self, call: str) -> None:
+        """End what stays in flight between calls."""
+        self.calls.abort(staying=True)
 
     def close(self) -> None:
         """End the connections."""
@@ -125,3 +164,7 @@ def _probe(server: Completions, asked: Mapping[str, Any]) -> None:
     # SGLang takes a prompt of zeros for none
     call = body(Request([1], [0]), 0, sampling=Sampling(1, 0.0), stops=[], asked=asked)
     generation(Ask(call, None), [server.post(server.generates, call, PROBE)])
+
+
+if TYPE_CHECKING:  # mypy: it has every member that a worker calls
+    ENGINE: type[HostedServeEngine] = OpenAIEngine

@@ -58,7 +58,7 @@ def check(model: Any, ranks: int) -> None:
         ),
         "its attention sees later tokens": not all(getattr(m, "is_causal", True) for m in model.modules()),
     }
-    if fault := next((words for words, holds in faults.items() if holds), ""):
+    if fault := next((words for words, fits in faults.items() if fits), ""):
         law = f"{config.model_type}: {fault}, so its sequences can't be shared by {ranks} ranks"
         raise ValueError(f"{law}; set train.sequence_parallel to 1")
 
@@ -74,10 +74,11 @@ def share_attention(model: Any, group: SequenceGroup) -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if group.group is None:
+    ranks = group.group
+    if ranks is None:
         return
     group, kind = over_heads(group, model), model.config._attn_implementation
-    name = f"{kind}{attention.OVER}{group.group.group_name}_{group.ring}"
+    name = f"{kind}{attention.OVER}{ranks.group_name}_{group.ring}"
     AttentionInterface.register(name, partial(_attend, ALL_ATTENTION_FUNCTIONS[kind], group))
     AttentionMaskInterface.register(name, partial(_mask, ALL_MASK_ATTENTION_FUNCTIONS[kind], group))
     model.set_attn_implementation(name)
@@ -131,16 +132,16 @@ def _all_tokens(tensor: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     """Trade heads for tokens: ``[lanes, heads, share, size]`` -> ``[lanes, heads / ranks, width, size]``."""
     if group.heads == 1:
         return tensor
-    apart = tensor.unflatten(1, (group.heads, -1)).permute(1, 3, 0, 2, 4)  # ranks, share, lanes, heads, size
-    return _exchanged(apart, group, _neighbours(group)).flatten(0, 1).permute(1, 2, 0, 3)
+    split = tensor.unflatten(1, (group.heads, -1)).permute(1, 3, 0, 2, 4)  # ranks, share, lanes, heads, size
+    return _exchanged(split, group, _neighbours(group)).flatten(0, 1).permute(1, 2, 0, 3)
 
 
 def _all_heads(tensor: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     """Trade tokens for heads: ``[lanes, width, heads / ranks, size]`` -> ``[lanes, share, heads, size]``."""
     if group.heads == 1:
         return tensor
-    apart = tensor.unflatten(1, (group.heads, -1)).permute(1, 2, 0, 3, 4)  # ranks, share, lanes, heads, size
-    return _exchanged(apart, group, _neighbours(group)).permute(2, 1, 0, 3, 4).flatten(2, 3)
+    split = tensor.unflatten(1, (group.heads, -1)).permute(1, 2, 0, 3, 4)  # ranks, share, lanes, heads, size
+    return _exchanged(split, group, _neighbours(group)).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
 
 def _all_chunks(tensor: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
@@ -149,15 +150,15 @@ def _all_chunks(tensor: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     Gradients of a chunk from all ranks of the ring are added up on the one that it is from.
     """
     members = range(group.rank % group.heads, group.ranks, group.heads)
-    parts = _exchanged(tensor.expand(group.ring, *tensor.shape), group, members)
-    first, second = parts.unflatten(1, (len(group.chunks), -1)).unbind(1)
-    return torch.cat([*first, *reversed(second.unbind())], dim=2)
+    gathered = _exchanged(tensor.expand(group.ring, *tensor.shape), group, members)
+    own_chunk, second = gathered.unflatten(1, (len(group.chunks), -1)).unbind(1)
+    return torch.cat([*own_chunk, *reversed(second.unbind())], dim=2)
 
 
 def _neighbours(group: SequenceGroup) -> range:
     """Return the ranks with which this one trades heads."""
-    first = group.rank // group.heads * group.heads
-    return range(first, first + group.heads)
+    start = group.rank // group.heads * group.heads
+    return range(start, start + group.heads)
 
 
 def _exchanged(parts: torch.Tensor, group: SequenceGroup, members: range) -> torch.Tensor:

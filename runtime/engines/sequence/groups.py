@@ -53,10 +53,12 @@ class RowGroup:
         if self.group is None:
             return dict(columns), slice(None)
         near = {name: c.to("cpu") if hasattr(c, "to") else c for name, c in columns.items()}
-        parts: list[Any] = [None] * self.ranks
-        dist.all_gather_object(parts, near, group=self.group)
-        ends = [0, *accumulate(len(part["tokens"].values) for part in parts)]
-        together = {name: joined([part[name] for part in parts]) for name in columns}
+        rank_columns: list[Any] = [None] * self.ranks
+        dist.all_gather_object(rank_columns, near, group=self.group)
+        ends = [0, *accumulate(len(columns_of_rank["tokens"].values) for columns_of_rank in rank_columns)]
+        together = {
+            name: joined([columns_of_rank[name] for columns_of_rank in rank_columns]) for name in columns
+        }
         return together, slice(ends[self.rank], ends[self.rank + 1])
 
 
@@ -74,8 +76,8 @@ class SequenceGroup(RowGroup):
     @property
     def chunks(self) -> tuple[int, ...]:
         """Return the numbers of the chunks of a row that this rank's ring has here."""
-        own = self.rank // self.heads
-        return (own, self._last - own) if self.ring > 1 else (0,)
+        ring_rank = self.rank // self.heads
+        return (ring_rank, self._last - ring_rank) if self.ring > 1 else (0,)
 
     @property
     def multiple(self) -> int:
@@ -88,8 +90,8 @@ class SequenceGroup(RowGroup):
 
     def chunked(self, cells: torch.Tensor) -> torch.Tensor:
         """Return what of cells ``[rows, width, ...]`` is in this rank's chunks: ``[lanes, chunk, ...]``."""
-        parts = cells.unflatten(1, (self._last + 1, -1))
-        return torch.cat([parts[:, number] for number in self.chunks])
+        chunks = cells.unflatten(1, (self._last + 1, -1))
+        return torch.cat([chunks[:, number] for number in self.chunks])
 
     def share(self, inputs: dict[str, Any], cells: torch.Tensor) -> OwnPart:
         """Return this rank's part of inputs ``[rows, width]`` that score tokens after ``cells [scored]``.
@@ -101,22 +103,25 @@ class SequenceGroup(RowGroup):
         rows, width = inputs["input_ids"].shape
         chunk, share = width // (self._last + 1), width // self.multiple
         number, inside = cells % width // chunk, cells % width % chunk
-        behind = self._last - number
-        owner = torch.minimum(number, behind) * self.heads + inside // share
-        lane = (number > behind) * rows + cells // width
+        mirrored = self._last - number
+        owner = torch.minimum(number, mirrored) * self.heads + inside // share
+        lane = (number > mirrored) * rows + cells // width
         order = owner.argsort(stable=True)
         sizes = owner.bincount(minlength=self.ranks).tolist()
-        own = order.split(sizes)[self.rank]
+        own_places = order.split(sizes)[self.rank]
         positions = inputs.get("position_ids", torch.arange(width)[None])
         inputs = {**inputs, "position_ids": positions.expand(rows if self.ring > 1 else -1, -1)}
         for name in BY_CELL & inputs.keys():
-            parts = self.chunked(inputs[name]).unflatten(1, (self.heads, -1))
-            inputs[name] = parts[:, self.rank % self.heads]
-        return OwnPart(inputs, (lane * share + inside % share)[own], own, order, tuple(sizes))
+            own_cells = self.chunked(inputs[name]).unflatten(1, (self.heads, -1))
+            inputs[name] = own_cells[:, self.rank % self.heads]
+        return OwnPart(inputs, (lane * share + inside % share)[own_places], own_places, order, tuple(sizes))
 
     def whole(self, scores: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
         """Return the scores ``[scored]`` of all ranks from those ``[own]`` of this one. Collective."""
-        return scores if self.group is None else cast(torch.Tensor, _Gather.apply(scores, self, sizes))
+        if self.group is None:
+            return scores
+        gathered = _Gather.apply(scores, self, sizes)  # type: ignore[no-untyped-call]  # torch gives it no types
+        return cast(torch.Tensor, gathered)
 
 
 ALONE = SequenceGroup()
@@ -124,8 +129,8 @@ ALONE = SequenceGroup()
 
 def sequence_group(pool: dist.ProcessGroup, ranks: int) -> SequenceGroup:
     """Return the ranks that share tokens with this one; see ``row_group``."""
-    own = row_group(pool, ranks, "sequence_parallel")
-    return SequenceGroup(own.group, own.rank, own.ranks)
+    rows = row_group(pool, ranks, "sequence_parallel")
+    return SequenceGroup(rows.group, rows.rank, rows.ranks)
 
 
 def over_heads(group: SequenceGroup, model: Any) -> SequenceGroup:
@@ -147,23 +152,25 @@ def row_group(pool: dist.ProcessGroup, ranks: int, setting: str) -> RowGroup:
         return RowGroup()
     if pool.size() % ranks:
         raise ValueError(f"{pool.size()} ranks can't be shared out in groups of {ranks} ({setting})")
-    first = pool.rank() // ranks * ranks
-    members = dist.get_process_group_ranks(pool)[first : first + ranks]
+    first_rank = pool.rank() // ranks * ranks
+    members = dist.get_process_group_ranks(pool)[first_rank : first_rank + ranks]
     group = dist.new_group(members, timeout=FOREVER, use_local_synchronization=True)
-    return RowGroup(group, pool.rank() - first, ranks)
+    return RowGroup(group, pool.rank() - first_rank, ranks)
 
 
 class _Gather(torch.autograd.Function):
     """Gathers scores of all ranks; each propagates the gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, group: SequenceGroup, sizes: tuple[int, ...]) -> torch.Tensor:
+    def forward(
+        ctx: Any, own_scores: torch.Tensor, group: SequenceGroup, sizes: tuple[int, ...]
+    ) -> torch.Tensor:
         ctx.own = group.rank, sizes
-        room = own.new_zeros(max(1, *sizes))
-        room[: len(own)] = own
-        parts = [torch.empty_like(room) for _ in sizes]
-        dist.all_gather(parts, room, group=group.group)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        room = own_scores.new_zeros(max(1, *sizes))
+        room[: len(own_scores)] = own_scores
+        rank_scores = [torch.empty_like(room) for _ in sizes]
+        dist.all_gather(rank_scores, room, group=group.group)
+        return torch.cat([scores[:size] for scores, size in zip(rank_scores, sizes, strict=True)])
 
     @staticmethod
     @once_differentiable

@@ -44,10 +44,10 @@ async def events(content: Any) -> AsyncIterator[dict[str, Any]]:
     Raises:
         ConnectionError: they end before it.
     """
-    rest = b""
-    async for part in content.iter_any():
-        *whole, rest = (rest + part).split(b"\n\n")
-        for event in whole:
+    unread = b""
+    async for received in content.iter_any():
+        *complete, unread = (unread + received).split(b"\n\n")
+        for event in complete:
             if (data := event.removeprefix(b"data:").strip()) == b"[DONE]":
                 return
             yield json.loads(data)

@@ -37,7 +37,7 @@ class Calls:
         limit: int,
         patience: float,
         wanted: Callable[[], int],
-        supervisor: Supervisor | None,
+        supervisor: Supervisor[Any] | None,
         request_timeout: float = REPLY,
         request_retries: int = 120,
     ) -> None:
@@ -118,10 +118,10 @@ class Calls:
         self.session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
     async def _close(self) -> None:
-        own = [*self.tasks, *self.staying.values()]
-        for task in own:
+        running = [*self.tasks, *self.staying.values()]
+        for task in running:
             task.cancel()
-        await asyncio.gather(self.lost.close(), *own, return_exceptions=True)
+        await asyncio.gather(self.lost.close(), *running, return_exceptions=True)
         await self.session.close()
 
     async def _all(
@@ -146,8 +146,8 @@ class Calls:
     async def _some(
         self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
     ) -> list[list[dict[str, Any]]]:
-        before, self.staying = self.staying, {ask: self.staying.get(ask) or self._stay(ask) for ask in asks}
-        self._later(self._abort(before.keys() - self.staying.keys()))
+        earlier, self.staying = self.staying, {ask: self.staying.get(ask) or self._stay(ask) for ask in asks}
+        self._later(self._abort(earlier.keys() - self.staying.keys()))
         replies = [*self.staying.values()]
         with suppress(TimeoutError):
             async with asyncio.timeout(MOMENT):
@@ -168,12 +168,12 @@ class Calls:
 
     async def _will_do(self, replies: dict[asyncio.Future[Any], int], enough: Enough) -> bool:
         """Wait until there are enough replies; return False where all are here before, or one failed."""
-        rest = {*replies}
-        while rest:
-            done, rest = await asyncio.wait(rest, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
-            if any(task.exception() for task in done):
+        pending = {*replies}
+        while pending:
+            ended, pending = await asyncio.wait(pending, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.exception() for task in ended):
                 return False
-            if enough([replies[task] for task in done]):
+            if enough([replies[task] for task in ended]):
                 return True
         return False
 
@@ -193,8 +193,8 @@ class Calls:
                 raise RunError(f"the {client.title} at {client.url} answered {status}: {text[:500]}")
             if text:  # it was not streamed
                 answer: dict[str, Any] = json.loads(text)
-                if own := client.own_weights(answer):
-                    self.lost.add(server, own)  # started anew; it has yet to be brought to these weights
+                if weights := client.own_weights(answer):
+                    self.lost.add(server, weights)  # started anew; it has yet to be brought to these weights
                     continue
                 ask.pieces.append(answer)
             if ask.aborted or not ask.held or not client.is_left(ask):
@@ -230,11 +230,10 @@ class Calls:
         self, server: int, call: str, body: dict[str, Any], ask: Ask | None = None
     ) -> tuple[int, str]:
         client = self.clients[server]
-        sent = {"json": body, "headers": client.headers}
         # the session's limit is one per read, which is right for a stream alone
         async with (
             asyncio.timeout(self.timeout) as limit,
-            self.session.post(f"{client.url}/{call}", **sent) as reply,
+            self.session.post(f"{client.url}/{call}", json=body, headers=client.headers) as reply,
         ):
             if ask is None or reply.content_type != "text/event-stream":
                 return reply.status, await reply.text()
@@ -286,13 +285,13 @@ class Calls:
     async def _land(self, wanted: Callable[[InFlight], bool]) -> None:
         """End requests that are sent, and wait until they have come back."""
         rounds = count()
-        while sent := [(request, flight) for request, flight in self.flying.items() if wanted(flight)]:
+        while flights := [(request, flight) for request, flight in self.flying.items() if wanted(flight)]:
             # repeated: a request on its way is not known to its server yet
-            await asyncio.gather(*(self._stop(request, flight) for request, flight in sent))
+            await asyncio.gather(*(self._stop(request, flight) for request, flight in flights))
             if next(rounds) > SWEEPS:
-                for _, flight in sent:
+                for _, flight in flights:
                     flight.reply.cancel()
-            await asyncio.wait([flight.reply for _, flight in sent], timeout=SWEEP)
+            await asyncio.wait([flight.reply for _, flight in flights], timeout=SWEEP)
             await asyncio.sleep(0)
 
     async def _stop(self, request: str, flight: InFlight) -> None:

@@ -73,13 +73,13 @@ class Endpoint(ABC):
 
     async def heard(self, ask: Ask, streamed: AsyncIterator[dict[str, Any]]) -> tuple[int, str]:
         """Take what is streamed into a piece; return its status, and a text where it is no sample."""
-        begun = len(ask.pieces)
+        known_pieces = len(ask.pieces)
         async for event in streamed:
             if "error" in event:
                 return int(event["error"].get("code") or 500), json.dumps(event)
             if self.own_weights(event) is not None:
                 return 200, json.dumps(event)
-            ask.pieces[begun:] = [self.joined(ask.pieces[begun:], event)]
+            ask.pieces[known_pieces:] = [self.joined(ask.pieces[known_pieces:], event)]
         return 200, ""
 
     def is_left(self, ask: Ask) -> bool:
@@ -149,9 +149,10 @@ class Endpoint(ABC):
         answer = threads.submit(_exchanged, request, timeout)
         threads.shutdown()  # once the answer is here
         try:
-            return answer.result(timeout)
+            text: str = answer.result(timeout)
         except TimeoutError:  # its own, too
             raise TimeoutError(f"no whole answer in {timeout:g} s") from None
+        return text
 
 
 def _exchanged(request: urllib.request.Request, timeout: float) -> str:

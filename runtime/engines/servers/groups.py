@@ -23,20 +23,23 @@ def check_groups(members: Sequence[tuple[str, str]], group: int, device: str) ->
     Raises:
         RunError: those of one server are not.
     """
-    for first in range(0, len(members), group):
-        own = members[first : first + group]
-        hosts, several = {host for host, _ in own}, device == "cpu" or len({*own}) == group
+    for start in range(0, len(members), group):
+        devices_of_server = members[start : start + group]
+        hosts, several = (
+            {host for host, _ in devices_of_server},
+            device == "cpu" or len({*devices_of_server}) == group,
+        )
         if len(hosts) > 1 or not several:
-            listed = ", ".join(f"{number} of {host}" for host, number in own)
-            law = f"a server spans devices {first} to {first + group - 1} of its pool (tensor_parallel), "
-            law += f"and needs {group} of one host; these are {listed}"
+            devices = ", ".join(f"{number} of {host}" for host, number in devices_of_server)
+            law = f"a server spans devices {start} to {start + group - 1} of its pool (tensor_parallel), "
+            law += f"and needs {group} of one host; these are {devices}"
             raise RunError(f"{law}\n  choose a tensor_parallel that divides the devices of every host")
 
 
 def in_turn(index: int, servers: Sequence[T]) -> list[T]:
     """Return the servers from a device's own on: each device counts its own requests, so they begin apart."""
-    at = index % len(servers)
-    return [*servers[at:], *servers[:at]]
+    start = index % len(servers)
+    return [*servers[start:], *servers[:start]]
 
 
 def interface(hosts: set[str]) -> str:
@@ -50,8 +53,8 @@ def own_device(device: str, index: int) -> str:
     """Return a server's name for this process's device: a GPU's number, or as many cores as torch uses."""
     if device == "cpu":
         cores, count = sorted(os.sched_getaffinity(0)), torch.get_num_threads()
-        own = {cores[(index * count + each) % len(cores)] for each in range(count)}
-        return ",".join(map(str, sorted(own)))
+        cores_of_process = {cores[(index * count + each) % len(cores)] for each in range(count)}
+        return ",".join(map(str, sorted(cores_of_process)))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     current = torch.cuda.current_device()
     return visible[current] if current < len(visible) and visible[current] else str(current)

@@ -25,7 +25,7 @@ class LostServers:
         router: Router,
         patience: float,
         wanted: Callable[[], int],
-        supervisor: Supervisor | None,
+        supervisor: Supervisor[Any] | None,
         over: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         """Start with none lost; ``over`` is run when one is back, or none will be. Others are as of Calls."""

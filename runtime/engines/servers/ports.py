@@ -44,8 +44,8 @@ class ServerPort:
 def _candidates(device: int) -> chain[int]:
     """Yield a device's own ports, then all, both in random order: other programs may look for ports too."""
     choice = random.SystemRandom()
-    first = device * OWN % (len(PORTS) - OWN + 1)
-    return chain(choice.sample(PORTS[first : first + OWN], OWN), choice.sample(PORTS, len(PORTS)))
+    start = device * OWN % (len(PORTS) - OWN + 1)
+    return chain(choice.sample(PORTS[start : start + OWN], OWN), choice.sample(PORTS, len(PORTS)))
 
 
 def _claimed(host: str, number: int) -> socket.socket | None:

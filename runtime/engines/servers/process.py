@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from rlgraph.errors import RunError
 from rlgraph.runtime.engines.servers.endpoint import Endpoint
@@ -31,13 +31,28 @@ class EndedError(RunError):
     """The process of a server ended before it answered."""
 
 
-class Program(Protocol):
+ServerClient = TypeVar("ServerClient", bound=Endpoint)  # what speaks to a server
+ServerClientOf = TypeVar("ServerClientOf", bound=Endpoint, covariant=True)
+
+
+class Program(Protocol[ServerClientOf]):
     """The settings of a server's process: the model's path, a file, the command line, the environment."""
 
-    name: str  # its logs have this name
-    shared: str  # the paths of files that its processes share begin with this
-    path: str
-    kind: type[Endpoint]
+    @property
+    def name(self) -> str:
+        """Return the name that its logs have."""
+
+    @property
+    def shared(self) -> str:
+        """Return the beginning of the paths of files that its processes share."""
+
+    @property
+    def path(self) -> str:
+        """Return the model's directory or hub name."""
+
+    @property
+    def kind(self) -> type[ServerClientOf]:
+        """Return the class of what speaks to the server."""
 
     def configuration(self, host: str, port: int, key: str) -> str:
         """Return the content of a file that the server reads as it starts: its API key is nowhere else."""
@@ -49,11 +64,16 @@ class Program(Protocol):
         """Return the server's environment, from that of this process."""
 
 
-class Server:
+class Server(Generic[ServerClient]):
     """A running server. It ends with this process, however that ends."""
 
     def __init__(
-        self, launch: Program, logs: Path, devices: Sequence[str], host: str, before: Server | None = None
+        self,
+        launch: Program[ServerClient],
+        logs: Path,
+        devices: Sequence[str],
+        host: str,
+        before: Server[ServerClient] | None = None,
     ) -> None:
         """Start it; ``wait`` says when it answers.
 
@@ -65,9 +85,9 @@ class Server:
             before: the server whose place it takes, port and key.
         """
         self.launch, self.closed = launch, False
-        self.port = before.port if before else ServerPort(host, _first_number(devices))
+        self.port: ServerPort = before.port if before else ServerPort(host, _first_number(devices))
         url = f"http://{host_port(host, self.port.number)}"
-        self.client = before.client if before else launch.kind(url, secrets.token_hex(16))
+        self.client: ServerClient = before.client if before else launch.kind(url, secrets.token_hex(16))
         self.log = logs / f"{launch.name}-{host}-{self.port.number}.log"
         logs.mkdir(parents=True, exist_ok=True)
         # what it writes to its folder of temporary files, as SGLang its sockets, goes with it or the run
@@ -75,13 +95,13 @@ class Server:
         self.configuration = self.folder / "server.yaml"  # SGLang takes no other suffix
         self.configuration.touch(mode=0o600)
         self.configuration.write_text(launch.configuration(host, self.port.number, self.client.key))
-        given = {**os.environ, "TMPDIR": str(self.folder)}
+        inherited = {**os.environ, "TMPDIR": str(self.folder)}
         # not the first: setproctitle finds no title's place once torch has set that variable again
-        given.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED)
+        inherited.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED)
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
                 [sys.executable, *launch.arguments(self.configuration)],
-                env=launch.environment(given, devices),
+                env=launch.environment(inherited, devices),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -129,8 +149,8 @@ class Server:
 
     def has_lost_its_port(self) -> bool:
         """Return whether it ended since another program had taken its port."""
-        said = self.log.read_text(encoding="utf-8", errors="replace").lower()
-        return not self.is_alive() and "address already in use" in said
+        log = self.log.read_text(encoding="utf-8", errors="replace").lower()
+        return not self.is_alive() and "address already in use" in log
 
     def close(self) -> None:
         """End it and all that it started, and wait until that is gone: until then it holds its memory."""
@@ -160,8 +180,8 @@ def _die_with_parent() -> None:
 
 def _first_number(devices: Sequence[str]) -> int:
     """Return the number of the first device, or of the first core; 0 of a device without a number."""
-    first = devices[0].partition(",")[0]
-    return int(first) if first.isdecimal() else 0
+    device = devices[0].partition(",")[0]
+    return int(device) if device.isdecimal() else 0
 
 
 def _running(group: int) -> list[int]:
@@ -169,8 +189,8 @@ def _running(group: int) -> list[int]:
     alive = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            state, _, own = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            state, _, process_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
             dead = state in "ZX" and len([*(folder / "task").iterdir()]) <= 1
-            if int(own) == group and not dead:
+            if int(process_group) == group and not dead:
                 alive.append(int(folder.name))
     return alive

@@ -40,11 +40,13 @@ class Router:
         server is ``held`` it waits: it would move back at the next sync, and leave others idle.
         """
         free = [server for server in sorted(self.up - self.held) if self.loads[server] < self.limit]
-        server = self.homes.get(conversation) if conversation is not None else None
-        if not free or server in self.held:
+        home: int | None = self.homes.get(conversation) if conversation is not None else None
+        if not free or home in self.held:
             return None
-        if server not in free or server == late:
-            server = min(free, key=lambda one: (one == late, self.loads[one]))
+        if home is None or home not in free or home == late:
+            server: int = min(free, key=lambda number: (number == late, self.loads[number]))
+        else:
+            server = home
         self.loads[server] += 1
         if conversation is not None:
             self.homes[conversation] = server

@@ -21,11 +21,11 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int 
         ValueError: one does not.
     """
     for index, request in enumerate(requests):
-        whole = len(request.prompt) + request.limits(sampling)[1]
+        total = len(request.prompt) + request.limits(sampling)[1]
         if not request.prompt:
             raise ValueError(f"request {index}: 0 prompt tokens; it must be at least 1")
-        if context is not None and whole > context:
-            law = f"request {index}: {whole} tokens are more than the model's context of {context}"
+        if context is not None and total > context:
+            law = f"request {index}: {total} tokens are more than the model's context of {context}"
             raise ValueError(law)
 
 
@@ -40,12 +40,17 @@ class InHand:
 
     def made(self, read: Read, pieces: Sequence[dict[str, Any]]) -> Generation:
         """Return what of it is new, by what is known of the reply to its request."""
-        made, told = read(self.ask, pieces), self.told
+        generation, returned = read(self.ask, pieces), self.told
         if self.before.tokens:
-            made = self.before.followed(made)
-        if told:
-            made = Generation(made.tokens[told:], made.logprobs[told:], made.finish, made.versions[told:])
-        return made
+            generation = self.before.followed(generation)
+        if returned:
+            generation = Generation(
+                generation.tokens[returned:],
+                generation.logprobs[returned:],
+                generation.finish,
+                generation.versions[returned:],
+            )
+        return generation
 
 
 def generate(
@@ -78,21 +83,21 @@ def generate(
     """
     requested = [number for number, request in enumerate(requests) for _ in request.seeds]
     share = -(-len(requested) // len(calls.clients))  # a server's share, where all get as many
-    begun, left = next(calls.begun), calls.left if stays else {}
+    batch, unfinished = next(calls.begun), calls.left if stays else {}
 
     def new(request: Request, seed: int, conversation: Hashable, before: Generation) -> InHand:
         def behind(tokens: Sequence[int]) -> dict[str, Any]:
             return body(request.behind(tokens, sampling), seed)
 
         ask = Ask(body(request, seed), conversation, {version}, behind=behind)
-        ask.is_cut = sampling.regex is sampling.json_schema is None
+        ask.is_cut = sampling.regex is None and sampling.json_schema is None
         return InHand(ask, before)
 
     def sample(number: int, place: int, seed: int) -> InHand:
         request = requests[number]
-        conversation = request.conversation or (begun, number, place // share)
-        if waiting := left.get((*request.prompt,)):
-            same = waiting.pop()
+        conversation = request.conversation or (batch, number, place // share)
+        if waiting := unfinished.get((*request.prompt,)):
+            same: InHand = waiting.pop()
             task = calls.staying[same.ask]
             if not same.ask.aborted:
                 return same
@@ -117,7 +122,13 @@ def generate(
     return [[next(parts) for _ in request.seeds] for request in requests]
 
 
-def cut(tokenizer: Tokenizer, made: list[list[Generation]], sampling: Sampling) -> list[list[Generation]]:
+def cut(
+    tokenizer: Tokenizer, generations: list[list[Generation]], sampling: Sampling
+) -> list[list[Generation]]:
     """Return samples cut where a stop text is whole, whatever a server has seen of it."""
     texts = sampling.stop
-    return [[cut_at_text(tokenizer, one, texts) for one in many] for many in made] if texts else made
+    return (
+        [[cut_at_text(tokenizer, generation, texts) for generation in many] for many in generations]
+        if texts
+        else generations
+    )

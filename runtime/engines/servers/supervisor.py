@@ -8,16 +8,18 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Generic
 
 from rlgraph.errors import RunError
-from rlgraph.runtime.engines.servers.process import EndedError, Server
+from rlgraph.runtime.engines.servers.process import EndedError, Server, ServerClient
 from rlgraph.runtime.messages.errors import ServerLostError
 
 START, BLINK = 600.0, 0.5  # seconds in which a server has to be up, and between looks at whether it runs
 PORTS = 5  # most ports to try, where other programs take one while the server starts
 
 
-class Supervisor(ABC):
+class Supervisor(ABC, Generic[ServerClient]):
     """Keeps the server that it started, in a thread that watches it.
 
     ``away`` are the parts of it that sleep: such a server is not started anew before it is woken, since until
@@ -36,16 +38,17 @@ class Supervisor(ABC):
         """
         self.left = self.restarts = restarts
         self.timeout, self.away = timeout, frozenset[str]()
-        self.lock, self.closing = threading.RLock(), threading.Event()
+        self.lock: AbstractContextManager[Any] = threading.RLock()
+        self.closing = threading.Event()
         self.failed: RunError | None = None
-        self.server = self._first()
+        self.server = self._start_first()
         self.client = self.server.client
         self.notes = [*filter(None, [self.shortage()])]
         self.watch = threading.Thread(target=self._watch, daemon=True)
         self.watch.start()
 
     @abstractmethod
-    def begin(self, before: Server | None = None) -> Server:
+    def begin(self, before: Server[ServerClient] | None = None) -> Server[ServerClient]:
         """Start a server, at the place of one that is lost where there is one."""
 
     @abstractmethod
@@ -78,8 +81,8 @@ class Supervisor(ABC):
         Raises:
             ServerLostError: it was lost more often than it may be, or the new one is not up in time.
         """
-        done = False
-        while not done:
+        is_restored = False
+        while not is_restored:
             law = self.server.obituary()
             self.server.close()
             if not self.left:
@@ -96,18 +99,18 @@ class Supervisor(ABC):
                 raise ServerLostError(str(error)) from error
             if short := self.shortage():
                 self._note(short)
-            done = self.tried(self.restore)
+            is_restored = self.tried(self.restore)
 
-    def _first(self) -> Server:
+    def _start_first(self) -> Server[ServerClient]:
         """Return a server that answers, on the first port that nobody takes while it starts."""
-        for left in reversed(range(PORTS)):
+        for tries_left in reversed(range(PORTS)):
             server = self.begin()
             try:
                 server.wait(self.timeout)
                 return server
             except RunError:
                 server.port.close()
-                if not left or not server.has_lost_its_port():
+                if not tries_left or not server.has_lost_its_port():
                     raise
         raise AssertionError
 

@@ -48,10 +48,10 @@ class Client(Endpoint):
         Raises:
             ServerLostError: it does not answer.
         """
-        listed = self.look("v1/models")
-        if listed is None:
+        models = self.look("v1/models")
+        if models is None:
             raise ServerLostError(f"the SGLang server at {self.url} does not answer")
-        return [card["id"] for card in listed["data"] if card.get("parent")]
+        return [card["id"] for card in models["data"] if card.get("parent")]
 
     def own_weights(self, answer: dict[str, Any]) -> str | None:
         refused = "meta_info" not in answer
@@ -164,14 +164,14 @@ class Mixture:
             RunError: it tells nothing.
         """
         out = torch.full((len(ask.body["input_ids"]) + new, len(self.mixtures), self.k), OWN)
-        told = meta.get("routed_experts")
-        if told is None and new and not ask.aborted:
+        encoded = meta.get("routed_experts")
+        if encoded is None and new and not ask.aborted:
             law = "an SGLang server does not tell the experts that it chose"
             raise RunError(f"{law}\n  start it with --enable-return-routed-experts")
-        if told is not None:
-            read = torch.frombuffer(bytearray(b64decode(told)), dtype=torch.int32)
-            read = read.view(-1, self.layers, self.k)[: len(out) - 1]
-            out[: len(read)] = read[:, self.mixtures]
+        if encoded is not None:
+            routed = torch.frombuffer(bytearray(b64decode(encoded)), dtype=torch.int32)
+            routed = routed.view(-1, self.layers, self.k)[: len(out) - 1]
+            out[: len(routed)] = routed[:, self.mixtures]
         return out.to(torch.int16)
 
 
@@ -201,11 +201,15 @@ def body(
         "regex": sampling.regex,
         "json_schema": None if sampling.json_schema is None else json.dumps(sampling.json_schema),
     }
-    asked: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
-    asked |= {"lora_path": adapter} if adapter else {}
+    request_body: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
+    request_body |= {"lora_path": adapter} if adapter else {}
     if streamed:
-        settings["stream_interval"], asked["stream"] = STREAMED, True
-    return asked | {"return_logprob": True} | ({"return_routed_experts": True} if sampling.routing else {})
+        settings["stream_interval"], request_body["stream"] = STREAMED, True
+    return (
+        request_body
+        | {"return_logprob": True}
+        | ({"return_routed_experts": True} if sampling.routing else {})
+    )
 
 
 def generation(ask: Ask, pieces: Sequence[dict[str, Any]], mixture: Mixture | None = None) -> Generation:
@@ -217,32 +221,35 @@ def generation(ask: Ask, pieces: Sequence[dict[str, Any]], mixture: Mixture | No
         RunError: its tokens are of other weights than they may be, or the server aborted it by itself, or
             does not tell experts.
     """
-    made = Generation()
+    sample = Generation()
     for reply in pieces:
-        made = made.followed(_drawn(ask, reply))
-    if made.finish == "abort" and made.tokens:  # it may be with its last token
+        sample = sample.followed(_generation_of(ask, reply))
+    if sample.finish == "abort" and sample.tokens:  # it may be with its last token
         settings = ask.body["sampling_params"]
-        if made.tokens[-1] in settings["stop_token_ids"]:
-            made = replace(made, finish="stop")
-        elif len(made.tokens) >= settings["max_new_tokens"]:
-            made = replace(made, finish="length")
+        if sample.tokens[-1] in settings["stop_token_ids"]:
+            sample = replace(sample, finish="stop")
+        elif len(sample.tokens) >= settings["max_new_tokens"]:
+            sample = replace(sample, finish="length")
     meta = pieces[-1]["meta_info"] if pieces else {}
-    return replace(made, routing=mixture.chosen(ask, meta, len(made.tokens))) if mixture else made
+    return replace(sample, routing=mixture.chosen(ask, meta, len(sample.tokens))) if mixture else sample
 
 
-def _drawn(ask: Ask, reply: dict[str, Any]) -> Generation:
+def _generation_of(ask: Ask, reply: dict[str, Any]) -> Generation:
     """Return what a reply has, or what is streamed of one that goes on: that is of one version."""
     meta, tokens = reply["meta_info"], reply["output_ids"]
     logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
-    whole = {"version": meta["weight_version"], "start": 0, "end": len(tokens)}
-    parts = meta.get("weight_versions") or [whole]
-    if not {part["version"] for part in parts} <= {str(version) for version in ask.versions}:
-        law = f"an SGLang server generated with weights {', '.join(part['version'] for part in parts)}"
+    one_version = {"version": meta["weight_version"], "start": 0, "end": len(tokens)}
+    stretches = meta.get("weight_versions") or [one_version]
+    if not {stretch["version"] for stretch in stretches} <= {str(version) for version in ask.versions}:
+        versions_told = ", ".join(stretch["version"] for stretch in stretches)
+        law = f"an SGLang server generated with weights {versions_told}"
         raise RunError(f"{law}; promised were {', '.join(map(str, sorted(ask.versions)))}")
     reason = meta["finish_reason"] or {"type": "abort"}
     finish = "text" if isinstance(reason.get("matched"), str) else reason["type"]
     if reason is meta["finish_reason"] and finish == "abort" and not ask.aborted:
         raise RunError(f"an SGLang server aborted a request: {reason.get('message')}")
-    versions = [int(part["version"]) for part in parts for _ in range(part["start"], part["end"])]
+    versions = [
+        int(stretch["version"]) for stretch in stretches for _ in range(stretch["start"], stretch["end"])
+    ]
     assert len(tokens) == len(logprobs) == len(versions), (len(tokens), len(logprobs), len(versions))
     return Generation(tokens, logprobs, finish, versions)

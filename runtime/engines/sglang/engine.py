@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,9 @@ from rlgraph.runtime.engines.sglang.supervisor import Remotes, SglangSupervisor
 from rlgraph.runtime.engines.sglang.weights import ServerRanks, check_names
 from rlgraph.runtime.engines.weights.pretrained import weights_of
 from rlgraph.runtime.engines.weights.transfer import Named, cast, noted
+
+if TYPE_CHECKING:
+    from rlgraph.runtime.engines.contract import HostedServeEngine
 
 PATIENCE = 60.0  # seconds in which one of several servers has to be back that this run can't bring back
 
@@ -138,7 +141,7 @@ class SglangEngine:
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None
         self.ranks, self.content = ranks, AllWeights() if adapter is None else adapter_of(path, adapter)
-        self.named = ""  # the adapter by which it generates
+        self.active_adapter = ""  # the adapter by which it generates
         self.quantization = quantization
         if quantization and self.device == "cuda":
             check_device(torch.cuda.get_device_capability())
@@ -204,11 +207,13 @@ class SglangEngine:
         assert self.calls
 
         def asked(request: Request, seed: int) -> dict[str, Any]:
-            return body(request, seed, sampling, self.stops, self.named, stays)  # by the adapter of then
+            return body(
+                request, seed, sampling, self.stops, self.active_adapter, stays
+            )  # by the adapter of then
 
-        read = partial(generation, mixture=self.mixture if sampling.routing else None)
-        made = generate(self.calls, requests, sampling, self.version, asked, read, enough, stays)
-        return cut(self.tokenizer, made, sampling)
+        read_reply = partial(generation, mixture=self.mixture if sampling.routing else None)
+        generations = generate(self.calls, requests, sampling, self.version, asked, read_reply, enough, stays)
+        return cut(self.tokenizer, generations, sampling)
 
     def _check_awake(self) -> None:
         if self.away:
@@ -240,27 +245,29 @@ class SglangEngine:
         assert self.calls
         collects = self._anywhere(bool(self.calls.asks)) and self.keeps
         self.version = -1
-        sent = list[str]()
-        kept = ((name, t) for name, t in noted(named, sent) if not (self.tied and name == "lm_head.weight"))
-        parameters, arrived = cast(kept, self.dtype), True
+        sent_names = list[str]()
+        untied = (
+            (name, t) for name, t in noted(named, sent_names) if not (self.tied and name == "lm_head.weight")
+        )
+        parameters, arrived = cast(untied, self.dtype), True
         if self.quantization:
             parameters = quantized(parameters)
         is_adapter = isinstance(self.content, Adapter)
-        check = partial(check_names, self.path, frozenset() if is_adapter else self.stored, sent)
+        check = partial(check_names, self.path, frozenset() if is_adapter else self.stored, sent_names)
         if collects:
             if isinstance(self.supervisor, SglangSupervisor):
                 self.supervisor.collect(parameters, version)
             else:
                 deque(parameters, maxlen=0)
             check()
-        for held in self._turns(collects and not is_adapter):
+        for servers in self._turns(collects and not is_adapter):
             try:
-                self.calls.hold(held, version)
+                self.calls.hold(servers, version)
                 meet(self.pool)
-                self.named = adapter_name(version) if is_adapter else ""
+                self.active_adapter = adapter_name(version) if is_adapter else ""
                 if not collects:
                     arrived = self._load(parameters, version)
-                elif 0 in held and isinstance(self.supervisor, SglangSupervisor):
+                elif 0 in servers and isinstance(self.supervisor, SglangSupervisor):
                     self.supervisor.take()
                 lost = self._anywhere(not arrived)
                 if not collects:
@@ -287,13 +294,13 @@ class SglangEngine:
         first: all of the pool, or one half after the other."""
         assert self.calls
         count, turns = len(self.calls.clients), 2 if halves else 1
-        own = self.pool.rank() // self.group if self.pool else 0
+        own_server = self.pool.rank() // self.group if self.pool else 0
         for turn in range(min(count, turns)):
-            yield [at for at in range(count) if (own + at) % count % turns == turn]
+            yield [server for server in range(count) if (own_server + server) % count % turns == turn]
 
-    def _anywhere(self, here: bool) -> bool:
+    def _anywhere(self, is_so_here: bool) -> bool:
         """Return whether something is so for any engine of the pool, once all have come here."""
-        return any(of_ranks(here, self.pool)) if self.pool else here
+        return any(of_ranks(is_so_here, self.pool)) if self.pool else is_so_here
 
     @cached_property
     def stored(self) -> frozenset[str]:
@@ -313,7 +320,7 @@ class SglangEngine:
         assert not self.quantization, "weights in 8 bits come by a sync"
         self.settle("load_pretrained")
         self.supervisor.load_pretrained()
-        self.version, self.named = 0, ""
+        self.version, self.active_adapter = 0, ""
 
     def checksums(self) -> list[Any]:
         """Return for each server a checksum of every parameter on each of its ranks, as it holds it."""
@@ -379,5 +386,9 @@ class SglangEngine:
         """End the connections, and the server, if this engine started it."""
         if self.calls:
             self.calls.close()
-        if kept := self.supervisor or self.follower:
-            kept.close()
+        if process := self.supervisor or self.follower:
+            process.close()
+
+
+if TYPE_CHECKING:  # mypy: it has every member that a worker calls
+    ENGINE: type[HostedServeEngine] = SglangEngine

@@ -15,7 +15,7 @@ from rlgraph.runtime.engines.servers.groups import check_groups, in_turn, interf
 from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.hosts import Starts
-from rlgraph.runtime.engines.sglang.supervisor import Remotes
+from rlgraph.runtime.engines.sglang.supervisor import Remotes, SglangSupervisor
 from rlgraph.runtime.engines.sglang.weights import ServerRanks
 from rlgraph.runtime.engines.weights.transfer import FOREVER
 
@@ -56,20 +56,28 @@ def sglang_engine(
         options["max_cached_tokens"] //= attention_replicas
     release(device)  # the server that starts beside this worker, once all have met, needs it
     members = of_ranks((socket.gethostname(), own_device(device, index)), pool)
-    part = group // hosts
-    check_groups(members, part, device)
-    first, own = index - index % group, index - index % part
-    options |= {"group": group, "devices": [device for _, device in members[own : own + part]]}
+    devices_per_host = group // hosts
+    check_groups(members, devices_per_host, device)
+    first_of_server, first_of_host = index - index % group, index - index % devices_per_host
+    options |= {
+        "group": group,
+        "devices": [device for _, device in members[first_of_host : first_of_host + devices_per_host]],
+    }
     host = interface({host for host, _ in members})
     options |= {"logs": logs, "host": host}
     if hosts > 1:
-        led = Starts(hosts, 0, host) if index == first else None
-        at = of_ranks(led and (led.address, led.port), pool)[first]
-        follows = index == own != first
-        options |= {"starts": Starts(hosts, (own - first) // part, *at) if follows else led, "keeps": False}
-    engine = SglangEngine(path, **options, leads=index == first, ranks=_ranks(pool, first, group))
-    led = of_ranks(engine.supervisor.client if index == first else None, pool)
-    engine.reach(in_turn(index // group, [client for client in led if client]))
+        starts = Starts(hosts, 0, host) if index == first_of_server else None
+        addresses_of_starts = of_ranks(starts and (starts.address, starts.port), pool)
+        if index == first_of_host != first_of_server:  # the first worker on a further host of this server
+            address, port = addresses_of_starts[first_of_server]
+            starts = Starts(hosts, (first_of_host - first_of_server) // devices_per_host, address, port)
+        options |= {"starts": starts, "keeps": False}
+    engine = SglangEngine(
+        path, **options, leads=index == first_of_server, ranks=_ranks(pool, first_of_server, group)
+    )
+    client = engine.supervisor.client if isinstance(engine.supervisor, SglangSupervisor) else None
+    clients = [client for client in of_ranks(client, pool) if client]
+    engine.reach(in_turn(index // group, clients))
     return engine
 
 
@@ -78,10 +86,10 @@ def sender(addresses: Sequence[str], device: str, transport: str, folder: str | 
     return Remotes(Client.at(addresses), device, transport, folder)
 
 
-def _ranks(pool: dist.ProcessGroup, first: int, size: int) -> ServerRanks | None:
+def _ranks(pool: dist.ProcessGroup, start: int, size: int) -> ServerRanks | None:
     """Return the workers of one server, who meet over their hosts' CPUs; None of one worker alone."""
     if size == 1:
         return None
-    ranks = dist.get_process_group_ranks(pool)[first : first + size]
+    ranks = dist.get_process_group_ranks(pool)[start : start + size]
     # members wait for their leader, who may restart a server
     return ServerRanks(dist.new_group(ranks, timeout=FOREVER, backend="gloo", use_local_synchronization=True))

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from rlgraph.runtime.engines.servers.ports import ServerPort
 from rlgraph.runtime.engines.servers.process import Server
 from rlgraph.runtime.engines.servers.supervisor import BLINK
+from rlgraph.runtime.engines.sglang.client import Client
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.messages.address import host_port
 
@@ -47,9 +48,9 @@ class Starts:
     port: int = 0
 
     def __post_init__(self) -> None:
-        first = self.node == 0
+        is_first = self.node == 0
         self.store = dist.TCPStore(
-            self.address, self.port, is_master=first, timeout=ANSWER, wait_for_workers=False
+            self.address, self.port, is_master=is_first, timeout=ANSWER, wait_for_workers=False
         )
         self.port = self.store.port
 
@@ -77,7 +78,7 @@ class Starts:
         return str(self.store.get(key).decode()) if self.store.check([key]) else ""
 
 
-class FirstServer(Server):
+class FirstServer(Server[Client]):
     """The process on the first host, which ends as soon as one of another host has."""
 
     def __init__(
@@ -86,7 +87,7 @@ class FirstServer(Server):
         logs: Path,
         devices: Sequence[str],
         host: str,
-        before: Server | None,
+        before: Server[Client] | None,
         starts: Starts,
     ) -> None:
         """Start it, and those of the other hosts; ``wait`` says when they answer."""
@@ -125,7 +126,7 @@ class Follower:
         """Wait for the first start, in a thread; see ``Server`` for what else is given."""
         self.launch = replace(launch, hosts=starts.hosts, node=starts.node)
         self.place, self.starts = (logs, devices, host), starts
-        self.server: Server | None = None
+        self.server: Server[Client] | None = None
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
@@ -154,7 +155,7 @@ class Follower:
         launch = replace(self.launch, meeting=self.starts.meeting(number))
         self.server = Server(launch, *self.place, self.server)
 
-    def _look(self, server: Server, number: int) -> None:
+    def _look(self, server: Server[Client], number: int) -> None:
         """Tell where its process has ended; forget what it has read, which may hold keys."""
         if server.closed:
             return

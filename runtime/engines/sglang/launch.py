@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from rlgraph.runtime.engines.memory.allocator import CHOSEN
 from rlgraph.runtime.engines.sglang.client import Client
@@ -51,8 +52,9 @@ class Launch:
     hosts: int = 1  # that it spans, with a process on each
     node: int = 0  # which of them this process is on
     meeting: str = ""  # the address where processes of several hosts meet
-    name, kind = "sglang", Client  # its logs' name, and what speaks to it
-    shared = "/dev/shm/sglang_loads_"  # files in which its processes tell each other of their load
+    name: ClassVar[str] = "sglang"  # its logs' name
+    kind: ClassVar[type[Client]] = Client  # what speaks to it
+    shared: ClassVar[str] = "/dev/shm/sglang_loads_"  # files in which its processes exchange their loads
 
     def settings(self) -> dict[str, object]:
         """Return SGLang's settings by its own names; true is a flag, false a flag that is left out."""
@@ -77,29 +79,31 @@ class Launch:
             shared |= {"lora_backend": "torch_native"} if self.device == "cpu" else {}  # others are kernels
         if self.device != "cpu":
             # its own share would leave 10 GB free; what the plan leaves free is more than 5 % of a device
-            saved = {
+            saved: dict[str, object] = {
                 "enable_memory_saver": True,
                 "mem_fraction_static": 0.95,
                 # the default, breakable, refuses graphs that are released with the cache
                 "cuda_graph_backend_prefill": "disabled",
             }
-            return shared | saved | (DRAFT_KEPT if DRAFTS in self.options else {}) | self.options
-        own = {
+            if DRAFTS in self.options:
+                saved |= DRAFT_KEPT
+            return {**shared, **saved, **self.options}
+        cpu_settings = {
             "attention_backend": "torch_native",
             "sampling_backend": "pytorch",
             "mem_fraction_static": 0.1,
             "disable_cuda_graph": True,
             "disable_overlap_schedule": True,
         }
-        return shared | own | self.options
+        return {**shared, **cpu_settings, **self.options}
 
     def configuration(self, host: str, port: int, key: str) -> str:
         """Return the content of SGLang's ``--config``: its address, its key and values of the environment.
 
         Any user can read a command line; but SGLang takes some options, such as lists, from there alone.
         """
-        own = {name: value for name, value in self.settings().items() if _is_private(value)}
-        settings = own | {"host": host, "port": port, "api_key": key}
+        private = {name: value for name, value in self.settings().items() if _is_private(value)}
+        settings = private | {"host": host, "port": port, "api_key": key}
         return json.dumps({name.replace("_", "-"): value for name, value in settings.items()})
 
     def arguments(self, configuration: Path) -> list[str]:
@@ -110,18 +114,18 @@ class Launch:
 
     def environment(self, given: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
         """Return the server's environment: its devices, and what a memory saver and a CPU need."""
-        own = dict(given)
+        variables = dict(given)
         if self.device == "cpu":
-            own["PYTHONPATH"] = os.pathsep.join([str(CPU), *filter(None, [given.get("PYTHONPATH")])])
-            own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(devices)
+            variables["PYTHONPATH"] = os.pathsep.join([str(CPU), *filter(None, [given.get("PYTHONPATH")])])
+            variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(devices)
             # a thread a core: more wait for one another at the end of every operation
-            own["OMP_NUM_THREADS"] = str(len(devices[0].split(",")))
-            return own
+            variables["OMP_NUM_THREADS"] = str(len(devices[0].split(",")))
+            return variables
         # expandable segments break the memory saver
         for name in CHOSEN:
-            own.pop(name, None)
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        return CUDA_ENVIRONMENT | (SPANNING if self.group > 1 else {}) | own
+            variables.pop(name, None)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        return CUDA_ENVIRONMENT | (SPANNING if self.group > 1 else {}) | variables
 
 
 def _is_private(value: object) -> bool:

@@ -62,13 +62,13 @@ def wrong(settings: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         RunError: it can't be asked.
     """
-    command, given = [sys.executable, "-m", __name__], json.dumps(dict(settings))
-    asked = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-    if asked.returncode:
+    command, settings_text = [sys.executable, "-m", __name__], json.dumps(dict(settings))
+    checked = subprocess.run(command, input=settings_text, capture_output=True, text=True, check=False)
+    if checked.returncode:
         raise RunError(
-            f"SGLang can't be imported to check serve.options:\n{shortened(asked.stderr.rstrip())}"
+            f"SGLang can't be imported to check serve.options:\n{shortened(checked.stderr.rstrip())}"
         )
-    problems: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
+    problems: dict[str, str] = json.loads(checked.stdout.splitlines()[-1])
     return problems
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 from rlgraph.ir.plan import ServePlan
-from rlgraph.runtime.engines.faults import SectionFault
+from rlgraph.runtime.engines.findings import Findings, wrong
 from rlgraph.runtime.engines.model_files import attention_kinds, context_of
-from rlgraph.runtime.engines.sglang.options import wrong
+from rlgraph.runtime.engines.sglang.options import wrong as wrong_options
 
 # families whose sliding windows SGLang 0.5.23 has too (srt/models); in others every layer sees all tokens
 WINDOWED = frozenset(
@@ -21,20 +20,21 @@ WINDOWED = frozenset(
 ADAPTED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
 
-def problems(serve: ServePlan, device: str) -> Iterator[SectionFault]:
+def problems(serve: ServePlan, device: str) -> Findings:
     """Yield what is wrong: a dtype without kernels, SGLang not installed, settings that it does not take."""
     embedded = "SERVE.engine=transformers"
-    own = not serve.addresses and "attention_backend" not in serve.options
-    if device == "cuda" and serve.dtype == "float32" and own:
+    chooses_kernels = not serve.addresses and "attention_backend" not in serve.options
+    if device == "cuda" and serve.dtype == "float32" and chooses_kernels:
         law = "SGLang's attention kernels on CUDA take no float32"
-        yield SectionFault("wrong-dtype", ("dtype",), law, f"SERVE.dtype=bfloat16, or {embedded}")
+        yield wrong(law, f"SERVE.dtype=bfloat16, or {embedded}", "wrong-dtype", ("dtype",))
     if find_spec("sglang") is None:
         remedy = "pip install 'rlgraph-compiler[sglang]' (on a machine without a GPU: make sglang)"
         law = "SGLang is not installed beside this rlgraph"
-        yield SectionFault("no-engine", ("engine",), law, f"{remedy}, or {embedded}")
+        yield wrong(law, f"{remedy}, or {embedded}", "no-engine", ("engine",))
         return
-    for option, law in wrong(serve.options).items() if serve.options else ():
-        yield SectionFault("serve-option", ("options", option), law)
+    if serve.options:
+        for option, law in wrong_options(serve.options).items():
+            yield wrong(law, kind="serve-option", key=("options", option))
 
 
 def unfit(config: Any) -> str:

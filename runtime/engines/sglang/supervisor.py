@@ -54,7 +54,7 @@ class Moves(ABC):
             self.do(action)
 
 
-class SglangSupervisor(Moves, Supervisor):
+class SglangSupervisor(Moves, Supervisor[Client]):
     """Keeps the SGLang server that it started."""
 
     def __init__(
@@ -73,30 +73,31 @@ class SglangSupervisor(Moves, Supervisor):
         self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
         self.keeps, self.ranks, self.starts = keeps, ranks or ServerRanks(), starts
         self.content = launch.content
-        self.kept: list[Flat] = []
+        self.weight_copies: list[Flat] = []
         self.bring: Callable[[], None] | None = None  # gives a new server the weights that it should have
         super().__init__(restarts, start)
 
-    def begin(self, before: Server | None = None) -> Server:
-        place = self.launch, self.logs, self.devices, self.host, before
-        return FirstServer(*place, self.starts) if self.starts else Server(*place)
+    def begin(self, before: Server[Client] | None = None) -> Server[Client]:
+        if self.starts is None:
+            return Server(self.launch, self.logs, self.devices, self.host, before)
+        return FirstServer(self.launch, self.logs, self.devices, self.host, before, self.starts)
 
     def shortage(self) -> str:
         """Return that the server's cache is not of the size that the plan counts, or ""."""
         counted = self.launch.tokens
-        held = (self.server.client.look("server_info") or {}).get("max_total_num_tokens", counted)
-        if abs(held - counted) <= LIKE * counted:
+        cached_tokens = (self.server.client.look("server_info") or {}).get("max_total_num_tokens", counted)
+        if abs(cached_tokens - counted) <= LIKE * counted:
             return ""
-        law = f"the SGLang server of {self.launch.path} holds keys and values of {held:,} tokens"
-        why = "others held memory as it started" if held < counted else "see its log"
-        return f"{law}; the plan counts {counted:,} ({why}): set serve.cache_tokens={held}"
+        law = f"the SGLang server of {self.launch.path} holds keys and values of {cached_tokens:,} tokens"
+        reason = "others held memory as it started" if cached_tokens < counted else "see its log"
+        return f"{law}; the plan counts {counted:,} ({reason}): set serve.cache_tokens={cached_tokens}"
 
     def collect(self, parameters: Iterable[Named], version: int) -> None:
         """Keep a copy of weights on the host, while the server generates with those before; see ``take``."""
         with self.lock:
-            before, self.kept = self.kept, []
+            earlier_copies, self.weight_copies = self.weight_copies, []
             for index, bucket in enumerate(self.content.buckets(parameters)):
-                self.kept.append(flat_of(bucket, HOST, before[index : index + 1]))
+                self.weight_copies.append(flat_of(bucket, HOST, earlier_copies[index : index + 1]))
             self._has_copy(version)
 
     def take(self) -> None:
@@ -113,16 +114,16 @@ class SglangSupervisor(Moves, Supervisor):
             Whether it has them: not, where it was lost and is started anew without a copy of them.
         """
         with self.lock:
-            before, self.kept, self.bring = self.kept, [], None
+            earlier_copies, self.weight_copies, self.bring = self.weight_copies, [], None
             lost = not self.tried(lambda: self.content.begin(self.client))
             for index, bucket in enumerate(self.content.buckets(parameters)):
-                earlier = before[index : index + 1]
+                earlier = earlier_copies[index : index + 1]
                 flat = flat_of(bucket, bucket[0][1].device, earlier)
                 handles = self.ranks.handles(flat)
                 lost = lost or not self.tried(partial(self.content.send, self.client, handles, version))
                 self.ranks.let_go()
                 if self.keeps:
-                    self.kept.append(flat if flat.device == HOST else flat_of(bucket, HOST, earlier))
+                    self.weight_copies.append(flat if flat.device == HOST else flat_of(bucket, HOST, earlier))
             if self.keeps:
                 self._has_copy(version)
             if lost or not self.tried(partial(self._end_update, version)):
@@ -133,8 +134,8 @@ class SglangSupervisor(Moves, Supervisor):
     def load_pretrained(self) -> None:
         """Bring the server to the weights at its path, as version 0."""
         with self.lock:
-            self.bring = self._read
-            self.do(lambda _: self._read())
+            self.bring = self._load_from_disk
+            self.do(lambda _: self._load_from_disk())
 
     def do(self, action: Callable[[Client], None]) -> None:
         """Carry out an action; a new server, in place of a lost one, is brought to all that is wanted."""
@@ -145,10 +146,10 @@ class SglangSupervisor(Moves, Supervisor):
         """Release the memory of parts, and the copy of weights that sleep."""
         with self.lock:
             if "weights" in parts:
-                self.kept, self.bring = [], None
+                self.weight_copies, self.bring = [], None
             super().sleep(parts)
 
-    def _read(self) -> None:
+    def _load_from_disk(self) -> None:
         self.client.begin_update()
         body = {"model_path": self.launch.path, "weight_version": "0", "load_format": "auto"}
         self.client.post("update_weights_from_disk", body)
@@ -170,7 +171,7 @@ class SglangSupervisor(Moves, Supervisor):
 
     def _replay(self, version: int) -> None:
         self.content.begin(self.client)
-        for flat in self.kept:  # all ranks can read it on the host
+        for flat in self.weight_copies:  # all ranks can read it on the host
             self.content.send(self.client, [flat.handle() for _ in range(self.ranks.size)], version)
         self._end_update(version)
 
@@ -215,17 +216,17 @@ class Remotes(Moves):
             ServerLostError: none answers, or one was lost on the way.
             RunError: one holds several copies of the model, or the model in stages.
         """
-        here = self._here()
-        peers = self._peers(here)
-        for client in here:
+        reachable = self._reachable()
+        peers = self._peers(reachable)
+        for client in reachable:
             client.begin_update()
         TRANSPORTS[self.transport](peers, self.folder).send(weights)
-        for client in here:
+        for client in reachable:
             client.end_update()
 
     def do(self, action: Callable[[Client], None]) -> None:
         """Carry out an action on all that answer."""
-        for client in self._here():
+        for client in self._reachable():
             action(client)
 
     def close(self) -> None:
@@ -234,16 +235,16 @@ class Remotes(Moves):
             self.peers.close()
             self.peers = None
 
-    def _here(self) -> list[Client]:
-        here = [client for client in self.clients if client.version() is not None]
-        if not here:
+    def _reachable(self) -> list[Client]:
+        reachable = [client for client in self.clients if client.version() is not None]
+        if not reachable:
             urls = ", ".join(client.url for client in self.clients)
             raise ServerLostError(f"no SGLang server answers at {urls}")
-        return here
+        return reachable
 
-    def _peers(self, here: Sequence[Client]) -> Servers:
+    def _peers(self, reachable: Sequence[Client]) -> Servers:
         """Return exactly those servers, as peers."""
-        if self.peers is None or self.peers.clients != tuple(here):
+        if self.peers is None or self.peers.clients != tuple(reachable):
             self.close()
-            self.peers = Servers(here, self.device)
+            self.peers = Servers(reachable, self.device)
         return self.peers

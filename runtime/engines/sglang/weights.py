@@ -99,11 +99,11 @@ class ServerRanks:
 
     def handles(self, flat: Flat) -> list[str]:
         """Return handles of a bucket on each device, one per rank, on the first worker. Collective."""
-        own = flat.handle()
+        own_handle = flat.handle()
         if self.group is None:
-            return [own]
+            return [own_handle]
         handles = [""] * self.size if self.leads else None
-        dist.gather_object(own, handles, group=self.group, group_dst=0)
+        dist.gather_object(own_handle, handles, group=self.group, group_dst=0)
         return handles or []
 
     def hand_over(self, buckets: Iterable[Sequence[Named]]) -> None:
@@ -197,9 +197,9 @@ class Servers:
     def close(self) -> None:
         """Part from those that still answer."""
         if self.group:
-            here = [client for client in self.clients if client.version() is not None]
+            worker = [client for client in self.clients if client.version() is not None]
             body = {"group_name": self.name}
-            parted = [self.pool.submit(c.post, "destroy_weights_update_group", body) for c in here]
+            parted = [self.pool.submit(c.post, "destroy_weights_update_group", body) for c in worker]
             dist.destroy_process_group(self.group)
             for call in parted:
                 call.exception()  # one that is lost has parted too

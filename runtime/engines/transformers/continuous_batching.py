@@ -46,9 +46,12 @@ class Decoder(Protocol):
     max_rows: int
     max_cached_tokens: int
     prefill_tokens: int
-    attentions: Sequence[str]
     version: int
     routing: Routing | None
+
+    @property
+    def attentions(self) -> Sequence[str]:
+        """Return each layer's kind of attention."""
 
     def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
         """Return the logits ``[prompts, vocabulary]`` after each prompt, and fill the cache."""
@@ -106,16 +109,16 @@ class BatchRun:
         self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
         self.ended: list[int] = []  # samples, in the order in which they ended
         self.texts = engine.stop_texts(sampling.stop)
-        self.told = set[int]()  # samples that a stop text ended
+        self.reported = set[int]()  # samples that a stop text ended
 
     def finish(self, enough: Enough | None = None) -> list[Generation]:
         """Run every sample to its end, or until enough have ended; return them in order."""
-        told = 0
+        finished_requests = 0
         while self.live or self.waiting:
             self._admit()
             self._step()
             if enough:
-                told, new = len(self.ended), self.ended[told:]
+                finished_requests, new = len(self.ended), self.ended[finished_requests:]
                 if enough([self.requests[sample] for sample in new]):
                     break
         return self._generations()
@@ -129,20 +132,23 @@ class BatchRun:
 
     def _taken_up(self, pieces: Sequence[Entrants], before: KeptSlots) -> list[Entrants]:
         """Let samples enter whose slots were kept; return the others."""
-        rest, states, slots = list[Entrants](), list[Tensor](), list[int]()
-        for piece in pieces:
-            slot, room = before.slots.get((*piece.prompt,)), self.rows - len(slots)
-            own, others = piece.state.tensor_split([0 if slot is None else room], 1)
-            own[TOKEN] = piece.prompt[-1]
-            states.append(own)
-            slots += [slot] * own.shape[1]
-            rest.append(Entrants(piece.prompt, others))
+        waiting_entrants, states, slots = list[Entrants](), list[Tensor](), list[int]()
+        for entrants in pieces:
+            slot = before.slots.get((*entrants.prompt,))
+            if slot is None:
+                waiting_entrants.append(entrants)
+                continue
+            entering, waiting = entrants.state.tensor_split([self.rows - len(slots)], 1)
+            entering[TOKEN] = entrants.prompt[-1]
+            states.append(entering)
+            slots += [slot] * entering.shape[1]
+            waiting_entrants.append(Entrants(entrants.prompt, waiting))
         if slots:
             self.live = len(slots)
             self.state[:, : self.live] = torch.cat(states, 1)
             self._measure()
             self.cache.take(before.cache, torch.tensor(slots, device=self.slots.device), self.width)
-        return rest
+        return waiting_entrants
 
     def _samples(self, state: Tensor) -> list[int]:
         """Return which samples rows of the state ``[6, rows]`` are."""
@@ -231,7 +237,7 @@ class BatchRun:
             first = max(last + 1 - self.texts.reach, 0)
             if self.texts.stand_in(self.tokens[sample, first : last + 1].tolist()):
                 ended[row] = True
-                self.told.add(sample)
+                self.reported.add(sample)
 
     def _retire(self, ended: Tensor, cut: Tensor) -> None:
         """Free slots ``ended [k]``, ascending: the last live rows move into the holes.
@@ -267,7 +273,9 @@ class BatchRun:
         lengths = (self.tokens >= 0).sum(1)
         last = self.tokens.gather(1, lengths[:, None].clamp(min=1) - 1)[:, 0]
         stopped, ended = torch.isin(last, self.stops).tolist(), {*self.ended}
-        ends = ["stop" if stop else "text" if i in self.told else "length" for i, stop in enumerate(stopped)]
+        ends = [
+            "stop" if stop else "text" if i in self.reported else "length" for i, stop in enumerate(stopped)
+        ]
         finishes = [end if sample in ended else "abort" for sample, end in enumerate(ends)]
         rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), finishes, strict=True)
         log = self.log.of if self.log else lambda sample, new: None

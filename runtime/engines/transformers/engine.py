@@ -15,7 +15,7 @@ Shapes: prompts (rows of one prefill), rows (slots), live (running samples), voc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 from rlgraph.runtime.engines.weights.adapters import MergedAdapter
 from rlgraph.runtime.engines.weights.naming import in_pieces, pieces_of
 from rlgraph.runtime.engines.weights.pretrained import read_weight, reads_by_rows, weights_of
+
+if TYPE_CHECKING:
+    from rlgraph.runtime.engines.contract import HostedServeEngine
 
 PARTS = frozenset({"weights"})  # what may sleep
 
@@ -65,6 +68,7 @@ class TransformersEngine:
     """
 
     overlaps = False
+    notes: Sequence[str] = ()  # nothing of it differs from the plan
 
     def __init__(
         self,
@@ -100,7 +104,7 @@ class TransformersEngine:
         self.routing: Routing | None = None  # made when somebody asks for choices
         self.version, self.away = -1, frozenset[str]()
         self._memory = SavedMemory(self.device)
-        self._last: Tensor | None = None
+        self._last_places: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
         self.adapter = MergedAdapter(self.model, adapter) if adapter else None
         if adapter:
@@ -187,8 +191,11 @@ class TransformersEngine:
         """Free the memory of slots that were kept: the next call reads again what it goes on with."""
         self.kept = None
 
+    def abort(self) -> None:
+        """Do nothing: calls do not overlap, so that nobody can ask while a sample is in flight."""
+
     def close(self) -> None:
-        """Nothing runs beside this process."""
+        """Do nothing: the engine has started no process."""
 
     def generate(
         self,
@@ -229,12 +236,12 @@ class TransformersEngine:
         self._check(requests, limits)
         if not any(limits):
             return [[] for _ in requests]
-        before, self.kept = self.kept if stays else None, None
-        run = BatchRun(self, requests, sampling, limits, stops, stays, before)
-        del before  # its memory is needed
-        made = run.finish(enough)
-        self.kept = run.kept(made) if stays else None
-        finished = iter(made)
+        kept_slots, self.kept = self.kept if stays else None, None
+        run = BatchRun(self, requests, sampling, limits, stops, stays, kept_slots)
+        del kept_slots  # its memory is needed
+        generations = run.finish(enough)
+        self.kept = run.kept(generations) if stays else None
+        finished = iter(generations)
         return [[next(finished) for _ in request.seeds] for request in requests]
 
     def _check(self, requests: Sequence[Request], limits: Sequence[Sequence[int]]) -> None:
@@ -257,9 +264,9 @@ class TransformersEngine:
             self._texts = StopTexts(self.tokenizer, texts, self.device)
         return self._texts if texts else None
 
-    def _need(self, what: str) -> None:
+    def _need(self, call: str) -> None:
         if self.away:
-            law = f"{what} when weights are asleep; call wake(['weights']) and load_weights first"
+            law = f"{call} when weights are asleep; call wake(['weights']) and load_weights first"
             raise RuntimeError(f"{self.path}: {law}")
 
     def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
@@ -274,9 +281,10 @@ class TransformersEngine:
         if self.fused:
             positions = torch.arange(width, device=self.device)[None]
             return self.fused(padded, positions, None, cache, lengths - 1)
-        self._last = lengths - 1
-        logits = self.model(input_ids=padded, use_cache=True, **{self.cached: cache}).logits[:, 0]
-        self._last = None
+        self._last_places = lengths - 1
+        output = self.model(input_ids=padded, use_cache=True, **{self.cached: cache})
+        logits: Tensor = output.logits[:, 0]
+        self._last_places = None
         return logits
 
     def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
@@ -286,7 +294,8 @@ class TransformersEngine:
         if self.fused:
             return self.fused(tokens, positions, masks, cache)
         inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": masks}
-        return self.model(**inputs, use_cache=True, **{self.cached: cache}).logits[:, 0]
+        logits: Tensor = self.model(**inputs, use_cache=True, **{self.cached: cache}).logits[:, 0]
+        return logits
 
     def _masks(self, target: Decode) -> Any:
         """Return what to add to attention scores, ``[live, 1, 1, width]`` for each kind of attention.
@@ -296,10 +305,12 @@ class TransformersEngine:
         if target.aligned:
             return None
         columns, positions = torch.arange(target.width, device=self.device), target.positions[:, None]
-        after, masks = columns > positions, {}
+        is_hidden, masks = columns > positions, {}
         for kind in sorted(set(self.attentions)):
             slides = kind == "sliding_attention"
-            masks[kind] = self._additive(after | (columns <= positions - self.window) if slides else after)
+            masks[kind] = self._additive(
+                is_hidden | (columns <= positions - self.window) if slides else is_hidden
+            )
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _additive(self, hidden: Tensor) -> Tensor:
@@ -311,7 +322,11 @@ class TransformersEngine:
 
         The logits of whole prompts would take more memory than all the rest.
         """
-        if self._last is None:
+        if self._last_places is None:
             return None
-        rows = torch.arange(len(self._last), device=self.device)
-        return (inputs[0][rows, self._last][:, None],)
+        rows = torch.arange(len(self._last_places), device=self.device)
+        return (inputs[0][rows, self._last_places][:, None],)
+
+
+if TYPE_CHECKING:  # mypy: it has every member that a worker calls
+    ENGINE: type[HostedServeEngine] = TransformersEngine

@@ -41,10 +41,10 @@ def entrants_of(
     device: torch.device,
 ) -> Iterator[Entrants]:
     """Yield the requests, each with the state of its samples before they enter."""
-    first = 0
+    start = 0
     for request, counts, before in zip(requests, limits, least, strict=True):
-        length, samples = len(request.prompt), torch.arange(first, first + len(counts), device=device)
-        first += len(counts)
+        length, samples = len(request.prompt), torch.arange(start, start + len(counts), device=device)
+        start += len(counts)
         state = torch.zeros(6, len(counts), dtype=torch.int64, device=device)
         state[POSITION], state[STREAM] = length - 1, streams(request.seeds, device)
         state[END] = length - 1 + torch.tensor(counts, device=device)

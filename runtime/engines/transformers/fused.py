@@ -80,7 +80,7 @@ class _Layer:
         self.size, self.scaling = attention.head_dim, attention.scaling
         self.keys = attention.k_proj.out_features // self.size  # there are as many values
         self.queries = attention.q_proj.out_features // self.size
-        self.first, self.second = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self.is_first, self.second = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         names = [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
         self.head_norms = [_Norm(getattr(attention, name)) for name in names]
         self.project = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
@@ -89,7 +89,7 @@ class _Layer:
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, slots: Any) -> Tensor:
         """Return the hidden states ``[rows, length, hidden]`` behind this layer."""
-        projected = F.linear(self.first(hidden), *self.project).unflatten(-1, (-1, self.size))
+        projected = F.linear(self.is_first(hidden), *self.project).unflatten(-1, (-1, self.size))
         turned, values = projected.split((self.queries + self.keys, self.keys), 2)
         queries, keys = self._turned(turned, cos, sin).split((self.queries, self.keys), 2)
         seen_keys, seen_values = slots.update(keys.transpose(1, 2), values.transpose(1, 2))
@@ -137,7 +137,7 @@ def _joined(*layers: Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def _shared(parts: Sequence[Tensor]) -> Tensor:
-    whole = torch.cat([part.data for part in parts])
-    for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+    weights = torch.cat([part.data for part in parts])
+    for part, view in zip(parts, weights.split([len(part) for part in parts]), strict=True):
         part.data = view
-    return whole
+    return weights

@@ -64,7 +64,7 @@ class SlotLayer(CacheLayerMixin):
     """One layer's slots; buffers are made at the first write, when their heads and dtype are known."""
 
     def __init__(self, rows: int, max_length: int, sliding: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers gives it no types
         self.rows, self.max_length, self.is_sliding = rows, max_length, sliding
         self.target: Prefill | Decode | None = None
 
@@ -77,6 +77,13 @@ class SlotLayer(CacheLayerMixin):
             setattr(self, name, new.new_zeros(self.rows, new.shape[1], self.max_length, new.shape[3]))
         self.is_initialized = True
 
+    @property
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """Return keys and values ``[rows, kv_heads, max_length, head_dim]``, once they are allocated."""
+        assert self.keys is not None, "allocated by the first write"
+        assert self.values is not None, "allocated by the first write"
+        return self.keys, self.values
+
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -84,13 +91,15 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.target is not None
-        return self.target.write(self.keys, key_states), self.target.write(self.values, value_states)
+        keys, values = self.buffers
+        return self.target.write(keys, key_states), self.target.write(values, value_states)
 
     def take(self, other: SlotLayer, slots: Tensor, width: int) -> None:
         """Begin with the first ``width`` columns of another's ``slots [k]``; it is given up."""
-        self.lazy_initialization(other.keys, other.values)
-        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            own[: len(slots), :, :width] = theirs[slots, :, :width]
+        keys, values = other.buffers
+        self.lazy_initialization(keys, values)
+        for target, source in zip(self.buffers, (keys, values), strict=True):
+            target[: len(slots), :, :width] = source[slots, :, :width]
         del other.keys, other.values
 
     def get_seq_length(self) -> int:
@@ -110,21 +119,22 @@ class SlotCache(Cache):
     """The slots of all layers; ``sliding`` says which layers have a sliding window."""
 
     def __init__(self, rows: int, max_length: int, sliding: list[bool]) -> None:
-        super().__init__(layers=[SlotLayer(rows, max_length, slides) for slides in sliding])
+        self.slot_layers = [SlotLayer(rows, max_length, slides) for slides in sliding]
+        super().__init__(layers=[*self.slot_layers])
 
     def aim(self, target: Prefill | Decode) -> SlotCache:
         """Set where the next forward writes."""
-        for layer in self.layers:
+        for layer in self.slot_layers:
             layer.target = target
         return self
 
     def take(self, other: SlotCache, slots: Tensor, width: int) -> None:
         """Begin with slots of another cache, which is given up, layer by layer."""
-        for own, theirs in zip(self.layers, other.layers, strict=True):
-            own.take(theirs, slots, width)
+        for layer, source in zip(self.slot_layers, other.slot_layers, strict=True):
+            layer.take(source, slots, width)
 
     def move(self, to: Tensor, source: Tensor, width: int) -> None:
         """Copy the first ``width`` columns of slots ``source [k]`` over slots ``to [k]``."""
-        for layer in self.layers:
-            for buffer in (layer.keys, layer.values):
+        for layer in self.slot_layers:
+            for buffer in layer.buffers:
                 buffer[to, :, :width] = buffer[source, :, :width]

@@ -30,20 +30,24 @@ def empty_model(files: ModelFiles, device: torch.device, dtype: torch.dtype) -> 
     if law := unfit(config):
         raise ValueError(law)
     with device, no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=files.trusted)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=files.trusted
+        )
     model.tie_weights()
     repeat_shared_heads(model, device, dtype)
-    return model.eval().requires_grad_(False)
+    model.eval()
+    model.requires_grad_(False)
+    return model
 
 
 def unfit(config: Any) -> str:
     """Return why this engine can't run a model of a configuration, or nothing."""
-    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    kind: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     kinds = {*attention_kinds(config)}
     if kind and "sliding_attention" in kinds and not hasattr(sys.modules[kind.__module__], WINDOWED):
         kinds |= {"windows of its own"}
     unknown = sorted(kinds - {*ATTENTIONS})
-    odd = kind and (kind._is_stateful or not _takes(kind, "position_ids") or not cache_name(kind))
+    odd = kind and (kind._is_stateful or not _has_parameter(kind, "position_ids") or not cache_name(kind))
     if not unknown and not odd:
         return _unfit_form(config, kind) if kind else ""
     law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids"
@@ -73,12 +77,12 @@ def cache_name(kind: type) -> str:
     forwards = [base for base in kind.__mro__ if "forward" in vars(base)]  # one of its own may hand all on
     for base in forwards:
         for name in ("cache", "past_key_values"):
-            if _takes(base, name):
+            if _has_parameter(base, name):
                 return name
     return ""
 
 
-def _takes(kind: type, name: str) -> bool:
+def _has_parameter(kind: type, name: str) -> bool:
     return name in inspect.signature(kind.forward).parameters  # type: ignore[attr-defined]
 
 

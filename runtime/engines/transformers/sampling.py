@@ -79,9 +79,11 @@ def _cut(probs: Tensor, top_k: int, top_p: float) -> Tensor:
     if k == probs.shape[-1] and top_p >= 1:
         return probs
     # Tokens keep their places: order by id does not flip when rounding swaps two equal probabilities.
-    kept, tokens = probs.topk(k) if k < probs.shape[-1] else probs.sort(-1, descending=True)
+    survives, tokens = probs.topk(k) if k < probs.shape[-1] else probs.sort(-1, descending=True)
     if top_p < 1:
-        before = kept.cumsum(-1, dtype=torch.float64) - kept
-        kept = kept.where(before < top_p * kept.sum(-1, keepdim=True, dtype=torch.float64), 0.0)
-        kept[:, 0] = probs.gather(-1, tokens[:, :1])[:, 0]
-    return torch.zeros_like(probs).scatter(-1, tokens, kept)
+        cumulative = survives.cumsum(-1, dtype=torch.float64) - survives
+        survives = survives.where(
+            cumulative < top_p * survives.sum(-1, keepdim=True, dtype=torch.float64), 0.0
+        )
+        survives[:, 0] = probs.gather(-1, tokens[:, :1])[:, 0]
+    return torch.zeros_like(probs).scatter(-1, tokens, survives)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,14 @@ from rlgraph.ops.interfaces import Tokenizer
 PARTIAL = "\ufffd"  # what a part of a character decodes to
 
 
+class VocabularyTokenizer(Tokenizer, Protocol):
+    """A tokenizer that says how many tokens it has, and decodes several sequences in one call."""
+
+    def __len__(self) -> int: ...
+
+    def batch_decode(self, sequences: Any) -> list[str]: ...
+
+
 class StopTexts:
     """The texts of a call, and the tokens that can complete one.
 
@@ -21,15 +30,17 @@ class StopTexts:
         reach: tokens from the end in which a text is found whole, and a character more.
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], device: torch.device) -> None:
+    def __init__(self, tokenizer: VocabularyTokenizer, texts: Sequence[str], device: torch.device) -> None:
         self.tokenizer, self.texts = tokenizer, texts
         self.reach = reach(texts)
-        last = {text[-1] for text in texts}
-        pieces = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+        last_letters = {text[-1] for text in texts}
+        decoded = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
         # alone, a token may lose the white space that it has behind another
-        every = any(letter.isspace() for letter in last)
-        found = [every or PARTIAL in piece or not last.isdisjoint(piece) for piece in pieces]
-        self.completes = torch.tensor([*found, False], device=device)
+        has_white_space = any(letter.isspace() for letter in last_letters)
+        can_complete = [
+            has_white_space or PARTIAL in piece or not last_letters.isdisjoint(piece) for piece in decoded
+        ]
+        self.completes = torch.tensor([*can_complete, False], device=device)
 
     def candidates(self, tokens: Tensor) -> Tensor:
         """Return the rows, ascending, whose newest token, int64 ``[rows]``, can complete a text."""

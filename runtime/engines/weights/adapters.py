@@ -24,9 +24,9 @@ def add(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
     """
     count = len(weight) if weight.dim() == 3 else 1
     pairs = zip(up.unflatten(1, (-1, count)).unbind(2), down.unflatten(0, (count, -1)), strict=True)
-    for own, (b, a) in zip(weight if weight.dim() == 3 else [weight], pairs, strict=True):
+    for matrix, (b, a) in zip(weight if weight.dim() == 3 else [weight], pairs, strict=True):
         product = scale * (b.float() @ a.float())
-        own.copy_(own.float() + (product.T if transposed else product))
+        matrix.copy_(matrix.float() + (product.T if transposed else product))
 
 
 class MergedAdapter:
@@ -49,15 +49,15 @@ class MergedAdapter:
             AttributeError: a layer that the model lacks.
             ValueError: A or B is missing of a layer, or both where the version before had them.
         """
-        held: dict[str, torch.Tensor] = {}
+        waiting: dict[str, torch.Tensor] = {}
         merged = set[str]()
         for name, tensor in named:
             layer = name.removeprefix(FILES).partition(".lora_")[0]
-            held[name] = tensor.clone()  # good until the next is asked for
-            down, up = (f"{FILES}{layer}.lora_{which}.weight" for which in "AB")
-            if down in held and up in held:
-                merged.add(self._merge(layer, held.pop(down), held.pop(up)))
-        if lacking := [*held, *sorted(self.base.keys() - merged)]:
+            waiting[name] = tensor.clone()  # good until the next is asked for
+            down, up = (f"{FILES}{layer}.lora_{factor}.weight" for factor in "AB")
+            if down in waiting and up in waiting:
+                merged.add(self._merge(layer, waiting.pop(down), waiting.pop(up)))
+        if lacking := [*waiting, *sorted(self.base.keys() - merged)]:
             raise ValueError(f"an adapter came of which A or B is missing: {', '.join(lacking[:3])}")
 
     @torch.no_grad()

@@ -32,41 +32,44 @@ class Delta:
 
     def __init__(self, way: Transport) -> None:
         self.way = way
-        self.kept: dict[str, torch.Tensor] = {}  # the bits of each tensor, flat, as they were sent last
+        self.sent_bits: dict[str, torch.Tensor] = {}  # the bits of each tensor, flat, as they were sent last
         self.kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}  # shapes and data types of what came
-        self.sent, self.whole = 0, 0  # bytes of the last version, and of all its weights
-        self.compared, self.rest = False, 0  # whether that was with one before; versions that go whole yet
+        self.sent_bytes, self.total_bytes = 0, 0  # bytes of the last version, and of all its weights
+        self.compared = False  # whether that version was compared with one before
+        self.versions_sent_whole = 0  # how many of the next ones go without a comparison
 
     def send(self, weights: Weights) -> None:
         """Send the changes of every tensor, or all of it."""
-        self.rest = max(self.rest - 1, 0)
-        if self.compared and self.sent > MOST * self.whole:
-            self.rest, self.kept = REST, {}
-        self.compared, self.sent, self.whole = bool(self.kept), 0, 0
+        self.versions_sent_whole = max(self.versions_sent_whole - 1, 0)
+        if self.compared and self.sent_bytes > MOST * self.total_bytes:
+            self.versions_sent_whole, self.sent_bits = REST, {}
+        self.compared, self.sent_bytes, self.total_bytes = bool(self.sent_bits), 0, 0
         self.way.send(Weights(weights.version, self._changes(weights.tensors)))
 
     def receive(self, version: int) -> Weights:
         """Return the weights that are sent; raises as ``Transport.receive``, and where bits differ."""
-        came = self.way.receive(version)
-        return Weights(came.version, self._restored(came.tensors))
+        received = self.way.receive(version)
+        return Weights(received.version, self._restored(received.tensors))
 
     def metrics(self) -> Mapping[str, Metric]:
         """Return the share of the weights' bytes that were sent last."""
-        return {"sync/sent": Metric.of("share", [self.sent], "bytes", self.whole)} if self.whole else {}
+        if not self.total_bytes:
+            return {}
+        return {"sync/sent": Metric.of("share", [self.sent_bytes], "bytes", self.total_bytes)}
 
     def _changes(self, named: Iterable[Named]) -> Iterator[Named]:
         for name, tensor in named:
-            self.whole += tensor.nbytes
+            self.total_bytes += tensor.nbytes
             change, mark = None, ""
-            if not self.rest:
-                bits, before = _bits(tensor), self.kept.get(name)
-                self.kept[name], mark = bits, KEPT
-                change = None if before is None else _change(before, bits)
+            if not self.versions_sent_whole:
+                bits, sent_bits = _bits(tensor), self.sent_bits.get(name)
+                self.sent_bits[name], mark = bits, KEPT
+                change = None if sent_bits is None else _change(sent_bits, bits)
             if change is None:
-                self.sent += tensor.nbytes
+                self.sent_bytes += tensor.nbytes
                 yield name + mark, tensor
             else:
-                self.sent += change.nbytes
+                self.sent_bytes += change.nbytes
                 yield name + CHANGES, change
 
     def _restored(self, named: Iterable[Named]) -> Iterator[Named]:
@@ -74,12 +77,12 @@ class Delta:
             name, _, mark = wire.partition("#")
             if wire == name + CHANGES:
                 shape, dtype = self.kinds[name]
-                bits = _changed(name, self.kept[name], tensor.cpu())
+                bits = _changed(name, self.sent_bits[name], tensor.cpu())
                 yield name, bits.view(dtype).view(shape).to(tensor.device)
                 continue
-            self.kept.pop(name, None)
+            self.sent_bits.pop(name, None)
             if mark:
-                self.kept[name], self.kinds[name] = _bits(tensor), (tensor.shape, tensor.dtype)
+                self.sent_bits[name], self.kinds[name] = _bits(tensor), (tensor.shape, tensor.dtype)
             yield name, tensor
 
 
@@ -89,14 +92,14 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(BITS[tensor.element_size()])
 
 
-def _change(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor | None:
+def _change(sent_bits: torch.Tensor, now: torch.Tensor) -> torch.Tensor | None:
     """Return uint8: what makes one of the other; None where the whole takes no more bytes."""
-    places = np.flatnonzero(before.numpy() != now.numpy())  # numpy's are 3 and 13 times as fast as torch's
+    places = np.flatnonzero(sent_bits.numpy() != now.numpy())  # numpy's are 3 and 13 times as fast as torch's
     size = CHECK + len(places) * (PLACE + now.element_size())
     if size >= now.nbytes or now.numel() > torch.iinfo(torch.int32).max:
         return None
-    parts = _sum(now), places.astype(np.int32), now.numpy()[places]
-    return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
+    sections = _sum(now), places.astype(np.int32), now.numpy()[places]
+    return torch.from_numpy(np.concatenate([section.view(np.uint8) for section in sections]))
 
 
 def _sum(bits: torch.Tensor) -> Any:

@@ -104,8 +104,8 @@ def pieces_of(model: Any, stored: Iterable[str]) -> Pieces:
 
 def in_pieces(tensors: Iterable[Named], pieces: Pieces) -> Iterator[Named]:
     """Yield full parameters and buffers as the checkpoint's weights: views, under its names."""
-    for name, whole in tensors:
-        yield from ((piece.name, piece.of(whole)) for piece in pieces[name])
+    for name, parameter in tensors:
+        yield from ((piece.name, piece.of(parameter)) for piece in pieces[name])
 
 
 def _used(model: Any, names: list[str]) -> list[Any]:

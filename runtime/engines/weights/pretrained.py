@@ -61,8 +61,8 @@ def shape_of(files: ModelFiles, auto: Any, options: Mapping[str, Any], dtype: to
         raise ValueError(law)
     by_sdpa = getattr(auto._model_mapping.get(type(config), None), "_supports_sdpa", True)
     with torch.device("meta"), no_init_weights():
-        how = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
-        model = auto.from_config(config, **how, trust_remote_code=files.trusted)
+        settings = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
+        model = auto.from_config(config, **settings, trust_remote_code=files.trusted)
     _without_memory(model)
     model.tie_weights()
     if model.can_generate() and cached_file(files.path, "generation_config.json", **_OPTIONAL):
@@ -119,7 +119,8 @@ def read_weight(stored: StoredWeight, name: str) -> torch.Tensor:
     from safetensors import safe_open
 
     with safe_open(stored.file, "pt") as file:
-        return file.get_tensor(name)
+        weight: torch.Tensor = file.get_tensor(name)
+        return weight
 
 
 def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> bool:
@@ -127,25 +128,41 @@ def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[s
 
     Of the weights whose names start as ``new`` says they may lack some.
     """
-    wide = model.dtype == torch.float32  # then all weights are held as those that must not be narrower
-    strict = () if wide else model._keep_in_fp32_modules_strict or ()
-    odd = (
-        getattr(model.config, "quantization_config", None)
-        or getattr(model.config, "transformers_weights", None)
-        or [name for name, _ in model.named_parameters() if any(key in name for key in strict)]
-    )
-    if odd or not files:
+    if not files:
         return False
-    stored = {names[0]: [n for n in names if _stored(pieces[n], files)] for names in _tied(model)}
-    # transformers would compare both copies of a tied weight
-    return all(len(held) == 1 or (not held and name.startswith(new)) for name, held in stored.items())
+    if getattr(model.config, "quantization_config", None):
+        return False
+    if getattr(model.config, "transformers_weights", None):
+        return False
+    if _has_wider_weights(model):
+        return False
+    for names in _tied(model):
+        stored_names = [name for name in names if _stored(pieces[name], files)]
+        may_lack = names[0].startswith(new)
+        # transformers would compare both copies of a tied weight
+        if len(stored_names) > 1 or (not stored_names and not may_lack):
+            return False
+    return True
+
+
+def _has_wider_weights(model: Any) -> bool:
+    """Return whether some weights must not be narrower than float32, and others are."""
+    if model.dtype == torch.float32:
+        return False
+    strict = model._keep_in_fp32_modules_strict or ()
+    return any(key in name for name, _ in model.named_parameters() for key in strict)
 
 
 def check_experts(path: str, pieces: Pieces, files: StoredWeights) -> None:
     """Check that no expert lacks, nor one of its weights: all pieces of a parameter or none (ValueError)."""
-    begun = [parts for parts in pieces.values() if any(piece.name in files for piece in parts)]
-    if lacking := [piece.name for parts in begun for piece in parts if piece.name not in files]:
-        raise ValueError(f"{path} holds no weights for {listed(lacking)}")
+    missing: list[str] = []
+    for of_parameter in pieces.values():
+        names = [piece.name for piece in of_parameter]
+        absent = [name for name in names if name not in files]
+        if len(absent) < len(names):
+            missing += absent
+    if missing:
+        raise ValueError(f"{path} holds no weights for {listed(missing)}")
 
 
 def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int) -> None:
@@ -169,24 +186,25 @@ def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int
 
 def check(path: str, model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> None:
     """Check that the files' weights are of the model's shapes (else ValueError), and warn of others."""
-    shapes = {piece.name: list(piece.shape) for parts in pieces.values() for piece in parts}
-    wrong = [
-        f"{name} is {files[name].shape}, the model's is {shape}"
-        for name, shape in shapes.items()
-        if name in files and files[name].shape != shape
-    ]
-    if wrong:
-        raise ValueError(f"{path}: {listed(wrong)}")
+    shapes = {piece.name: list(piece.shape) for of_parameter in pieces.values() for piece in of_parameter}
+    mismatches: list[str] = []
+    for name, shape in shapes.items():
+        if name in files and files[name].shape != shape:
+            mismatches.append(f"{name} is {files[name].shape}, the model's is {shape}")
+    if mismatches:
+        raise ValueError(f"{path}: {listed(mismatches)}")
     ignored = model._keys_to_ignore_on_load_unexpected or ()
-    extra = [name for name in files if name not in shapes and not any(re.search(p, name) for p in ignored)]
-    report_unexpected(path, model, extra, new)
+    unexpected = [name for name in files if name not in shapes]
+    reported = [name for name in unexpected if not any(re.search(pattern, name) for pattern in ignored)]
+    report_unexpected(path, model, reported, new)
 
 
 def report_unexpected(path: str, model: Any, names: Iterable[str], new: tuple[str, ...]) -> None:
     """Warn of weights that the model has no place for. A model with a new head has none for the old one."""
     base = f"{model.base_model_prefix}."
-    if extra := [name for name in sorted(names) if not new or name.startswith(base)]:
-        warnings.warn(f"{path}: the model has no place for {listed(extra)}; left out", stacklevel=2)
+    unplaced = [name for name in sorted(names) if not new or name.startswith(base)]
+    if unplaced:
+        warnings.warn(f"{path}: the model has no place for {listed(unplaced)}; left out", stacklevel=2)
 
 
 def fill(
@@ -201,13 +219,15 @@ def fill(
     Tied parameters stay one. A parameter that has memory already, such as a new head's, is left as it is.
     ``cut_of`` says of which parameters, by name, the model has only a part.
     """
-    held: dict[int, torch.Tensor] = {}
+    filled: dict[int, torch.Tensor] = {}
     state = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
         parts = pieces.get(base_name(name), [])
         if _stored(parts, files) and (tensor.is_meta or not isinstance(tensor, torch.nn.Parameter)):
-            held[id(tensor)] = _read(tensor, parts, files, device, cut_of(name))
-    model.load_state_dict({name: held.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True)
+            filled[id(tensor)] = _read_tensor(tensor, parts, files, device, cut_of(name))
+    model.load_state_dict(
+        {name: filled.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True
+    )
 
 
 def listed(names: list[str], most: int = 5) -> str:
@@ -217,7 +237,7 @@ def listed(names: list[str], most: int = 5) -> str:
 
 
 @torch.no_grad()
-def _read(
+def _read_tensor(
     tensor: torch.Tensor,
     pieces: Sequence[Piece],
     files: StoredWeights,
@@ -230,11 +250,11 @@ def _read(
         return tensor
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     rows = torch.empty(local.shape, dtype=local.dtype, device=device)
-    here = extent(tensor, cut)
+    own_extent = extent(tensor, cut)
     if cut and cut[0]:
-        _copy_columns(rows, here, pieces, files)
+        _copy_columns(rows, own_extent, pieces, files)
     else:
-        _copy_pieces(rows, here[0].start if here else 0, tensor, pieces, files)
+        _copy_pieces(rows, own_extent[0].start if own_extent else 0, tensor, pieces, files)
     if isinstance(tensor, DTensor):
         rows = DTensor.from_local(
             rows, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
@@ -243,32 +263,32 @@ def _read(
 
 
 def _copy_pieces(
-    rows: torch.Tensor, first: int, whole: torch.Tensor, pieces: Sequence[Piece], files: StoredWeights
+    rows: torch.Tensor, first_row: int, parameter: torch.Tensor, pieces: Sequence[Piece], files: StoredWeights
 ) -> None:
-    """Fill consecutive rows of the ``whole`` parameter, from number ``first`` on, and read nothing else.
+    """Fill consecutive rows of a ``parameter``, from number ``first_row`` on, and read nothing else.
 
     A file is opened anew for each parameter: closed, it no longer counts as this process's memory.
     """
     from safetensors import safe_open
 
-    width = math.prod(whole.shape[1:])
-    parts = [(piece, piece.rows_of(rows, first, width)) for piece in pieces]
-    here = [(files[piece.name].file, piece.name, part) for piece, part in parts if part]
-    for file, group in groupby(here, key=lambda part: part[0]):
+    width = math.prod(parameter.shape[1:])
+    overlaps = [(piece, piece.rows_of(rows, first_row, width)) for piece in pieces]
+    stored_overlaps = [(files[piece.name].file, piece.name, part) for piece, part in overlaps if part]
+    for file, group in groupby(stored_overlaps, key=lambda part: part[0]):
         with safe_open(file, "pt") as weights:
-            for _, name, (there, view) in group:
-                view.copy_(weights.get_slice(name)[there] if view.dim() else weights.get_tensor(name))
+            for _, name, (in_file, view) in group:
+                view.copy_(weights.get_slice(name)[in_file] if view.dim() else weights.get_tensor(name))
 
 
 def _copy_columns(
-    rows: torch.Tensor, here: tuple[slice, ...], pieces: Sequence[Piece], files: StoredWeights
+    rows: torch.Tensor, own_extent: tuple[slice, ...], pieces: Sequence[Piece], files: StoredWeights
 ) -> None:
     """Fill a part of the columns of a parameter that is one weight of the checkpoint."""
     from safetensors import safe_open
 
     (piece,) = pieces
     with safe_open(files[piece.name].file, "pt") as weights:
-        rows.copy_(weights.get_slice(piece.name)[here])
+        rows.copy_(weights.get_slice(piece.name)[own_extent])
 
 
 def _stored(pieces: Sequence[Piece], files: StoredWeights) -> bool:
@@ -288,11 +308,11 @@ def _safetensors(path: str) -> list[str]:
     """Return the safetensors files, where transformers looks for them: one, or those of an index."""
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-    if whole := cached_file(path, SAFE_WEIGHTS_NAME, **_OPTIONAL):
-        return [whole]
+    if single_file := cached_file(path, SAFE_WEIGHTS_NAME, **_OPTIONAL):
+        return [single_file]
     index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **_OPTIONAL)
-    parts = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
-    return [str(cached_file(path, part)) for part in sorted({*parts})]
+    shard_names = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
+    return [str(cached_file(path, shard)) for shard in sorted({*shard_names})]
 
 
 _OPTIONAL: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}

@@ -68,9 +68,9 @@ class Ranks:
         self.group, self.sender, self.device = group, sender, device
 
     def tell(self, note: Any) -> Any:
-        held = [note]
-        dist.broadcast_object_list(held, self.sender, self.group)
-        return held[0]
+        message = [note]
+        dist.broadcast_object_list(message, self.sender, self.group)
+        return message[0]
 
     def broadcast(self, flat: torch.Tensor) -> None:
         dist.broadcast(flat, self.sender, self.group)
@@ -79,11 +79,11 @@ class Ranks:
         dist.barrier(self.group)
 
 
-def check_version(came: int, wanted: int) -> None:
+def check_version(received: int, wanted: int) -> None:
     """Check that weights came with the version that their reader was promised; RunError otherwise."""
-    if came != wanted:
+    if received != wanted:
         raise RunError(
-            f"weights of version {came} came where version {wanted} was promised\n"
+            f"weights of version {received} came where version {wanted} was promised\n"
             f"  the workers do not run one plan: start the run anew"
         )
 

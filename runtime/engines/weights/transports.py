@@ -73,8 +73,8 @@ class Broadcast:
             sizes = [shape.numel() for shape in header.shapes]
             flat = torch.empty(sum(sizes), dtype=header.dtype, device=self.peers.device)
             self.peers.broadcast(flat.view(torch.uint8))
-            for name, shape, part in zip(header.names, header.shapes, flat.split(sizes), strict=True):
-                yield name, part.view(shape)
+            for name, shape, flat_tensor in zip(header.names, header.shapes, flat.split(sizes), strict=True):
+                yield name, flat_tensor.view(shape)
         transfer.check_version(header, version)
 
 
@@ -93,13 +93,13 @@ class Disk:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         try:
-            index = {}
+            index: dict[str, str] = {}
             for number, bucket in enumerate(transfer.in_buckets(weights.tensors)):
                 name = f"model-{number:05d}.safetensors"
                 save_file({key: tensor.detach().cpu().contiguous() for key, tensor in bucket}, path / name)
                 index |= {key: name for key, _ in bucket}
-            whole = {"metadata": {"version": weights.version}, "weight_map": index}
-            (path / INDEX).write_text(json.dumps(whole), encoding="utf-8")
+            index_file = {"metadata": {"version": weights.version}, "weight_map": index}
+            (path / INDEX).write_text(json.dumps(index_file), encoding="utf-8")
             self.peers.tell((str(path), weights.version))
             self.peers.wait()
         finally:
@@ -109,8 +109,8 @@ class Disk:
         return transfer.Weights(version, self._tensors(version))
 
     def _tensors(self, version: int) -> Iterator[transfer.Named]:
-        path, came = self.peers.tell(None)
-        transfer.check_version(came, version)
+        path, received = self.peers.tell(None)
+        transfer.check_version(received, version)
         index = json.loads(Path(path, INDEX).read_text(encoding="utf-8"))
         transfer.check_version(index["metadata"]["version"], version)
         for name in dict.fromkeys(index["weight_map"].values()):
@@ -151,8 +151,8 @@ class RemoteTransport:
 
     def _names(self, version: int) -> Iterator[transfer.Named]:
         self.peers.wait()
-        came, names = self.peers.tell(None)
-        transfer.check_version(came, version)
+        received, names = self.peers.tell(None)
+        transfer.check_version(received, version)
         yield from ((name, torch.empty(0)) for name in names)
 
     def close(self) -> None:
@@ -190,13 +190,13 @@ def syncs(plan: Plan, one_process: bool) -> Mapping[str, Step]:
     return chosen
 
 
-def _problem(step: Step, before: Step | None, serve: ServePlan, remote: bool) -> str:
+def _problem(step: Step, earlier: Step | None, serve: ServePlan, remote: bool) -> str:
     """Return why a sync's path can't be carried out, or ""."""
     inside = step.path in HANDED
     if step.path not in TRANSPORTS or step.path not in serving(serve).paths:
         return f"the engine {serve.engine} takes {' or '.join(serving(serve).paths)}"
-    if before and before.path != step.path:
-        return f"{before.node} sends them by `{before.path}`"
+    if earlier and earlier.path != step.path:
+        return f"{earlier.node} sends them by `{earlier.path}`"
     if inside and remote:
         return "its two engines are not in one process"
     if not inside and not remote:

@@ -1,0 +1,166 @@
+"""The contracts of engines: every member that a worker calls, and the check that an engine has them all.
+
+What an op may use of an engine is in ``rlgraph.ops.interfaces``; the protocols here add what the worker does
+with it: loading weights, moving its parts off the device and back, saving. An engine is loaded by its name in
+the registry (``rlgraph.engines.registry``), which refuses one that lacks a member. Each engine's own file has
+a line by which mypy checks the types of its members, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from pkgutil import resolve_name
+from typing import Any, Protocol
+
+import torch
+
+from rlgraph.engines.registry import SERVING, TRAINING
+from rlgraph.errors import RunError
+from rlgraph.ops import interfaces
+from rlgraph.runtime.engines.term import Term
+
+
+class EngineContractError(RunError):
+    """An engine lacks members that a worker calls."""
+
+
+class HostedTrainEngine(interfaces.TrainEngine, Protocol):
+    """A model that trains or scores, on one rank of its pool. All methods but ``join`` are collective.
+
+    Its parts are ``parameters`` and ``optimizer``.
+    """
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate, at its peak."""
+
+    def join(self, name: str, term: Term) -> None:
+        """Add a node's loss to the optimizer steps of the next ``update``."""
+
+    def offload(self, parts: Sequence[str]) -> None:
+        """Move parts from the device to the host.
+
+        Raises:
+            RuntimeError: one is there already.
+        """
+
+    def reload(self, parts: Sequence[str]) -> None:
+        """Bring back what ``offload`` moved, bit for bit.
+
+        Raises:
+            RuntimeError: a part is on the device.
+        """
+
+    def weights(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return every weight in full, by its name in the checkpoint.
+
+        Those wider than ``dtype``, in which the reader holds them, may come in it.
+        """
+
+    def adapter(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the adapters in full, by their names in peft's files; ``dtype`` as of ``weights``."""
+
+    def checkpoint_bytes(self) -> int:
+        """Return how many bytes this rank writes of a checkpoint."""
+
+    def begin_save(self, directory: str) -> None:
+        """Copy what trains, and write it in the background."""
+
+    def finish_save(self) -> dict[str, str]:
+        """Wait until it is written; return the digests of this rank's files by name."""
+
+    def load(self, directory: str) -> None:
+        """Read what was saved, on any number of ranks."""
+
+    def export(self, directory: str) -> None:
+        """Write a Hugging Face directory."""
+
+
+class HostedServeEngine(interfaces.ServeEngine, Protocol):
+    """A model that generates, on one device of its pool; ``version`` is -1 without usable weights.
+
+    Its parts are the engine's own, such as ``weights`` and ``kv``.
+    """
+
+    @property
+    def version(self) -> int:
+        """Return the version of its weights."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Return sentences on what of it differs from the plan, as a smaller cache."""
+
+    def load_weights(self, named: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take every weight by its name in the checkpoint, or an adapter's by their names in peft's files.
+
+        ``version`` stays -1 where a server was lost meanwhile: the caller brings them once more.
+        """
+
+    def sleep(self, parts: Sequence[str]) -> None:
+        """Free the memory of parts on the device.
+
+        Raises:
+            RuntimeError: one sleeps already.
+        """
+
+    def wake(self, parts: Sequence[str]) -> None:
+        """Take the memory of parts again; weights that slept come by ``load_weights``.
+
+        Raises:
+            RuntimeError: one is awake.
+        """
+
+    def settle(self, call: str) -> None:
+        """End what stays in flight between calls, since ``call`` follows."""
+
+    def close(self) -> None:
+        """End what it started."""
+
+
+def load_train_engine(name: str, path: str, **options: Any) -> HostedTrainEngine:
+    """Return the train engine of a name in the registry, for the model at ``path``.
+
+    Raises:
+        EngineContractError: it lacks members of ``HostedTrainEngine``.
+    """
+    builder = TRAINING[name].builder
+    engine: HostedTrainEngine = resolve_name(builder)(path, **options)
+    check_members(engine, HostedTrainEngine, name, builder)
+    return engine
+
+
+def load_serve_engine(name: str, path: str, **options: Any) -> HostedServeEngine:
+    """Return the serve engine of a name in the registry, for the model at ``path``.
+
+    Raises:
+        EngineContractError: it lacks members of ``HostedServeEngine``.
+    """
+    builder = SERVING[name].builder
+    engine: HostedServeEngine = resolve_name(builder)(path, **options)
+    check_members(engine, HostedServeEngine, name, builder)
+    return engine
+
+
+def check_members(engine: object, contract: type, name: str, builder: str) -> None:
+    """Check that an engine has every member of its contract.
+
+    Raises:
+        EngineContractError: some are missing, with the names of the engine and of these.
+    """
+    missing = [member for member in members_of(contract) if not hasattr(engine, member)]
+    if missing:
+        law = f"the engine `{name}` ({builder}) has no {', '.join(missing)}, which a worker calls"
+        raise EngineContractError(
+            f"{law}\n  give it every member of {contract.__module__}.{contract.__name__}"
+        )
+
+
+def members_of(contract: type) -> list[str]:
+    """Return the names of a protocol's members, those of the protocols that it extends first."""
+    names = dict[str, None]()
+    for protocol in reversed(contract.__mro__):
+        if protocol in (object, Protocol):
+            continue
+        declared = [*inspect.get_annotations(protocol), *vars(protocol)]
+        names |= dict.fromkeys(member for member in declared if not member.startswith("_"))
+    return [*names]
