@@ -107,7 +107,7 @@ class Compilation:
     def _lower(self, tree: Tree, devices: int) -> Lowered:
         target = self.request.target
         runs_here = target is None or target.cluster == "auto"
-        # SGLang may be missing where a run is planned for another machine
+        # a named cluster is another machine: there SGLang may be installed that is missing here
         if runs_here and self._device == "cuda" and not is_installed(SERVERS):
             tree = embedded(tree)
         return lower_tree(tree, devices, self._device)
@@ -128,7 +128,7 @@ class Compilation:
         """Return the plan for ``--cluster auto``; where that can't tell what devices hold, a note says so."""
         target = Target("auto")
         try:
-            scenario = _scenario(target, self.request.here, self._devices)
+            scenario = _scenario_of(target, self.request.here, self._devices)
             if scenario.cluster.device != "cuda":
                 raise fail("auto-cluster", "this machine has no GPUs to ask what they hold", None)
             return self._predicted(plan, scenario), target
@@ -143,7 +143,9 @@ class Compilation:
     @cached_property
     def _scenario(self) -> Scenario | None:
         request = self.request
-        return _scenario(request.target, request.here, request.devices) if request.target else None
+        if request.target is None:
+            return None
+        return _scenario_of(request.target, request.here, request.devices)
 
     @cached_property
     def _device(self) -> str:
@@ -206,7 +208,7 @@ def _check_pool_sizes(plan: Plan, tree: Tree, devices: int) -> None:
     raise fail("pool-size", law, tree.at(("pools", largest, "devices")).mark, remedy=remedy)
 
 
-def _scenario(target: Target, here: Here | None, devices: int | None) -> Scenario:
+def _scenario_of(target: Target, here: Here | None, devices: int | None) -> Scenario:
     """Return a target's scenario; of ``auto``, with as many hosts like ``here`` as its GPUs take."""
     from rlgraph.planning.predict import Scenario
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from rlgraph.engines.registry import OFFLOADS
 from rlgraph.errors import GraphError
@@ -26,9 +27,10 @@ from rlgraph.planning.shared_weights import share_weights
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder
 
-INDECISIVE = ("about", "eval", "pools", "schedule")
-# settings of a train engine that decide no number of a run
-OF_DEVICES = {*ON_ONE_DEVICE, *OFFLOADS}
+# what decides no number of a run: sections of a graph, settings of a model, and settings of its train engine
+INDECISIVE_SECTIONS = ("about", "eval", "pools", "schedule")
+INDECISIVE_OF_MODELS = ("vocabulary",)
+INDECISIVE_OF_TRAINING = {*ON_ONE_DEVICE, *OFFLOADS}
 
 
 @contextmanager
@@ -68,9 +70,13 @@ def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
 
 def lower_tree(tree: Tree, devices: int, device: str = "cpu") -> Lowered:
     """Take the graph of training and that of evaluation through all passes."""
-    train, evaluation = bind(tree, devices, device), bind_evaluation(tree, devices, device)
-    lowered, *rest = lower_all([train, *([evaluation] if evaluation else ())])
-    return Lowered(tree, devices, device, lowered, rest[0] if rest else None)
+    train = bind(tree, devices, device)
+    evaluation = bind_evaluation(tree, devices, device)
+    if evaluation is None:
+        (lowered,) = lower_all([train])
+        return Lowered(tree, devices, device, lowered, None)
+    lowered, lowered_evaluation = lower_all([train, evaluation])
+    return Lowered(tree, devices, device, lowered, lowered_evaluation)
 
 
 def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
@@ -89,22 +95,35 @@ def lower_all(graphs: Sequence[Graph]) -> list[Graph]:
 def digest(tree: Tree, device: str = "cpu") -> str:
     """Return a digest of all that decides the numbers of a run: not its length, its number of devices, or
     how many of them share a copy of a model or the tokens of a row, which are lent, or what is on hosts."""
-    decisive = {name: child.plain() for name, child in tree.items.items() if name not in INDECISIVE}
-    for model in decisive.get("models", {}).values():
-        model.pop("vocabulary", None)
-        if OF_DEVICES & (train := model.get("train") or {}).keys():
-            model["train"] = {key: value for key, value in train.items() if key not in OF_DEVICES}
-            if not model["train"]:
-                del model["train"]
+    decisive = {}
+    for name, section in tree.items.items():
+        if name not in INDECISIVE_SECTIONS:
+            decisive[name] = section.plain()
+    if "models" in decisive:
+        models = decisive["models"].items()
+        decisive["models"] = {name: _decisive_of_model(model) for name, model in models}
     schedule = tree.get("schedule")
     for key in ("staleness", "stream"):
-        if schedule and (ahead := schedule.get(key)):
+        ahead = schedule.get(key) if schedule else None
+        if ahead:
             decisive[key] = ahead.plain()
-            if isinstance(decisive[key], dict):
-                decisive[key].pop("lend", None)
+    stream = decisive.get("stream")
+    if isinstance(stream, dict):
+        stream.pop("lend", None)
     if device != "cpu":
         decisive["device"] = device  # it settles data types and engines
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _decisive_of_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model that decide numbers."""
+    decisive = {key: value for key, value in model.items() if key not in INDECISIVE_OF_MODELS}
+    train = model.get("train") or {}
+    if INDECISIVE_OF_TRAINING & train.keys():
+        decisive["train"] = {key: value for key, value in train.items() if key not in INDECISIVE_OF_TRAINING}
+        if not decisive["train"]:
+            del decisive["train"]
+    return decisive
 
 
 def lower(graph: Graph) -> Graph:

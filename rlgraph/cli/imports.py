@@ -51,15 +51,16 @@ def verl(
     if settings and settings[0].endswith(".sh"):
         words, flags = script_settings(Path(settings[0]), launch)
         settings = [*words, *settings[1:]]
-        config_name, config_path = (
-            config_name or flags.get("config-name"),
-            config_path or flags.get("config-path"),
-        )
-    file, overrides = _parted(settings)
-    name = config_name.removesuffix(".yaml") if config_name else None
-    if name and file is None and (beside := Path(config_path or "", f"{name}.yaml")).is_file():
-        file = beside
-    _write(import_verl(file, overrides, _folder(output), version, None if file else name), output)
+        config_name = config_name or flags.get("config-name")
+        config_path = config_path or flags.get("config-path")
+    file, overrides = _file_and_overrides(settings)
+    shipped = None  # a configuration that comes with verl
+    if config_name and file is None:
+        name = config_name.removesuffix(".yaml")
+        file = Path(config_path or "", f"{name}.yaml")
+        if not file.is_file():
+            file, shipped = None, name
+    _write(import_verl(file, overrides, _folder(output), version, shipped), output)
 
 
 @import_settings.command()
@@ -128,7 +129,7 @@ def nemo_rl(settings: Sequence[str], output: Path | None) -> None:
     """Import a configuration of NeMo-RL, with what its `defaults` name, and KEY=VALUE as there."""
     from rlgraph.importing.nemo_rl import import_nemo_rl
 
-    file, overrides = _parted(settings)
+    file, overrides = _file_and_overrides(settings)
     _write(import_nemo_rl(file, overrides, _folder(output)), output)
 
 
@@ -139,7 +140,7 @@ def areal(settings: Sequence[str], output: Path | None) -> None:
     """Import a configuration of AReaL: a YAML file, KEY=VALUE as there, or both."""
     from rlgraph.importing.areal import import_areal
 
-    file, overrides = _parted(settings)
+    file, overrides = _file_and_overrides(settings)
     _write(import_areal(file, overrides, _folder(output)), output)
 
 
@@ -147,14 +148,20 @@ def _folder(output: Path | None) -> Path:
     return output.parent if output else Path()
 
 
-def _parted(settings: Sequence[str]) -> tuple[Path | None, list[str]]:
+def _file_and_overrides(settings: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Return the file that comes first, if there is one, and the KEY=VALUE behind it."""
-    first = settings[:1] if settings and "=" not in settings[0] and not settings[0].startswith("~") else ()
-    overrides = [*settings[len(first) :]]
+    file = None
+    overrides = [*settings]
+    if overrides and not _is_override(overrides[0]):
+        file = Path(overrides.pop(0))
     for override in overrides:
-        if "=" not in override and not override.startswith("~"):
-            raise click.UsageError(f"`{override}` is no KEY=VALUE, and the file comes first")
-    return (Path(first[0]) if first else None), overrides
+        if not _is_override(override):
+            raise click.UsageError(f"`{override}` is not KEY=VALUE, and the file comes first")
+    return file, overrides
+
+
+def _is_override(text: str) -> bool:
+    return "=" in text or text.startswith("~")
 
 
 def _write(imported: Imported, output: Path | None) -> None:

@@ -22,9 +22,11 @@ NARROWEST, WIDEST = 40, 120  # columns that text is fitted to: longer lines are 
 
 
 def columns(file: IO[Any]) -> int:
-    """Return how many columns text for a terminal has, at least 40; 0 where a file is none."""
-    there = shutil.get_terminal_size((100, 24)).columns
-    return min(max(there, NARROWEST), WIDEST) if file.isatty() else 0
+    """Return how many columns text for a terminal has, at least 40; 0 where a file is not a terminal."""
+    if not file.isatty():
+        return 0
+    available = shutil.get_terminal_size((100, 24)).columns
+    return min(max(available, NARROWEST), WIDEST)
 
 
 def say(text: str, **options: Any) -> None:
@@ -32,13 +34,20 @@ def say(text: str, **options: Any) -> None:
 
     On a terminal its lines are broken to fit; all else gets them as they are.
     """
-    width = columns(options.get("file") or (sys.stderr if options.get("err") else sys.stdout))
-    click.echo(fitted(visible(text), width) if width else visible(text), **options)
+    standard = sys.stderr if options.get("err") else sys.stdout
+    width = columns(options.get("file") or standard)
+    text = visible(text)
+    if width:
+        text = fitted(text, width)
+    click.echo(text, **options)
 
 
-def tell(form: str, text: str, **options: Any) -> None:
+def echo(form: str, text: str, **options: Any) -> None:
     """Print text for people as ``say`` does, and any other ``form`` as tools read it."""
-    (say if form == "text" else click.echo)(text, **options)
+    if form == "text":
+        say(text, **options)
+    else:
+        click.echo(text, **options)
 
 
 GRAPH = click.argument("graph")
@@ -59,22 +68,27 @@ def form_option(*forms: str, help: str | None = None) -> Callable[[Any], Any]:
     return click.option("--format", "form", type=kinds, default=forms[0], show_default=True, help=help)
 
 
-def _responses(ctx: click.Context, option: click.Parameter, given: str | None) -> Any:
+def _responses(ctx: click.Context, option: click.Parameter, text: str | None) -> Any:
     """Return tokens of responses: their mean, percentiles by name, or both as a run has measured them."""
-    if given and "=" in given:
-        said = (part.partition("=") for part in given.split(","))
-        return {name.strip(): TOKENS.convert(cast(Any, tokens), option, ctx) for name, _, tokens in said}
-    if given and (Path(given).is_dir() or not given[0].isdigit()):
+    if not text:
+        return text
+    if "=" in text:
+        lengths = {}
+        for percentile in text.split(","):
+            name, _, tokens = percentile.partition("=")
+            lengths[name.strip()] = TOKENS.convert(cast(Any, tokens), option, ctx)
+        return lengths
+    if Path(text).is_dir() or not text[0].isdigit():
         from rlgraph.reports.measured import measured_responses
 
-        return measured_responses(Path(given))
-    return given and TOKENS.convert(cast(Any, given), option, ctx)
+        return measured_responses(Path(text))
+    return TOKENS.convert(cast(Any, text), option, ctx)
 
 
-def _shares(ctx: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, float]:
+def _shares(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, float]:
     """Return filter -> the share that it keeps, of ``best=0.03``, or ``0.5`` for all others."""
     shares = {}
-    for text in given:
+    for text in texts:
         name, _, share = text.rpartition("=")
         shares[name] = float(SHARE.convert(cast(Any, share), option, ctx))
     return shares
@@ -145,7 +159,8 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         names = [field.name for field in fields(Target) if field.name != "cluster"]
         details = {name: options.pop(name) for name in names}
-        if cluster is None and any(value not in (None, {}) for value in details.values()):
+        has_details = any(value not in (None, {}) for value in details.values())
+        if cluster is None and has_details:
             *others, last = (f"--{name.replace('_', '-')}" for name in names)
             raise click.UsageError(f"{', '.join(others)} and {last} are for --cluster")
         target = Target(cluster, **details) if cluster else None
@@ -169,8 +184,8 @@ def drawing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
-def _refuse_code(ctx: click.Context, option: click.Parameter, given: bool) -> None:
-    if given:
+def _refuse_code(ctx: click.Context, option: click.Parameter, is_set: bool) -> None:
+    if is_set:
         from rlgraph.ops.registry import without_code
 
         ctx.with_resource(without_code())

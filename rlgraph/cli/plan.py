@@ -68,17 +68,22 @@ def check(
     plan, warnings = check_graph(request, look, strict)
     for name in plan.open_values:
         options.say(f"still open: {name} (give it as {name}=...)")
-    on = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
-    where = f" on {on}" * (max(plan.pools.values()) > 2)
-    count = f", {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
-    length = "".join(f", {iterations} iterations" for iterations in lengths if iterations)
-    options.say(f"{plan.graph}: ok, {len(plan.steps)} steps per iteration{where}{length}{count}")
+    summary = f"{plan.graph}: ok, {len(plan.steps)} steps per iteration"
+    if max(plan.pools.values()) > 2:
+        pools = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
+        summary += f" on {pools}"
+    for iterations in filter(None, lengths):
+        summary += f", {iterations} iterations"
+    if warnings:
+        plural = "s" if len(warnings) > 1 else ""
+        summary += f", {len(warnings)} warning{plural}"
+    options.say(summary)
     for warning in warnings:
         options.say(f"\n{warning.render()}")
 
 
-def _print_schema(ctx: click.Context, option: click.Parameter, given: bool) -> None:
-    if given:
+def _print_schema(ctx: click.Context, option: click.Parameter, is_set: bool) -> None:
+    if is_set:
         from rlgraph.reports.plan_file import plan_schema
 
         click.echo(json.dumps(plan_schema(), indent=1))
@@ -175,7 +180,7 @@ def plan(
         options.say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if brief:
-        options.tell(form, _brief(shown, form), file=output)
+        options.echo(form, _brief(shown, form), file=output)
     elif form in ("svg", "png"):
         from rlgraph.view.drawings.dot import picture
 

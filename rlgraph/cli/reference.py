@@ -5,7 +5,7 @@ from typing import TextIO
 
 import click
 
-from rlgraph.cli.options import OUTPUT, form_option, say, tell
+from rlgraph.cli.options import OUTPUT, echo, form_option, say
 
 
 @click.command()
@@ -26,7 +26,7 @@ def nodes(name: str | None, form: str, output: TextIO) -> None:
         text = entry_markdown(entry_of(name)) + "\n" if name else reference()
     else:
         text = describe(name) if name else catalog_text()
-    tell(form, text, file=output, nl=False)
+    echo(form, text, file=output, nl=False)
 
 
 @click.command()

@@ -28,7 +28,7 @@ def _seconds(ctx: click.Context, option: click.Parameter, text: str | None) -> i
     """Return the seconds of a text as ``3h50m``."""
     seconds = seconds_of(text) if text else None
     if text and not seconds:
-        raise click.BadParameter(f"`{text}` is no time: write 3h50m, 90m or 45s")
+        raise click.BadParameter(f"`{text}` is not a duration: write 3h50m, 90m or 45s")
     return seconds
 
 
@@ -181,11 +181,15 @@ def _models(examined: str | None, overrides: Sequence[str]) -> list[tuple[str, .
 
     if examined is None:
         return []
-    if examined not in shipped_graphs() and not examined.endswith((".yaml", ".yml")):
+    is_graph = examined in shipped_graphs() or examined.endswith((".yaml", ".yml"))
+    if not is_graph:
         if overrides:
-            raise click.UsageError(f"`{examined}` is no graph: KEY=VALUE is for graphs")
+            raise click.UsageError(f"`{examined}` is not a graph: KEY=VALUE is for graphs")
         return [(examined,)]
-    models = [model for model in compile_graph(examined, overrides).models.values() if model.path != OPEN]
-    said = [(dict(model.config), model.trust_remote_code) for model in models]
-    words = [(with_values(m.path), *map(json.dumps, both)) for m, both in zip(models, said, strict=True)]
-    return [*dict.fromkeys(words)]
+    arguments = []
+    for model in compile_graph(examined, overrides).models.values():
+        if model.path != OPEN:
+            config = json.dumps(dict(model.config))
+            trust = json.dumps(model.trust_remote_code)
+            arguments.append((with_values(model.path), config, trust))
+    return [*dict.fromkeys(arguments)]

@@ -42,12 +42,15 @@ def sweep(
     from rlgraph.sweep.runs import Sweep
 
     runs = combinations(graph, overrides, devices)
-    options = [f"--devices={devices}"] * bool(devices) + [f"--steps={steps}"] * bool(steps)
-    options += [f"--address={address}"] * bool(address) + ["--inline"] * inline
-    options += [f"--track={to}" for to in track]
+    options = [f"--track={name}" for name in track]
+    for option, value in (("--devices", devices), ("--steps", steps), ("--address", address)):
+        if value:
+            options.append(f"{option}={value}")
+    if inline:
+        options.append("--inline")
     place = folder or Path("runs") / f"{Path(graph).stem}-sweep"
     say(f"{len(runs)} runs of {graph}, in {place}")
-    found, done = Sweep(graph, runs, place, options, say).carry_out(jobs)
-    say(f"\n{found.text()}\n  {place / 'sweep.html'}  the same with curves")
+    reached, is_done = Sweep(graph, runs, place, options, say).carry_out(jobs)
+    say(f"\n{reached.text()}\n  {place / 'sweep.html'}  the same with curves")
     say(f"  {place / 'table.csv'}  a row per run")
-    ctx.exit(0 if done else 1)
+    ctx.exit(0 if is_done else 1)

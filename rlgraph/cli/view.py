@@ -16,14 +16,15 @@ from rlgraph.cli.options import (
     TOKENS,
     TOO_MANY,
     columns,
+    echo,
     form_option,
     request_options,
     say,
-    tell,
 )
 
 if TYPE_CHECKING:
     from rlgraph.request import PlanRequest
+    from rlgraph.view.subject import Subject
 
 
 @click.command()
@@ -53,9 +54,7 @@ def view(
     """
     from rlgraph.view.contents import contents
     from rlgraph.view.page import page
-    from rlgraph.view.recorded import metrics_so_far, read_timeline
     from rlgraph.view.subject import subject
-    from rlgraph.view.trace import trace
 
     if follow and not serve:
         raise click.UsageError("--follow is for --serve")
@@ -75,14 +74,23 @@ def view(
             except KeyboardInterrupt:
                 click.echo()
         return
-    if form == "trace":
-        folder = new.run_dir
-        text = trace(new.plan, *((read_timeline(folder), metrics_so_far(folder)) if folder else ()))
+    if form == "html":
+        text, suffix, viewer = page(contents(new, old)), "html", "in a browser"
     else:
-        text = page(contents(new, old))
-    path = output or Path(f"{new.plan.graph}.{'html' if form == 'html' else 'trace.json'}")
+        text, suffix, viewer = _trace(new), "trace.json", "at ui.perfetto.dev"
+    path = output or Path(f"{new.plan.graph}.{suffix}")
     path.write_text(text, encoding="utf-8")
-    say(f"{path}: open it in a browser" if form == "html" else f"{path}: open it at ui.perfetto.dev")
+    say(f"{path}: open it {viewer}")
+
+
+def _trace(subject: Subject) -> str:
+    """Return a timeline for ui.perfetto.dev; of a run with what was measured."""
+    from rlgraph.view.recorded import metrics_so_far, read_timeline
+    from rlgraph.view.trace import trace
+
+    if subject.run_dir is None:
+        return trace(subject.plan)
+    return trace(subject.plan, read_timeline(subject.run_dir), metrics_so_far(subject.run_dir))
 
 
 @click.command()
@@ -114,8 +122,10 @@ def report(
         raise click.UsageError("--prompt-tokens is for --cluster and --calibrate")
     if calibrate:
         calibrate.write_text(Priced.of(run_dir, cluster, prompt_tokens).calibration(), encoding="utf-8")
-    shown = make_report(run_dir, cluster, prompt_tokens)
-    told = report_text(shown, columns(sys.stdout) or 100) if form == "text" else shown.json() + "\n"
-    tell(form, told, nl=False)
+    run_report = make_report(run_dir, cluster, prompt_tokens)
+    text = run_report.json() + "\n"
+    if form == "text":
+        text = report_text(run_report, columns(sys.stdout) or 100)
+    echo(form, text, nl=False)
     if calibrate:
         click.echo(f"calibrated: rlgraph plan GRAPH --cluster ... --calibration {calibrate}", err=True)

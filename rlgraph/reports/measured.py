@@ -57,9 +57,10 @@ def whole_lines(path: Path) -> list[str]:
 def objects(path: Path) -> list[dict[str, Any]]:
     """Return the JSON objects of a file, one per line, but for a last one that is cut short while the run
     writes it; none where there is no file."""
-    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
-    whole = (line.rstrip(",") for line in lines if line.startswith("{"))
-    return [json.loads(line) for line in whole if line.endswith("}")]
+    if not path.is_file():
+        return []
+    lines = [line.rstrip(",") for line in path.read_text(encoding="utf-8").split("\n")]
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 def _file(run_dir: Path, name: str) -> Path:
@@ -82,9 +83,15 @@ def response_tokens(lines: Sequence[MetricsLine]) -> float | None:
 
 def responses(lines: Sequence[MetricsLine]) -> dict[str, float]:
     """Return what is known of response lengths, as ``Lengths.of`` takes it; of nothing generated nothing."""
-    names = {"mean": "rollout/length"} | {name: f"rollout/length_{name}" for name in PERCENTILES}
-    known = {name: mean_of(lines, metric) for name, metric in names.items()}
-    return {name: max(value, 1.0) for name, value in known.items() if value is not None}
+    metrics = {"mean": "rollout/length"}
+    for percentile in PERCENTILES:
+        metrics[percentile] = f"rollout/length_{percentile}"
+    lengths = {}
+    for name, metric in metrics.items():
+        length = mean_of(lines, metric)
+        if length is not None:
+            lengths[name] = max(length, 1.0)
+    return lengths
 
 
 def measured_responses(run_dir: Path) -> dict[str, float]:
@@ -118,28 +125,57 @@ def measured_work(
         "response_tokens": responses(lines),
         "turns": mean_of(lines, "rollout/turns"),
     }
-    said = target.assumptions if target else {}
-    return {**said, **{name: value for name, value in measured.items() if value}}
+    work = dict(target.assumptions) if target else {}
+    for name, value in measured.items():
+        if value:
+            work[name] = value
+    return work
 
 
 def between_rounds(run_dir: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
     """Yield a rollout that streams, an iteration, and the median seconds in which its device did nothing
     between two rounds that the iteration trained on."""
-    drawing = {step.id: step for step in plan.steps if step.leaves and plan.regions[step.region].streams}
+    streaming = {
+        step.id: step.node for step in plan.steps if step.leaves and plan.regions[step.region].streams
+    }
+    gaps: dict[tuple[str, int], list[float]] = {}
+    for bars in _bars_by_device(run_dir):
+        for node, iteration, seconds in _gaps(bars, streaming):
+            gaps.setdefault((node, iteration), []).append(seconds)
+    for (node, iteration), seconds_between in sorted(gaps.items()):
+        known = [seconds for seconds in seconds_between if not math.isnan(seconds)]
+        if known:
+            yield node, iteration, median(known)
+
+
+def _bars_by_device(run_dir: Path) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield what each device of a run did, in order, from its timeline."""
     bars = [event for event in objects(run_dir / "timeline.json") if "part" not in event["args"]]
     bars.sort(key=lambda bar: (bar["pid"], str(bar["tid"]), bar["ts"]))
-    gaps: dict[tuple[str, int], list[float]] = {}
-    for _, mine in groupby(bars, key=lambda bar: (bar["pid"], bar["tid"])):
-        ended, idle = math.nan, 0.0
-        for bar in mine:
-            idle += max(bar["ts"] - ended, 0.0)
-            ended = bar["ts"] + bar["dur"]
-            if step := drawing.get(bar["args"]["step"]):
-                gaps.setdefault((step.node, bar["args"]["iteration"]), []).append(idle / 1e6)
-                idle = 0.0
-    for (node, iteration), seconds in sorted(gaps.items()):
-        if known := [gap for gap in seconds if not math.isnan(gap)]:
-            yield node, iteration, median(known)
+    for _, of_device in groupby(bars, key=lambda bar: (bar["pid"], bar["tid"])):
+        yield list(of_device)
+
+
+def _gaps(
+    bars: Sequence[Mapping[str, Any]], streaming: Mapping[int, str]
+) -> Iterator[tuple[str, int, float]]:
+    """Yield a rollout, an iteration, and a device's idle seconds since the rollout before; at first NaN."""
+    end, idle = math.nan, 0.0
+    for bar in bars:
+        idle += max(bar["ts"] - end, 0.0)
+        end = bar["ts"] + bar["dur"]
+        node = streaming.get(bar["args"]["step"])
+        if node:
+            yield node, bar["args"]["iteration"], idle / 1e6
+            idle = 0.0
+
+
+def _check_same_cluster(run_dir: Path, plan: Plan, cluster: Cluster) -> None:
+    """Check that the name for which a run was planned still means the same cluster."""
+    planned = plan.predicted.cluster if plan.predicted else cluster.cluster
+    if planned != cluster.cluster:
+        law = f"{run_dir} was planned for {planned}; that name is {cluster.cluster} here and now"
+        raise RunError(f"{law}\n  {SAY}")
 
 
 @dataclass(frozen=True)
@@ -161,20 +197,19 @@ class Priced:
         """
         plan = load(_file(run_dir, "plan.json"))
         target = plan.origin.target if plan.origin else None
-        if cluster is None and target is None:
+        if cluster is not None:
+            loaded = load_cluster(cluster)
+        elif target is not None:
+            loaded = load_cluster(target.cluster, margin=target.margin)
+            _check_same_cluster(run_dir, plan, loaded)
+        else:
             raise RunError(f"{run_dir} was planned for no cluster\n  {SAY}")
-        own = target if cluster is None else None
-        loaded = load_cluster(
-            cluster or (target.cluster if target else ""), margin=own.margin if own else None
-        )
-        planned = plan.predicted.cluster if plan.predicted else loaded.cluster
-        if cluster is None and planned != loaded.cluster:
-            law = f"{run_dir} was planned for {planned}; that name is {loaded.cluster} here and now"
-            raise RunError(f"{law}\n  {SAY}")
         devices = sum(plan.pools.values())
         if devices > loaded.total:
             raise RunError(f"{run_dir} ran on {devices} devices; {loaded.cluster} has {loaded.total}")
-        return Priced(run_dir, plan, loaded, prompt_tokens or (target.prompt_tokens if target else None))
+        if target and not prompt_tokens:
+            prompt_tokens = target.prompt_tokens
+        return Priced(run_dir, plan, loaded, prompt_tokens)
 
     def work(self, lines: Sequence[MetricsLine]) -> Workload:
         """Return the work of these iterations: prompts and responses as long as they were."""
@@ -205,9 +240,9 @@ class Priced:
                 if measured is not None:
                     ratio = max(measured, TICK) / pricing.middle(step)
                     ratios.setdefault(step.rate, {}).setdefault(step.node, []).append(ratio)
-        wanted = {line["step"] for line in lines}
+        iterations = {line["step"] for line in lines}
         for node, iteration, gap in between_rounds(self.run_dir, self.plan):
-            if iteration in wanted:
+            if iteration in iterations:
                 ratio = max(gap, TICK) / middle(ASSUMED.round)
                 ratios.setdefault("round", {}).setdefault(node, []).append(ratio)
         return ratios
@@ -250,17 +285,21 @@ class Priced:
         if len(timed) < 2:
             law = f"{self.run_dir} has too few iterations to calibrate on: {len(timed)}"
             raise RunError(f"{law}\n  the first warms up: run two or more")
-        when = (self.run_dir / "metrics.jsonl").stat().st_mtime
-        date = datetime.fromtimestamp(when, UTC).date().isoformat()
-        first, last, count = timed[1]["step"], timed[-1]["step"], sum(self.plan.pools.values())
-        work, known = self.work(timed[1:]), prompt_tokens(timed[1:])
-        prompts = f"prompts of {work.prompt:,.1f} tokens ({'measured' if known else 'taken'})"
-        tokens = f"{prompts}, responses of {work.responses.mean:,.1f}"
+        lines = timed[1:]
+        written = (self.run_dir / "metrics.jsonl").stat().st_mtime
+        date = datetime.fromtimestamp(written, UTC).date().isoformat()
+        first, last = lines[0]["step"], lines[-1]["step"]
+        devices = sum(self.plan.pools.values())
+        devices_text = "1 device" if devices == 1 else f"{devices} devices"
+        work = self.work(lines)
+        source = "measured" if prompt_tokens(lines) else "taken"
+        prompts = f"prompts of {work.prompt:,.1f} tokens ({source})"
         notes = [
             f"{self.run_dir}: {self.plan.graph}, iterations {first} to {last}, {date}",
-            f"on {count} device{'s' * (count != 1)} of {self.cluster.cluster}, {tokens}",
+            f"on {devices_text} of {self.cluster.cluster}, {prompts}, "
+            f"responses of {work.responses.mean:,.1f}",
             "measured seconds over the middle of the prediction, of each step in each iteration:",
             "10th and 90th percentile",
         ]
         name = f"{self.plan.graph} on {self.cluster.cluster}, {date}"
-        return calibration_text(name, notes, self.ratios(timed[1:]))
+        return calibration_text(name, notes, self.ratios(lines))

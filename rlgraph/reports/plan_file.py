@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,14 @@ SETTLED = (
 
 def is_plan(graph: str) -> bool:
     """Return whether what was given for a graph is a saved plan: a file of JSON that holds no graph."""
-    if not (graph.endswith(".json") and os.path.isfile(graph)):
+    if not graph.endswith(".json") or not os.path.isfile(graph):
         return False
     try:
         data = json.loads(Path(graph).read_bytes())
     except (ValueError, RecursionError):
-        return True  # half a plan, say; reading it tells
-    return not (isinstance(data, dict) and {"nodes", "extends"} & data.keys())
+        return True  # perhaps a plan that is cut short: an error says so when it is read
+    has_graph = isinstance(data, dict) and bool({"nodes", "extends"} & data.keys())
+    return not has_graph
 
 
 def load(path: Path) -> Plan:
@@ -66,7 +67,7 @@ def load(path: Path) -> Plan:
     except OSError as error:
         raise fail("no-file", f"{path}: can't be read: {error.strerror}", None) from error
     except UnicodeDecodeError as error:
-        law = f"{path} is no plan: not UTF-8 text (byte {error.start})"
+        law = f"{path} is not a plan: not UTF-8 text (byte {error.start})"
         raise fail("bad-plan", law, None, remedy=_plan_again(None)) from error
 
 
@@ -81,12 +82,12 @@ def parse(text: str, name: str = "plan") -> Plan:
     try:
         plan = _adapter().validate_json(json.dumps(rest), context=OPEN)
     except ValidationError as error:
-        raise _bad(name, map(_said, error.errors())) from error
+        raise _bad(name, [_reason(item) for item in error.errors()]) from error
     if not re.fullmatch(GRAPH_NAME, plan.graph):
-        raise _bad(name, ["`graph` is no name, and files are named after it"])
-    absent = [f"`{path}` is missing" for path in _absent(rest, plan.fields, "")]
-    if absent:
-        raise _bad(name, absent)
+        raise _bad(name, ["`graph` is not a name, and files are named after it"])
+    missing = [f"`{path}` is missing" for path in _missing_fields(rest, plan.fields, "")]
+    if missing:
+        raise _bad(name, missing)
     if fields.get("checksum") != checksum(fields):
         law = f"{name} was changed after rlgraph wrote it (its checksum says so)"
         raise fail("bad-plan", law, None, remedy=f"change the graph, and {_plan_again(plan.origin)}")
@@ -164,32 +165,39 @@ def compile_again(path: Path, here: Here | None = None) -> Compilation:
 def _typed(plan: Plan) -> Plan:
     """Return a plan with its attributes in the types that its ops declare; JSON has no tuples, say."""
 
-    def typed(function: Function, kind: Any = None) -> Function:
-        op = registry.load(function.target, kind=kind)
-        hooks = {path: typed(hook, op.hook(path)) for path, hook in function.hooks.items()}
-        return replace(function, attributes=op.typed(function.attributes), hooks=hooks)
-
-    phases = plan.functions.items()
-    functions = {phase: {node: typed(function) for node, function in part.items()} for phase, part in phases}
+    functions = {}
+    for phase, by_node in plan.functions.items():
+        functions[phase] = {node: _typed_function(function) for node, function in by_node.items()}
     return replace(plan, functions=functions)
+
+
+def _typed_function(function: Function, kind: Any = None) -> Function:
+    op = registry.load(function.target, kind=kind)
+    hooks = {path: _typed_function(hook, op.hook(path)) for path, hook in function.hooks.items()}
+    return replace(function, attributes=op.typed(function.attributes), hooks=hooks)
 
 
 def plan_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of what ``Plan.json`` writes."""
     schema = _adapter().json_schema()
-    for part in (schema, *(part for part in schema["$defs"].values() if "properties" in part)):
-        part["required"] = [*part["properties"]]
-        part["description"] = part["description"].replace("``", "`")
-        for field in part["properties"].values():
+    definitions = [schema, *schema["$defs"].values()]
+    records = [definition for definition in definitions if "properties" in definition]
+    for record in records:
+        record["required"] = [*record["properties"]]
+        record["description"] = record["description"].replace("``", "`")
+        for field in record["properties"].values():
             field.pop("default", None)
             field.pop("title", None)
     version = {"const": VERSION, "description": "Of this format."}
-    summed = {"type": "string", "description": "Of all the rest: a plan that was changed by hand is refused."}
+    checksum = {
+        "type": "string",
+        "description": "Of all the rest: a plan that was changed by hand is refused.",
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
         "title": "A plan of rlgraph",
-        "properties": {"version": version, **schema["properties"], "checksum": summed},
+        "properties": {"version": version, **schema["properties"], "checksum": checksum},
         "required": ["version", *schema["required"], "checksum"],
     }
 
@@ -204,43 +212,51 @@ def _fields(text: str, name: str) -> dict[str, Any]:
         fields = json.loads(text)
     except json.JSONDecodeError as error:
         mark = Mark(Source(name, text), error.lineno, error.colno)
-        law = f"this is no whole plan: as JSON it is broken here ({error.msg})"
+        law = f"the plan is cut short, or is not valid JSON here ({error.msg})"
         raise fail("bad-plan", law, mark, remedy=_plan_again(None)) from error
     except RecursionError:
         fields = None
     if not isinstance(fields, dict) or not {"version", "digest", "steps"} <= fields.keys():
-        raise fail("bad-plan", f"{name} is no plan of rlgraph", None, remedy=_plan_again(None))
+        raise fail("bad-plan", f"{name} is not a plan of rlgraph", None, remedy=_plan_again(None))
     if fields["version"] != VERSION:
         law = f"{name} is a plan of version {json.dumps(fields['version'])}; this rlgraph reads {VERSION}"
         raise fail("bad-plan", law, None, remedy=_plan_again(None))
     return fields
 
 
-def _bad(name: str, reasons: Iterable[str]) -> GraphError:
-    shown, others = (every := [*reasons])[:SHOWN], every[SHOWN:]
-    more = f", and {len(others)} more" if others else ""
-    law = f"{name} is no plan that this rlgraph wrote: {'; '.join(shown)}{more}"
+def _bad(name: str, reasons: Sequence[str]) -> GraphError:
+    law = f"{name} is not a plan that this rlgraph wrote: {'; '.join(reasons[:SHOWN])}"
+    if len(reasons) > SHOWN:
+        law += f", and {len(reasons) - SHOWN} more"
     return fail("bad-plan", law, None, remedy=_plan_again(None))
 
 
-def _said(error: Mapping[str, Any]) -> str:
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])[1:]
+def _reason(error: Mapping[str, Any]) -> str:
+    """Return what is wrong with a field, from pydantic's error."""
+    path = ""
+    for word in error["loc"]:
+        path += f"[{word}]" if isinstance(word, int) else f".{word}"
+    path = path.removeprefix(".")
     if error["type"] == "missing":
-        return f"`{place}` is missing"
+        return f"`{path}` is missing"
     if error["type"] == "unexpected_keyword_argument":
-        return f"`{place}` is no field of a plan"
-    return f"`{place}`: {error['msg'][:1].lower()}{error['msg'][1:]}"
+        return f"`{path}` is not a field of a plan"
+    message = error["msg"]
+    return f"`{path}`: {message[:1].lower()}{message[1:]}"
 
 
-def _absent(read: Any, full: Any, path: str) -> Iterator[str]:
+def _missing_fields(written: Any, filled: Any, path: str) -> Iterator[str]:
     """Yield the paths of fields that were filled in by their defaults."""
-    if isinstance(full, Mapping):
-        for name, value in full.items():
-            place = f"{path}.{name}" if path else name
-            yield from _absent(read[name], value, place) if name in read else (place,)
-    elif isinstance(full, list | tuple):
-        for number, (item, value) in enumerate(zip(read, full, strict=True)):
-            yield from _absent(item, value, f"{path}[{number}]")
+    if isinstance(filled, Mapping):
+        for name, value in filled.items():
+            inner = f"{path}.{name}" if path else name
+            if name in written:
+                yield from _missing_fields(written[name], value, inner)
+            else:
+                yield inner
+    elif isinstance(filled, list | tuple):
+        for number, (item, value) in enumerate(zip(written, filled, strict=True)):
+            yield from _missing_fields(item, value, f"{path}[{number}]")
 
 
 def _check_same_graph(path: Path, origin: Origin, tree: Tree) -> None:
@@ -262,20 +278,26 @@ def _refused(path: Path, law: str, changed: Sequence[str], origin: Origin) -> Ru
 
 def _plan_again(origin: Origin | None) -> str:
     """Return the command that plans again."""
-    words = [origin.graph, *origin.overrides, *_where(origin)] if origin else []
-    return f"plan again: rlgraph plan {shlex.join(words) if words else 'GRAPH'} -o plan.json"
+    words = "GRAPH"
+    if origin:
+        words = shlex.join([origin.graph, *origin.overrides, *_options(origin)])
+    return f"plan again: rlgraph plan {words} -o plan.json"
 
 
-def _where(origin: Origin) -> list[str]:
+def _options(origin: Origin) -> list[str]:
     """Return the options that say what a plan was made for."""
     target = origin.target
     if target is None:
         return ["--devices", str(origin.devices)]
-    counted = {name: said for name, said in vars(target).items() if isinstance(said, float | int)}
-    counts = [word for name, said in counted.items() for word in (f"--{name.replace('_', '-')}", f"{said:g}")]
-    kept = [f"{name}={share:g}" if name else f"{share:g}" for name, share in target.kept_rows.items()]
-    counts += [word for said in kept for word in ("--kept-rows", said)]
-    if isinstance(lengths := target.response_tokens, Mapping):
-        counts += ["--response-tokens", ",".join(f"{name}={tokens:g}" for name, tokens in lengths.items())]
-    factors = ["--calibration", target.calibration] if target.calibration else []
-    return ["--cluster", target.cluster, *counts, *factors]
+    options = ["--cluster", target.cluster]
+    for name, value in vars(target).items():
+        if isinstance(value, float | int):
+            options += [f"--{name.replace('_', '-')}", f"{value:g}"]
+    for name, share in target.kept_rows.items():
+        options += ["--kept-rows", f"{name}={share:g}" if name else f"{share:g}"]
+    if isinstance(target.response_tokens, Mapping):
+        lengths = (f"{name}={tokens:g}" for name, tokens in target.response_tokens.items())
+        options += ["--response-tokens", ",".join(lengths)]
+    if target.calibration:
+        options += ["--calibration", target.calibration]
+    return options

@@ -1,4 +1,4 @@
-"""Says where a region that streams is held up: what each of its stages did, and which of them decides."""
+"""Where a region that streams is held up: what each of its stages did, and which is the bottleneck."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from rlgraph.ir.plan import Plan
 from rlgraph.reports.measured import MetricsLine, mean_of
 
-PREFIX, BEHIND = "perf/stage/", "behind/"
+PREFIX = "perf/stage/"  # of metrics; then come a stage and one of STATES
+BEHIND = "behind/"  # of stages: the steps of a pool between generation and the update
+STATES = ("busy", "starved", "held")
 LITTLE = 0.1  # share of an iteration; a stage that waits for less than that does not wait
 MORE = "raise schedule.stream.staleness, so that more groups are under way"
 
@@ -30,52 +32,77 @@ class Stage:
 
 def stages(plan: Plan, timed: Sequence[MetricsLine]) -> dict[str, Stage]:
     """Return the stages of a run in their order, means over iterations; none where nothing streams."""
-    means = {name: mean_of(timed, name) or 0.0 for line in timed for name in line if name.startswith(PREFIX)}
-    told: dict[str, Stage] = {}
-    whole = sum(took for name, took in means.items() if name.startswith(f"{PREFIX}buffer/"))
-    for name in dict.fromkeys(name.removeprefix(PREFIX).rpartition("/")[0] for name in means):
-        busy, starved, held = (means[f"{PREFIX}{name}/{what}"] for what in ("busy", "starved", "held"))
+    metrics = dict.fromkeys(metric for line in timed for metric in line if metric.startswith(PREFIX))
+    means = {metric.removeprefix(PREFIX): mean_of(timed, metric) or 0.0 for metric in metrics}
+    iteration = sum(means.get(f"buffer/{state}", 0.0) for state in STATES)
+    result: dict[str, Stage] = {}
+    for name in dict.fromkeys(metric.rpartition("/")[0] for metric in means):
+        busy, starved, held = (means[f"{name}/{state}"] for state in STATES)
         if name == "generation" or name.startswith(BEHIND):
-            # a step counts in the iteration in which it ends: only over several do they add up
-            starved = max(whole - busy - held, 0.0)
-        told[name] = Stage(_about(plan, name), busy, starved, held, whole)
-    return told
+            # a step counts in the iteration in which it ends: only over several do the states add up
+            starved = max(iteration - busy - held, 0.0)
+        result[name] = Stage(_description(plan, name), busy, starved, held, iteration)
+    return result
 
 
-def _about(plan: Plan, name: str) -> str:
-    if not name.startswith(BEHIND):
-        return name
-    pool, steps = name.removeprefix(BEHIND), [s for s in plan.steps if s.region and not s.facts.collects]
-    drawn = next(step.id for step in steps if step.leaves)
-    own = [step for step in steps if step.id > drawn and step.pool == pool]
+def _description(plan: Plan, stage: str) -> str:
+    """Return a stage in words: its steps and their pool, if it is behind generation; else its name."""
+    if not stage.startswith(BEHIND):
+        return stage
+    pool = stage.removeprefix(BEHIND)
+    in_region = [step for step in plan.steps if step.region and not step.facts.collects]
+    rollout = next(step for step in in_region if step.leaves)
+    steps = [step for step in in_region if step.pool == pool and step.id > rollout.id]
     # moves of columns, and the filter, take next to nothing
-    named = [step.node for step in own if not step.inserted and step.node != step.region]
-    return f"{', '.join(named or (step.node for step in own))} on {pool}"
+    working = [step for step in steps if not step.inserted and step.node != step.region]
+    nodes = [step.node for step in working or steps]
+    return f"{', '.join(nodes)} on {pool}"
 
 
-def bottleneck(plan: Plan, told: Mapping[str, Stage]) -> str:
+def bottleneck(plan: Plan, by_name: Mapping[str, Stage]) -> str:
     """Return a sentence that names the stage that decides, and what to change; "" where nothing streams."""
-    if not told:
+    if not by_name:
         return ""
-    generation, buffer, update = (told[name] for name in ("generation", "buffer", "update"))
-    whole, starved = update.whole, update.share(update.starved)
-    serves, trains = (next(s.pool for s in plan.steps if getattr(s, has)) for has in ("leaves", "updated"))
-    if update.starved < LITTLE * whole:
-        law = f"the update decides: it waits for rows {starved} of the time"
-        return f"{law}; give pool {trains} more devices: more staleness gains nothing"
-    able = {stage.busy + stage.held: stage for name, stage in told.items() if name.startswith(BEHIND)}
-    if (most := max(able, default=0.0)) > max(generation.busy, update.busy):
-        law = f"{able[most].about} decides: it has rows {update.share(most)} of the time, "
-        return f"{law}and works {update.share(able[most].busy)}; make it faster, give it more room, or {MORE}"
+    generation, buffer, update = by_name["generation"], by_name["buffer"], by_name["update"]
+    iteration = update.whole
+    little = LITTLE * iteration
+    if update.starved < little:
+        return _update_decides(plan, update)
+    slowest = _slowest_behind(by_name)
+    if slowest and slowest.busy + slowest.held > max(generation.busy, update.busy):
+        able = slowest.busy + slowest.held
+        law = f"{slowest.about} decides: it has rows {update.share(able)} of the time, "
+        law += f"and works {update.share(slowest.busy)}"
+        return f"{law}; make it faster, give it more room, or {MORE}"
     # there were enough rows at least so long, and those of older weights come first
-    if (waited := buffer.held + update.starved - whole) > LITTLE * whole:
-        law = f"groups that take long decide: {update.share(waited)} of the time there are enough rows, and "
-        return f"{law}the update waits for groups of older weights, which come first; {MORE}"
-    if generation.busy > (1 - LITTLE) * whole:
+    waited_for_old = buffer.held + update.starved - iteration
+    if waited_for_old > little:
+        law = f"groups that take long decide: {update.share(waited_for_old)} of the time there are enough "
+        return f"{law}rows, and the update waits for groups of older weights, which come first; {MORE}"
+    return _generation_decides(plan, generation, update)
+
+
+def _update_decides(plan: Plan, update: Stage) -> str:
+    pool = next(step.pool for step in plan.steps if step.updated)
+    law = f"the update decides: it waits for rows {update.share(update.starved)} of the time"
+    return f"{law}; give pool {pool} more devices: more staleness gains nothing"
+
+
+def _slowest_behind(by_name: Mapping[str, Stage]) -> Stage | None:
+    """Return the stage behind generation that is busy or held back longest."""
+    behind = [stage for name, stage in by_name.items() if name.startswith(BEHIND)]
+    return max(reversed(behind), key=lambda stage: stage.busy + stage.held, default=None)
+
+
+def _generation_decides(plan: Plan, generation: Stage, update: Stage) -> str:
+    pool = next(step.pool for step in plan.steps if step.leaves)
+    little = LITTLE * update.whole
+    if generation.busy > update.whole - little:
         law = f"generation decides: it is busy {generation.share(generation.busy)} of the time"
-        return f"{law}; give pool {serves} more devices or, where its slots are not full, {MORE}"
-    if generation.held > LITTLE * whole:
+        return f"{law}; give pool {pool} more devices or, where its slots are not full, {MORE}"
+    if generation.held > little:
         law = f"generation may begin nothing {generation.share(generation.held)} of the time, "
-        return f"{law}and the update has no rows {starved}: they wait for each other; {MORE}"
+        law += f"and the update has no rows {update.share(update.starved)}"
+        return f"{law}: they wait for each other; {MORE}"
     law = f"generation decides: it waits {generation.share(generation.starved)} of the time for prompts, "
-    return f"{law}weights or its devices; see which steps share pool {serves}"
+    return f"{law}weights or its devices; see which steps share pool {pool}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from rlgraph.ir.plan import Plan
+from rlgraph.ir.prediction import Peak, Prediction
 from rlgraph.search.layout import PoolLayout
 from rlgraph.search.moves import Settings
 from rlgraph.units import middle, size_text
@@ -22,39 +24,64 @@ class Candidate:
     alters: str = ""  # what the settings do to results, if anything
     layout: PoolLayout | None = None  # what the settings stand for, if they are a layout of the devices
 
+    @property
+    def prediction(self) -> Prediction:
+        """What is predicted; only for a candidate that has a plan."""
+        assert self.plan and self.plan.predicted
+        return self.plan.predicted
+
+    @property
+    def peaks(self) -> Mapping[str, Peak]:
+        """The most memory that a device of each pool has to hold; none without a plan."""
+        if self.plan is None:
+            return {}
+        return self.plan.peak or {}
+
     @cached_property
     def seconds(self) -> float:
         """The middle of what is predicted for an iteration; infinity without a plan."""
-        return middle(self.plan.predicted.seconds) if self.plan and self.plan.predicted else math.inf
+        if self.plan is None or self.plan.predicted is None:
+            return math.inf
+        return middle(self.plan.predicted.seconds)
 
-    @property
+    @cached_property
     def devices(self) -> int:
-        """The devices of all pools together."""
-        return sum(self.plan.pools.values()) if self.plan else 0
+        """The devices of all pools together; 0 without a plan."""
+        if self.plan is None:
+            return 0
+        return sum(self.plan.pools.values())
 
-    @property
+    @cached_property
+    def moves(self) -> int:
+        """How often an engine leaves its devices in an iteration."""
+        if self.plan is None:
+            return 0
+        return sum(step.facts.moves == "off" for step in self.plan.steps)
+
+    @cached_property
     def fits(self) -> bool:
         """Whether no device holds more than it can."""
-        peaks = (self.plan.peak or {}).values() if self.plan else ()
+        peaks = self.peaks.values()
         return bool(peaks) and all(peak.fits for peak in peaks)
 
     @property
     def lacks(self) -> float:
         """The bytes that the fullest device is short of; infinity without a plan."""
-        peaks = (self.plan.peak or {}).values() if self.plan else ()
-        return max((float(peak.lacks) for peak in peaks), default=math.inf)
+        return max((float(peak.lacks) for peak in self.peaks.values()), default=math.inf)
 
     @property
     def family(self) -> str:
         """How the layout divides the devices, in words."""
-        return self.layout.family if self.layout else "as the graph says"
+        if self.layout is None:
+            return "as the graph says"
+        return self.layout.family
 
     @property
     def why_not(self) -> str:
-        """Why it is not chosen whatever its speed: it is refused or does not fit; else nothing."""
-        if self.plan is None or self.fits:
+        """Why it is not chosen whatever its speed: it is refused, or does not fit; else nothing."""
+        if self.fits or not self.peaks:
             return self.refusal
-        pool, peak = max((self.plan.peak or {}).items(), key=lambda item: item[1].lacks)
+        pool, peak = max(self.peaks.items(), key=lambda item: item[1].lacks)
         return f"{pool} needs {size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`"
 
 

@@ -71,23 +71,15 @@ def single_changes(evaluator: Evaluator, plan: Plan) -> Outlook:
     moves = [*single_moves(plan, cluster)]
     best: dict[str, Improvement] = {}
     for move in moves:
-        improvement = _improvement(move, before, evaluator.candidate(move.settings))
-        if improvement is None or improvement.saves < LEAST_SAVING:
+        after = evaluator.candidate(move.settings)
+        saves = round(1 - after.seconds / before.seconds, 4)
+        if not after.fits or saves < LEAST_SAVING:
             continue
-        if move.kind not in best or improvement.saves > best[move.kind].saves:
-            best[move.kind] = improvement
+        if move.kind not in best or saves > best[move.kind].saves:
+            edits = tuple(overrides(move.settings))
+            best[move.kind] = Improvement(edits, after.prediction.seconds, saves, move.alters)
     ordered = sorted(best.values(), key=lambda improvement: -improvement.saves)
-    assert before.plan.predicted
-    return Outlook(before.plan.predicted.seconds, len(moves), tuple(ordered))
-
-
-def _improvement(move: Move, before: Candidate, after: Candidate) -> Improvement | None:
-    """Return what a move changes; None where the graph does not allow it, or it does not fit."""
-    if after.plan is None or after.plan.predicted is None or not after.fits:
-        return None
-    saves = 1 - after.seconds / before.seconds
-    edits = tuple(overrides(move.settings))
-    return Improvement(edits, after.plan.predicted.seconds, round(saves, 4), move.alters)
+    return Outlook(before.prediction.seconds, len(moves), tuple(ordered))
 
 
 def single_moves(plan: Plan, cluster: Cluster) -> Iterator[Move]:
@@ -131,31 +123,29 @@ def streaming_offer(evaluator: Evaluator, layouts: Sequence[Candidate]) -> Candi
     with the corrections that it needs, and not taken. Tried are the layouts with generation apart whose
     busiest pool has the least to do.
     """
-    candidates = []
+    enough = (1 - LEAST_SAVING) * layouts[0].seconds
+    streamed = []
     for layout in _least_busy(layouts):
         assert layout.plan
         for move in streaming(layout.plan, layout.settings):
             candidate = evaluator.candidate(move.settings)
-            if candidate.fits:
-                candidates.append(replace(candidate, layout=layout.layout, alters=move.alters))
-    best = min(candidates, key=goals.faster, default=None)
-    if best is None or best.seconds >= (1 - LEAST_SAVING) * layouts[0].seconds:
-        return None
-    return best
+            streamed.append(replace(candidate, layout=layout.layout, alters=move.alters))
+    fast = [candidate for candidate in streamed if candidate.fits and candidate.seconds < enough]
+    return min(fast, key=goals.faster, default=None)
 
 
 def _least_busy(layouts: Sequence[Candidate]) -> list[Candidate]:
     """Return the best layout of each division of the devices, those with the least busy pools alone."""
     best: dict[int, Candidate] = {}
     for candidate in layouts:
-        plan, layout = candidate.plan, candidate.layout
-        if plan is None or layout is None or not candidate.fits:
+        layout = candidate.layout
+        if not candidate.fits or layout is None or not layout.generating:
             continue
-        if layout.generating and not plan.schedule.stream:
+        assert candidate.plan
+        if candidate.plan.schedule.stream is None:
             best.setdefault(layout.generating, candidate)
     return sorted(best.values(), key=_busiest_pool)[:SPLITS]
 
 
 def _busiest_pool(candidate: Candidate) -> float:
-    assert candidate.plan and candidate.plan.predicted
-    return max(middle(seconds) for seconds in candidate.plan.predicted.pools.values())
+    return max(map(middle, candidate.prediction.pools.values()))

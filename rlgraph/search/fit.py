@@ -19,7 +19,7 @@ from typing import Any
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.errors import GraphError
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import Plan, TrainPlan
 from rlgraph.planning.device_groups import has_groups, sharing_sizes
 from rlgraph.planning.host_memory import fits
 from rlgraph.planning.model_limits import dividing, sharing
@@ -63,15 +63,14 @@ def with_remedies(error: DoesNotFitError, evaluator: Evaluator) -> GraphError:
 
 def remedies(memory: MemoryTest, evaluator: Evaluator) -> list[Remedy]:
     """Return the changes with which the plan fits: on its own devices the fastest first, then on more."""
-    by_words: dict[tuple[str, ...], Remedy] = {}
+    by_text: dict[str, Remedy] = {}
     for settings in fitting_changes(memory):
         remedy = _evaluated(settings, memory.footprint.plan, evaluator)
-        words = (str(remedy.devices), *overrides(remedy.candidate.settings))
-        if remedy.candidate.fits and words not in by_words:
-            by_words[words] = remedy
-    ordered = sorted(by_words.values(), key=lambda remedy: goals.cheaper(remedy.candidate))
+        if remedy.candidate.fits:
+            by_text.setdefault(remedies_text([remedy]), remedy)
+    ordered = sorted(by_text.values(), key=lambda remedy: goals.cheaper(remedy.candidate))
     on_same = [remedy for remedy in ordered if remedy.devices is None]
-    on_more = [remedy for remedy in ordered if remedy.devices]
+    on_more = [remedy for remedy in ordered if remedy.devices is not None]
     return [*on_same[:OFFERED], *on_more[:1]]
 
 
@@ -125,42 +124,62 @@ def fitting_changes(memory: MemoryTest) -> Iterator[Settings]:
     start: Settings = {}
     if memory.footprint.cluster.device == "cuda":
         start = in_every_model(memory.footprint.plan, BFLOAT16)
-        if start and memory.fits(start):
-            yield start
-            return
-    singles = []
+    if start and memory.fits(start):
+        yield start
+        return
+    singles = _single_levers(memory, start)
+    yield from singles
+    if not singles:
+        yield from _combinations(memory, start)
+    larger = memory.first_fitting(_on_more_devices(memory, start))
+    if larger is not None:
+        yield larger
+    elif not singles:
+        yield from _combinations_on_more_devices(memory, start)
+
+
+def _single_levers(memory: MemoryTest, start: Settings) -> list[Settings]:
+    """Return the mildest settings that fit of each lever that is enough by itself."""
+    fitting = []
     for lever in LEVERS:
         choices = ({**start, **settings} for settings in lever(memory.changed(start)))
-        if (settings := memory.first_fitting(choices)) is not None:
-            singles.append(settings)
-    yield from singles or _combinations(memory, start)
-    larger = memory.first_fitting(_on_more_devices(memory, start))
-    if larger is None and not singles:
-        with_all = _pulled(memory, start, LEVERS, {})
-        larger = memory.first_fitting(_on_more_devices(memory, with_all))
-        if larger is not None:
-            yield from _combinations(memory, {**start, "pools": larger["pools"]})
-    elif larger is not None:
-        yield larger
+        settings = memory.first_fitting(choices)
+        if settings is not None:
+            fitting.append(settings)
+    return fitting
+
+
+def _combinations_on_more_devices(memory: MemoryTest, start: Settings) -> Iterator[Settings]:
+    """Yield settings of several levers that fit on as few more devices as will do with all levers."""
+    with_all = _pulled(memory, start, LEVERS, {})
+    larger = memory.first_fitting(_on_more_devices(memory, with_all))
+    if larger is not None:
+        yield from _combinations(memory, {**start, "pools": larger["pools"]})
 
 
 def _combinations(memory: MemoryTest, start: Settings) -> Iterator[Settings]:
     """Yield settings of several levers that fit: each has a lever that those before it do not need."""
     needed: set[Lever] = set()
     for kept in LEVERS:
-        has_effect = any(True for _ in kept(memory.changed(start)))
-        if kept in needed or not has_effect:
+        if kept in needed or not any(kept(memory.changed(start))):
             continue
-        others = [lever for lever in LEVERS if lever is not kept]
-        levers = [kept, *others]
-        if not memory.fits(_pulled(memory, start, levers, {})):
-            continue
-        for lever in (*reversed(others), kept):  # the dearest is released first
-            fewer = [other for other in levers if other is not lever]
-            if memory.fits(_pulled(memory, start, fewer, {})):
-                levers = fewer
-        needed.update(levers)
-        yield _mildest(memory, start, levers)
+        levers = _needed_with(memory, start, kept)
+        if levers:
+            needed.update(levers)
+            yield _mildest(memory, start, levers)
+
+
+def _needed_with(memory: MemoryTest, start: Settings, kept: Lever) -> list[Lever]:
+    """Return the levers that are needed where one is released last; none if even all of them do not fit."""
+    others = [lever for lever in LEVERS if lever is not kept]
+    levers = [kept, *others]
+    if not memory.fits(_pulled(memory, start, levers, {})):
+        return []
+    for lever in (*reversed(others), kept):  # the dearest is released first
+        fewer = [other for other in levers if other is not lever]
+        if memory.fits(_pulled(memory, start, fewer, {})):
+            levers = fewer
+    return levers
 
 
 def _mildest(memory: MemoryTest, start: Settings, levers: Sequence[Lever]) -> Settings:
@@ -207,12 +226,15 @@ def larger_groups(footprint: Footprint) -> Iterator[Settings]:
     """Yield servers that span more devices of a host."""
     plan = footprint.plan
     for size in group_sizes(footprint.cluster.devices):
-        yield {
-            f"models.{name}.serve.tensor_parallel": size
-            for name, model in plan.models.items()
-            if model.serve and has_groups(model)
-            if model.serve.tensor_parallel < size and plan.pools[model.serve.pool] % size == 0
-        }
+        settings = {}
+        for name, model in plan.models.items():
+            if model.serve is None or not has_groups(model):
+                continue
+            is_larger = model.serve.tensor_parallel < size
+            fills_pool = plan.pools[model.serve.pool] % size == 0
+            if is_larger and fills_pool:
+                settings[f"models.{name}.serve.tensor_parallel"] = size
+        yield settings
 
 
 def smaller_micro_batches(footprint: Footprint) -> Iterator[Settings]:
@@ -240,10 +262,10 @@ def _divided(footprint: Footprint, setting: str) -> Iterator[Settings]:
     for ranks in division_sizes(plan, setting, footprint.cluster.devices):
         settings = {}
         for name in dividing(plan, setting, ranks):
-            train = plan.models[name].train
-            assert train
+            train = _train(plan, name)
             devices = train.shard or plan.pools[train.pool]
-            if devices % ranks == 0 and getattr(train, setting) < ranks:
+            is_larger = getattr(train, setting) < ranks
+            if is_larger and devices % ranks == 0:
                 settings[f"models.{name}.train.{setting}"] = ranks
         yield settings
 
@@ -254,11 +276,17 @@ def shared_rows(footprint: Footprint) -> Iterator[Settings]:
     for ranks in sharing_sizes(plan, footprint.cluster.devices):
         settings = {}
         for name in sharing(plan):
-            train = plan.models[name].train
-            assert train
-            if train.sequence_parallel < ranks and plan.pools[train.pool] % ranks == 0:
+            train = _train(plan, name)
+            is_larger = train.sequence_parallel < ranks
+            if is_larger and plan.pools[train.pool] % ranks == 0:
                 settings[f"models.{name}.train.sequence_parallel"] = ranks
         yield settings
+
+
+def _train(plan: Plan, model: str) -> TrainPlan:
+    train = plan.models[model].train
+    assert train
+    return train
 
 
 def recomputed_activations(footprint: Footprint) -> Iterator[Settings]:

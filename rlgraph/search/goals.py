@@ -10,10 +10,10 @@ def fit(candidate: Candidate) -> tuple[bool, float, int, int]:
 
     Of equals, the one with the fewest moves of engines is best, then the one with the largest micro-batches.
     """
-    cost = candidate.seconds if candidate.fits else candidate.lacks
-    moves = sum(step.facts.moves == "off" for step in candidate.plan.steps) if candidate.plan else 0
     micro = candidate.layout.micro if candidate.layout else 0
-    return not candidate.fits, cost, moves, -micro
+    if candidate.fits:
+        return False, candidate.seconds, candidate.moves, -micro
+    return True, candidate.lacks, candidate.moves, -micro
 
 
 def faster(candidate: Candidate) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlgraph.costs.optimizers import may_step_on_host
-from rlgraph.ir.plan import ModelPlan, Plan
+from rlgraph.ir.plan import ModelPlan, Plan, TrainPlan
 from rlgraph.planning.device_groups import has_groups, whole_hosts
 from rlgraph.planning.model_limits import dividing, sharing
 from rlgraph.search.moves import Settings
@@ -66,6 +66,20 @@ class PoolLayout:
         if self.generating:
             pools[generating_pool] = self.generating
         settings: dict[str, Any] = {"pools": {name: _pool(plan, name, size) for name, size in pools.items()}}
+        settings |= self._shared_settings(plan)
+        for name, model in plan.models.items():
+            if model.train:
+                pool = generating_pool if name in self.scorers else training_pool
+                settings |= self._train_settings(name, model, model.train, pool)
+            if model.serve:
+                settings[f"models.{name}.serve.pool"] = generating_pool
+            if has_groups(model):
+                settings[f"models.{name}.serve.tensor_parallel"] = self.group
+        return settings
+
+    def _shared_settings(self, plan: Plan) -> Settings:
+        """Return the settings of models whose rows devices share, or which devices divide."""
+        settings: dict[str, Any] = {}
         if self.sequence:
             for name in sharing(plan):
                 settings[f"models.{name}.train.sequence_parallel"] = self.sequence
@@ -73,14 +87,6 @@ class PoolLayout:
             setting, ranks = self.divided
             for name in dividing(plan, setting, ranks):
                 settings[f"models.{name}.train.{setting}"] = ranks
-        for name, model in plan.models.items():
-            if model.train:
-                pool = generating_pool if name in self.scorers else training_pool
-                settings |= self._train_settings(name, model, pool)
-            if model.serve:
-                settings[f"models.{name}.serve.pool"] = generating_pool
-            if has_groups(model):
-                settings[f"models.{name}.serve.tensor_parallel"] = self.group
         return settings
 
     def _pool_names(self, plan: Plan) -> tuple[str, str]:
@@ -90,16 +96,19 @@ class PoolLayout:
             return names[0], names[0]
         return names[0], names[1] if len(names) > 1 else "gen"
 
-    def _train_settings(self, name: str, model: ModelPlan, pool: str) -> Settings:
-        assert model.train
+    def _train_settings(self, name: str, model: ModelPlan, train: TrainPlan, pool: str) -> Settings:
         path = f"models.{name}.train"
         settings: dict[str, Any] = {f"{path}.pool": pool, f"{path}.micro_tokens": self.micro}
-        if self.shard and model.train.tensor_parallel == 1 and name not in self.scorers:
+        may_shard = train.tensor_parallel == 1 and name not in self.scorers
+        if self.shard and may_shard:
             settings[f"{path}.shard"] = self.shard
-        if model.optimizer:
-            settings[f"{path}.recompute"] = self.recompute
-            allowed = {"optimizer_offload": may_step_on_host(model), "activation_offload": self.recompute}
-            settings |= {f"{path}.{offload}": True for offload in HOST[self.host] if allowed[offload]}
+        if model.optimizer is None:
+            return settings
+        settings[f"{path}.recompute"] = self.recompute
+        allowed = {"optimizer_offload": may_step_on_host(model), "activation_offload": self.recompute}
+        for offload in HOST[self.host]:
+            if allowed[offload]:
+                settings[f"{path}.{offload}"] = True
         return settings
 
 

@@ -17,12 +17,12 @@ A first look over coarse splits, then a closer one around the best of them.
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations, groupby, product
+from itertools import chain, combinations, groupby, product
 
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import Plan, TrainPlan
 from rlgraph.planning.device_groups import has_groups, sharing_sizes
 from rlgraph.planning.model_limits import sharing
 from rlgraph.search import goals
@@ -95,12 +95,12 @@ class LayoutSearch:
 
     def best(self, generating: int | None = None) -> PoolLayout | None:
         """Return the best layout other than the graph's own; of those with so many devices that generate."""
-        candidates = [
-            candidate
-            for candidate in self.tried
-            if candidate.layout and generating in (None, candidate.layout.generating)
-        ]
-        return min(candidates, key=goals.fit).layout if candidates else None
+        laid_out = [candidate for candidate in self.tried if candidate.layout]
+        if generating is not None:
+            laid_out = [one for one in laid_out if one.layout and one.layout.generating == generating]
+        if not laid_out:
+            return None
+        return min(laid_out, key=goals.fit).layout
 
     def try_all(self, layouts: Iterable[PoolLayout]) -> list[Candidate]:
         """Try some layouts, and return them as candidates."""
@@ -142,17 +142,29 @@ class LayoutSearch:
 
         Where nothing fits, it is not known which of the splits long rows leave the best: all are tried.
         """
-        fits = self.something_fits
-        for split in (None,) if fits else splits:
-            if best := self.best(split):
-                for host in list(HOST):  # what shares rows may need less on the host
-                    lighter = replace(best, host=host)
-                    most = min(self.per_host if fits else self.total, self.total - best.generating)
-                    self.try_doublings(sequences(self.plan, lighter, self.per_host, most, self.row))
-                    if host == best.host:
-                        break
-            if best := self.best(split):
-                self.try_doublings(divisions(self.plan, best, "expert_parallel", self.per_host, self.row))
+        if self.something_fits:
+            self.try_shared_rows(None, self.per_host)
+            self.try_divided_experts(None)
+            return
+        for split in splits:
+            self.try_shared_rows(split, self.total)
+            self.try_divided_experts(split)
+
+    def try_shared_rows(self, split: int | None, most: int) -> None:
+        """Try rows that at ``most`` so many devices share, on the best layout of a split."""
+        best = self.best(split)
+        if best is None:
+            return
+        most = min(most, self.total - best.generating)
+        kinds = list(HOST)
+        for host in kinds[: kinds.index(best.host) + 1]:  # what shares rows may need less on the host
+            lighter = replace(best, host=host)
+            self.try_doublings(sequences(self.plan, lighter, self.per_host, most, self.row))
+
+    def try_divided_experts(self, split: int | None) -> None:
+        """Try experts that devices divide, on the best layout of a split."""
+        if best := self.best(split):
+            self.try_doublings(divisions(self.plan, best, "expert_parallel", self.per_host, self.row))
 
     def try_divided_layers(self) -> None:
         """Try devices that divide layers; those share no rows."""
@@ -172,27 +184,40 @@ class LayoutSearch:
         finished: set[bool] = set()  # whether activations are computed again
         for ways, choices in groupby(layouts, key=lambda layout: layout.ways):
             graph_has_several |= ways == 1
-            before = min(map(goals.fit, self.tried))
-            doubled = self.try_all(
-                layout
-                for layout in choices
-                if layout.recompute not in finished
-                if all(count % ways == 0 for count in layout.training_pools(self.total))
-            )
-            is_gain = min(map(goals.fit, self.tried)) < before
+            before = self.best_rank
+            open_choices = [layout for layout in choices if layout.recompute not in finished]
+            doubled = self.try_all(layout for layout in open_choices if self._divides_pools(layout))
+            is_gain = self.best_rank < before
             if not graph_has_several and not is_gain:
                 finished |= {one.layout.recompute for one in doubled if one.layout and one.fits}
+
+    @property
+    def best_rank(self) -> tuple[bool, float, int, int]:
+        """The sort key of the best that was tried."""
+        return min(map(goals.fit, self.tried))
+
+    def _divides_pools(self, layout: PoolLayout) -> bool:
+        """Return whether the devices that share something divide each pool that trains."""
+        return all(devices % layout.ways == 0 for devices in layout.training_pools(self.total))
 
 
 def layouts(plan: Plan, splits: Iterable[int], per_host: int, row: float = 0) -> Iterator[PoolLayout]:
     """Yield every combination, for some numbers of devices that generate."""
-    movable = [name for name, model in plan.models.items() if model.train and not model.serve]
-    has_any_groups = any(has_groups(model) for model in plan.models.values())
+    has_any_groups = any(map(has_groups, plan.models.values()))
     groups = group_sizes(per_host) if has_any_groups else [1]
     for split, group, micro, recompute in product(splits, groups, micro_batches(row), _recompute(plan)):
-        for count in range(len(movable) + 1) if split else (0,):
-            for scorers in combinations(movable, count):
-                yield PoolLayout(split, frozenset(scorers), group, micro, recompute)
+        for scorers in _scorers(plan, split):
+            yield PoolLayout(split, scorers, group, micro, recompute)
+
+
+def _scorers(plan: Plan, split: int) -> list[frozenset[str]]:
+    """Return the choices of models that only score, or criticize, to put on the pool that generates."""
+    if not split:
+        return [frozenset()]
+    movable = [name for name, model in plan.models.items() if model.train and not model.serve]
+    counts = range(len(movable) + 1)
+    subsets = chain.from_iterable(combinations(movable, count) for count in counts)
+    return list(map(frozenset, subsets))
 
 
 def micro_batches(row: float, ranks: int = 1) -> list[int]:
@@ -204,8 +229,8 @@ def micro_batches(row: float, ranks: int = 1) -> list[int]:
         ([8192, 16384, 32768], [8192, 16384, 32768, 65536])
     """
     sizes = [ranks * micro for micro in MICRO]
-    next_larger = [*sizes[1:], math.inf]
-    return [size for size, larger in zip(sizes, next_larger, strict=True) if larger > row]
+    too_small = bisect_right(sizes, row)  # for a row
+    return sizes[max(too_small - 1, 0) :]
 
 
 def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int, row: float = 0) -> Iterator[PoolLayout]:
@@ -213,7 +238,7 @@ def meshes(plan: Plan, best: PoolLayout, total: int, per_host: int, row: float =
     the graph asks for replicas, with one copy too."""
     devices = total - best.generating
     sizes = []
-    if any(model.train and model.train.shard for model in plan.models.values()):
+    if any(train.shard for train in _train_settings(plan)):
         sizes.append(devices)
     shard = per_host
     while shard < devices:
@@ -228,7 +253,7 @@ def sequences(plan: Plan, best: PoolLayout, per_host: int, most: int, row: float
     """Yield the best layout with rows that at ``most`` so many devices share, and micro-batches as large
     on each; where the graph asks for such rows, with rows on one device too."""
     sizes = []
-    if any(model.train and model.train.sequence_parallel > 1 for model in plan.models.values()):
+    if any(train.sequence_parallel > 1 for train in _train_settings(plan)):
         sizes.append(1)
     if sharing(plan):
         sizes += [size for size in sharing_sizes(plan, per_host) if size <= most]
@@ -243,7 +268,7 @@ def divisions(
     """Yield the best layout with experts, or layers, that devices of a host divide, and other micro-batches;
     where the graph asks for that, with all of them on each device too."""
     sizes = []
-    if any(model.train and getattr(model.train, setting) > 1 for model in plan.models.values()):
+    if any(getattr(train, setting) > 1 for train in _train_settings(plan)):
         sizes.append(1)
     sizes += division_sizes(plan, setting, per_host)
     micros = micro_batches(row, best.sequence or 1)
@@ -251,7 +276,11 @@ def divisions(
         yield replace(best, micro=micro, recompute=recompute, divided=(setting, size))
 
 
+def _train_settings(plan: Plan) -> list[TrainPlan]:
+    return [model.train for model in plan.models.values() if model.train]
+
+
 def _recompute(plan: Plan) -> list[bool]:
     """Return the choices of keeping activations or computing them again; what is frozen has no choice."""
-    trains = any(model.optimizer and model.train for model in plan.models.values())
-    return [False, True] if trains else [False]
+    trained = [model for model in plan.models.values() if model.train and model.optimizer]
+    return [False, True] if trained else [False]

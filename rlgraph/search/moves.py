@@ -13,6 +13,7 @@ from typing import Any
 
 from rlgraph.costs.optimizers import may_step_on_host
 from rlgraph.engines.registry import EMBEDDED, OFFLOADS, SERVERS
+from rlgraph.ir.function import Function
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
@@ -143,17 +144,23 @@ def corrections(plan: Plan, staleness: int) -> Settings:
 
     Where they are older than one update, clipping around them would hold learning up.
     """
-    updates = {step.node: plan.functions["train"][step.node] for step in plan.steps if step.trains}
     edits: dict[str, Any] = {}
-    for node, update in updates.items():
-        clips = any(hook.target.endswith(":ppo_clip") for hook in update.hooks.values())
-        if staleness > 1 and clips:
-            edits |= {f"nodes.{node}.loss.kind": "decoupled_ppo", f"nodes.{node}.loss.cap": 2.0}
-            if update.ins.get("old_logprobs", "").startswith("rollout_logprobs"):
+    for node in [step.node for step in plan.steps if step.trains]:
+        update = plan.functions["train"][node]
+        column = update.ins.get("old_logprobs")
+        if staleness > 1 and _clips(update):
+            edits[f"nodes.{node}.loss.kind"] = "decoupled_ppo"
+            edits[f"nodes.{node}.loss.cap"] = 2.0
+            if column and column.startswith("rollout_logprobs"):
                 edits[f"nodes.{node}.in.old_logprobs"] = "old_logprobs"
-        elif "old_logprobs" in update.ins:
+        elif column is not None:
             edits[f"nodes.{node}.in.old_logprobs"] = "rollout_logprobs"
     return edits
+
+
+def _clips(update: Function) -> bool:
+    """Return whether an update's loss clips around the weights that sampled."""
+    return any(hook.target.endswith(":ppo_clip") for hook in update.hooks.values())
 
 
 def generates(plan: Plan) -> bool:

@@ -68,13 +68,13 @@ def remedies_text(remedies: Sequence[Remedy]) -> str:
 
 
 def _remedy_text(remedy: Remedy) -> str:
-    plan = remedy.candidate.plan
-    assert plan and plan.predicted
     words = overrides(remedy.candidate.settings)
-    if remedy.devices:
-        devices = f"{remedy.devices} devices"
-        words = [f"{devices} with", *words] if words else [devices]
-    return f"{' '.join(words)}  # {range_text(plan.predicted.seconds)} per iteration"
+    seconds = range_text(remedy.candidate.prediction.seconds)
+    if remedy.devices and words:
+        words.insert(0, f"{remedy.devices} devices with")
+    elif remedy.devices:
+        words.append(f"{remedy.devices} devices")
+    return f"{' '.join(words)}  # {seconds} per iteration"
 
 
 def outlook_lines(outlook: Outlook, least_saving: float) -> Iterator[str]:
@@ -124,8 +124,8 @@ def _print_settings(console: Console, candidate: Candidate) -> None:
 
 
 def _offer_text(offer: Candidate, best: Candidate) -> str:
-    assert offer.plan and offer.plan.predicted
-    share, seconds = offer.seconds / best.seconds, range_text(offer.plan.predicted.seconds)
+    share = offer.seconds / best.seconds
+    seconds = range_text(offer.prediction.seconds)
     return (
         f"\nwhere generation streams an iteration takes {share:.2f} x the time of the first, {seconds}:"
         f"\n{offer.alters}; as settings"
@@ -136,11 +136,10 @@ def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the first of the candidates that differ in name only: with equal devices, seconds and memory."""
     distinct: dict[tuple[object, ...], Candidate] = {}
     for candidate in candidates:
-        plan = candidate.plan
-        assert plan and plan.predicted
-        peaks = tuple(peak.bytes for peak in (plan.peak or {}).values())
-        outcome = (tuple(plan.pools.values()), plan.predicted.seconds, peaks)
-        distinct.setdefault(outcome, candidate)
+        assert candidate.plan
+        devices = tuple(candidate.plan.pools.values())
+        peaks = tuple(peak.bytes for peak in candidate.peaks.values())
+        distinct.setdefault((devices, candidate.prediction.seconds, peaks), candidate)
     return list(distinct.values())
 
 
@@ -152,16 +151,15 @@ def _table(best: Sequence[Candidate]) -> Table:
     for head in ("", "devices", "groups", "micro-batch", "moves", "an iteration", "peak"):
         table.add_column(head, justify="right" if head in numbers else "left")
     for number, candidate in enumerate(best, 1):
-        plan, layout = candidate.plan, candidate.layout
-        assert plan and plan.predicted and plan.peak
+        layout = candidate.layout
         table.add_row(
             f"{number}.",
             _devices_text(candidate),
             str(layout.group) if layout else "",
             _micro_text(layout),
-            str(sum(step.facts.moves == "off" for step in plan.steps)),
-            range_text(plan.predicted.seconds),
-            ", ".join(size_text(peak.bytes) for peak in plan.peak.values()),
+            str(candidate.moves),
+            range_text(candidate.prediction.seconds),
+            ", ".join(size_text(peak.bytes) for peak in candidate.peaks.values()),
         )
     return table
 
@@ -236,12 +234,13 @@ def _lost(candidates: Sequence[Candidate], shown: Sequence[Candidate]) -> Iterat
 
 def _why(candidate: Candidate, shown: Sequence[Candidate]) -> str:
     """Return why a candidate lost against those that are shown."""
-    plan = candidate.plan
-    if not candidate.fits or plan is None or plan.predicted is None:
+    if not candidate.fits:
         return candidate.why_not
-    pools = plan.predicted.pools
+    assert candidate.plan
+    pools = candidate.prediction.pools
     busiest = max(pools, key=lambda pool: middle(pools[pool]))
-    steps = [step for step in plan.steps if step.seconds and busiest in (step.pool, step.source)]
+    priced = [step for step in candidate.plan.steps if step.seconds]
+    steps = [step for step in priced if busiest in (step.pool, step.source)]
     slowest = max(steps, key=lambda step: math.prod(step.seconds or ())).node
     factor = candidate.seconds / shown[0].seconds if shown else 1.0
     return f"{factor:.2f} x the time of the first; {busiest} is busiest, for the most part in `{slowest}`"

@@ -41,38 +41,44 @@ class Sweep:
             What was reached, and whether all runs are done.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / DONE
-        done = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-        wanted = [run for run in self.runs if done.get(run.name) != run.overrides]
-        if earlier := len(self.runs) - len(wanted):
-            self.say(f"{earlier} of {len(self.runs)} runs are done already")
-        found = self._told()
+        done = self._read_done()
+        unfinished = [run for run in self.runs if done.get(run.name) != run.overrides]
+        if finished := len(self.runs) - len(unfinished):
+            self.say(f"{finished} of {len(self.runs)} runs are done already")
+        reached = self._save_results()
         with ThreadPoolExecutor(jobs) as pool:
             try:
-                for run, failed, seconds in pool.map(self._run, wanted):
-                    if not failed:
+                for run, failure, seconds in pool.map(self._run, unfinished):
+                    if not failure:
                         done[run.name] = run.overrides
-                        write(path, json.dumps(done, indent=1) + "\n")
-                    found = self._told()
-                    self.say(f"{run.name}: {failed or found.said(run)} ({seconds:.0f} s)")
+                        write(self.folder / DONE, json.dumps(done, indent=1) + "\n")
+                    reached = self._save_results()
+                    self.say(f"{run.name}: {failure or reached.summary(run)} ({seconds:.0f} s)")
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)
                 raise
-        return found, all(done.get(run.name) == run.overrides for run in self.runs)
+        return reached, all(done.get(run.name) == run.overrides for run in self.runs)
 
-    def _told(self) -> Results:
+    def _read_done(self) -> dict[str, list[str]]:
+        path = self.folder / DONE
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+    def _save_results(self) -> Results:
         """Return what is reached so far, which is written as table and page."""
-        found = results(self.graph, self.runs, self.folder)
-        found.save(self.folder)
-        return found
+        reached = results(self.graph, self.runs, self.folder)
+        reached.save(self.folder)
+        return reached
 
     def _run(self, run: Combination) -> tuple[Combination, str, float]:
         """Run a combination, or the rest of it; return what went wrong, and the seconds that it took."""
-        begun, place = time.monotonic(), self.folder / run.name
-        command = [sys.executable, "-m", "rlgraph", "run", self.graph, *run.overrides, *self.options]
-        command += ["--run-dir", str(place), *["--resume"] * (place / "plan.json").is_file()]
+        start = time.monotonic()
+        run_dir = self.folder / run.name
         log = self.folder / f"{run.name}.log"
+        command = [sys.executable, "-m", "rlgraph", "run", self.graph, *run.overrides, *self.options]
+        command += ["--run-dir", str(run_dir)]
+        if (run_dir / "plan.json").is_file():
+            command.append("--resume")
         with log.open("a", encoding="utf-8") as file:
-            ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
-        failed = f"ended with {ended.returncode}, see {log}" if ended.returncode else ""
-        return run, failed, time.monotonic() - begun
+            process = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+        failure = f"ended with {process.returncode}, see {log}" if process.returncode else ""
+        return run, failure, time.monotonic() - start

@@ -293,7 +293,7 @@ def test_settings_that_do_not_say_whose_they_are() -> None:
     assert "say which: --trainer grpo" in result.output
     Path("empty.py").write_text("x = 1\n")
     assert "makes none of TRL's trainers" in call("trl", "empty.py").output
-    assert "is no KEY=VALUE" in call("verl", "grpo.txt", "again.yaml").output
+    assert "is not KEY=VALUE" in call("verl", "grpo.txt", "again.yaml").output
 
 
 @pytest.mark.parametrize("name", ["verl", "verl_sft", "trl", "nemo_rl", "areal"])

@@ -105,7 +105,7 @@ def test_a_sweep_without_an_evaluation_compares_the_reward(tmp_path: Path) -> No
     (tmp_path / "seed=0" / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.25}\n')
     found = results("grpo", runs, tmp_path)
     assert found.text().split() == ["runs", "reward/mean", "1", "0.250", "*"]
-    assert found.said(runs[0]) == "reward/mean 0.250"
+    assert found.summary(runs[0]) == "reward/mean 0.250"
 
 
 OPS = """from rlgraph.ops import float32, op, samples, text

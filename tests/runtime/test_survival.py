@@ -282,7 +282,7 @@ def test_a_time_limit_ends_a_run_with_a_checkpoint(in_demo: None) -> None:
 def test_a_time_limit_that_is_none_is_refused(in_demo: None) -> None:
     for text in ("4", "0s", "h"):
         said = rlgraph("run", ONE, "--inline", "--time-limit", text, expect=2)
-        assert f"`{text}` is no time: write 3h50m, 90m or 45s" in said
+        assert f"`{text}` is not a duration: write 3h50m, 90m or 45s" in said
 
 
 def test_a_time_limit_before_the_first_iteration_leaves_a_run_to_resume(in_demo: None) -> None:

@@ -115,7 +115,7 @@ def test_what_is_no_run_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="that is a folder"):
         subject(PlanRequest(str(tmp_path)))
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(GraphError, match="no plan of rlgraph"):
+    with pytest.raises(GraphError, match="not a plan of rlgraph"):
         subject(PlanRequest(str(tmp_path)))
     with pytest.raises(RunError, match="is a run"):
         subject(PlanRequest(str(tmp_path), ["rollout.n=2"]))
