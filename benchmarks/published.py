@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 
@@ -169,7 +169,8 @@ def with_length(run: Run) -> Run:
     return replace(run, tokens=(run.tokens[0], round(low)))
 
 
-def runs() -> list[Run]:
+@cache
+def runs() -> tuple[Run, ...]:
     """Return all rows, each as it fits, with the lengths that are inferred: those of a run that streams are
     those of the one before it that does not."""
     found = list[Run]()
@@ -178,7 +179,7 @@ def runs() -> list[Run]:
         if run.inferred and run.stream is not None:
             run = replace(run, tokens=before(found).tokens)
         found.append(with_length(fitting(run)))
-    return found
+    return tuple(found)
 
 
 def before(found: Sequence[Run]) -> Run:

@@ -76,12 +76,25 @@ def call(*args: str) -> Result:
     return CliRunner().invoke(main, args)
 
 
-def calibrated(run: Path, *more: str) -> dict[str, object]:
-    result = call("report", str(run), "--calibrate", "found.yaml", *more)
-    assert result.exit_code == 0, result.stderr
-    found = yaml.safe_load(Path("found.yaml").read_text())
+def calibrated(
+    run: Path, cluster: str | None = None, prompt_tokens: float | None = None
+) -> dict[str, object]:
+    """Return the factors of a run, which are then in found.yaml, too."""
+    text = Priced.of(run, cluster, prompt_tokens).calibration()
+    Path("found.yaml").write_text(text, encoding="utf-8")
+    found = yaml.safe_load(text)
     assert isinstance(found, dict)
     return found
+
+
+def test_the_command_writes_what_was_found_and_says_how_to_use_it() -> None:
+    """Other tests go without the command, which also plans the graph again with each change that may help."""
+    run = a_run(planned(Target("cpu", PROMPT)))
+    result = call("report", str(run), "--calibrate", "told.yaml")
+    assert result.exit_code == 0, result.stderr
+    assert "calibrated: rlgraph plan GRAPH --cluster ... --calibration told.yaml" in result.stderr
+    calibrated(run)
+    assert Path("told.yaml").read_text() == Path("found.yaml").read_text()
 
 
 def test_the_multiples_come_back() -> None:
@@ -140,7 +153,7 @@ def test_lengths_are_no_factor() -> None:
 def test_prompts_can_be_said_afterwards() -> None:
     run = a_run(planned(Target("cpu")))
     assert calibrated(run)["update"] != [pytest.approx(2, rel=1e-3)] * 2
-    assert calibrated(run, "--prompt-tokens", str(PROMPT))["update"] == [pytest.approx(2, rel=1e-3)] * 2
+    assert calibrated(run, prompt_tokens=PROMPT)["update"] == [pytest.approx(2, rel=1e-3)] * 2
 
 
 def test_a_calibrated_plan_foretells_the_run() -> None:
@@ -217,7 +230,7 @@ def test_a_run_that_was_planned_for_no_cluster_asks_for_one() -> None:
     assert result.exit_code == 1
     assert "run was planned for no cluster\n  say what it ran on: --cluster NAME_OR_FILE" in result.stderr
     assert not Path("found.yaml").exists()
-    found = calibrated(run, "--cluster", "cpu", "--prompt-tokens", str(PROMPT))
+    found = calibrated(run, "cpu", PROMPT)
     assert found["score"] == [pytest.approx(0.5, rel=1e-3)] * 2
 
 

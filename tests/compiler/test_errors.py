@@ -1,32 +1,47 @@
-"""Every broken graph under bad/ gives one golden message: place, law, what is accepted, remedy."""
+"""Every broken graph under bad/ gives one golden message: place, law, what is accepted, remedy; and data."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rlgraph.check import problem_record
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, Mark, Problem, Source
 from rlgraph.syntax.shipped_files import graphs_folder
 
 BAD = Path(__file__).parent / "bad"
 NAMES = sorted(path.stem for path in BAD.glob("*.yaml"))
+KEYS = {"kind", "grade", "law", "file", "override", "line", "column", "accepted", "remedy", "drawing"}
 
 
-def said(graph: str, *overrides: str) -> str:
-    """What the user reads, with machine paths taken out."""
+def error_of(graph: str, *overrides: str) -> GraphError:
     with pytest.raises(GraphError) as caught:
         compile_graph(graph, overrides, 0)
-    text = str(caught.value).replace(f"{graphs_folder()}/", "graphs/")
+    return caught.value
+
+
+def text_of(error: GraphError) -> str:
+    """Return what the user reads, with machine paths taken out."""
+    text = str(error).replace(f"{graphs_folder()}/", "graphs/")
     return text.replace(f"{BAD}/", "").replace(str(BAD), ".") + "\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_broken_graph(name: str, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(BAD)
-    golden(f"errors/{name}.txt", said(f"{name}.yaml"))
+    error = error_of(f"{name}.yaml")
+    golden(f"errors/{name}.txt", text_of(error))
+    for problem in error.problems:
+        record = problem_record(problem)
+        assert json.loads(json.dumps(record)) == record
+        assert record.keys() == KEYS
+        assert record["law"] == problem.law
+        assert record["override"] is None
+        assert (record["file"] is None) == (record["line"] is None) == (record["column"] is None)
 
 
 def test_there_are_enough_broken_graphs() -> None:

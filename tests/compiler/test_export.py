@@ -22,8 +22,9 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.steps import Kind
 from rlgraph.printing.step_text import title
-from rlgraph.view.drawings.boxes import DrawingOptions, StepGroup, box, drawing, links, weights
+from rlgraph.view.drawings.boxes import StepGroup, box, drawing, links, weights
 from rlgraph.view.drawings.dot import dot, picture
+from rlgraph.view.drawings.drawing_options import DrawingOptions
 from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.trace import trace
 

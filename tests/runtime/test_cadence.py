@@ -44,7 +44,11 @@ def test_a_critic_is_warmed_up_before_the_policy_trains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edits", "steps"), [((ONE,), 1), ((APART, DECOUPLED), 2)], ids=["in turns", "ahead"]
+    ("edits", "steps"),
+    [
+        pytest.param((ONE,), 1, marks=pytest.mark.nightly, id="in turns"),
+        pytest.param((APART, DECOUPLED), 2, id="ahead"),
+    ],
 )
 def test_resuming_gives_the_same(edits: tuple[str, ...], steps: int) -> None:
     path = graph("ppo", *edits, *PPO, "set: {update_policy.every: 2}")

@@ -36,7 +36,8 @@ def stop(metric: str, bound: float, **more: Any) -> str:
     return f"schedule.stop={json.dumps({'metric': metric, 'at_least': bound, **more})}"
 
 
-@pytest.mark.parametrize("graph", [ONE, TWO])
+# what ends a run is decided by the driver, for any number of pools
+@pytest.mark.parametrize("graph", [ONE, pytest.param(TWO, marks=pytest.mark.nightly)])
 def test_a_run_ends_where_its_metric_is_reached_and_is_whole_until_there(
     graph: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +74,7 @@ def test_an_evaluation_ends_it_after_so_many_in_a_row() -> None:
     assert os.listdir("a/checkpoints") == ["step-000002"]
 
 
-@pytest.mark.parametrize("graph", [ONE, TWO])
+@pytest.mark.parametrize("graph", [ONE, pytest.param(TWO, marks=pytest.mark.nightly)])
 def test_the_last_iteration_has_a_samples_file_whatever_ends_the_run(graph: str) -> None:
     """An evaluation that ends it is done when the next iteration is, where it streams."""
     stream = "schedule.stream={staleness: 1, chunk: 4}"

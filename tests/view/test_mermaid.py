@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlgraph.compiler import compile_graph
-from rlgraph.view.drawings.boxes import SHOWN, DrawingOptions
+from rlgraph.view.drawings.drawing_options import SHOWN, DrawingOptions
 from rlgraph.view.drawings.mermaid import mermaid
 from share import families
 
