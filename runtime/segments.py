@@ -103,7 +103,9 @@ def _open(plan: Plan, driver: Driver, state: State) -> None:
         if name not in driver.regions:
             waiting = state.waiting.get(name, Waiting())
             position = state.positions.get(region.source, 0)
-            driver.regions[name] = RunningRegion(plan, name, waiting, position, lambda: driver.sent)
+            driver.regions[name] = RunningRegion(
+                plan, name, waiting, position, lambda: driver.served.versions
+            )
 
 
 def _is_source(entry: tuple[int, Step]) -> bool:
@@ -136,7 +138,7 @@ def _complete(executions: dict[int, Execution], iteration: int, state: State, dr
     waiting = {name: region.waiting() for name, region in driver.regions.items()}
     state.waiting = {name: left for name, left in waiting.items() if left.parts()}
     state.positions = execution.positions_after()
-    state.positions |= {region.region.source: region.position() for region in driver.regions.values()}
+    state.positions |= {region.plan.region.source: region.position() for region in driver.regions.values()}
     state.controls, state.states = controls_after(execution), states_after(execution)
     if follower := executions.get(iteration + 1):
         follower.follow_completed(state.positions, state.controls, state.states)

@@ -22,7 +22,7 @@ class GroupLedger:
     Invariants:
         - A prompt is begun once: its number is below ``next_prompt``, and numbers are given in order.
         - ``drawing`` is a part of ``in_flight``; a group leaves both before its rows wait or are dropped.
-        - ``prompts`` and ``begun`` have one entry per row in the buffer, in the order in which rows came.
+        - ``row_prompts`` and ``row_weights`` have one entry per row in the buffer, in the order of arrival.
         - No iteration takes rows before ``next_iteration - 1`` has taken its own.
         - A stream has fewer than (staleness + 1) x rows + one group of rows begun and not used.
 
@@ -40,8 +40,8 @@ class GroupLedger:
     window: Window
     end: float = math.inf  # the number of iterations of the run
     next_prompt: int = 0
-    begun: list[int] = field(default_factory=list)  # per row in the buffer, the iteration of its weights
-    prompts: list[int] = field(default_factory=list)  # per row in the buffer
+    row_weights: list[int] = field(default_factory=list)  # per row in the buffer: their iteration
+    row_prompts: list[int] = field(default_factory=list)  # per row in the buffer
     in_flight: dict[int, int] = field(default_factory=dict)  # prompt -> the iteration of its weights
     drawing: dict[int, int] = field(default_factory=dict)  # the same of groups with unfinished samples
     weights: int = 0  # the iteration whose weights generate
@@ -54,11 +54,11 @@ class GroupLedger:
         """Return how many more groups may begin."""
         if self.window.refill:
             return self.window.round_size(
-                len(self.begun), len(self.drawing), self.seen_rows, self.stayed_rows
+                len(self.row_weights), len(self.drawing), self.seen_rows, self.stayed_rows
             )
         usable_by = int(min(self.weights + 1 + self.window.staleness, self.end))
         return self.window.room(
-            usable_by - self.next_iteration, len(self.begun), len(self.in_flight), len(self.drawing)
+            usable_by - self.next_iteration, len(self.row_weights), len(self.in_flight), len(self.drawing)
         )
 
     def begin_groups(self) -> range:
@@ -88,20 +88,20 @@ class GroupLedger:
         for number in numbers:
             del self.drawing[number]
 
-    def add_rows(self, groups: Iterable[int], kept: Sequence[int]) -> None:
+    def add_rows(self, groups: Iterable[int], kept_rows: Sequence[int]) -> None:
         """Put the rows of some groups, whose rewards have come, into the buffer.
 
-        ``kept`` has the number of its prompt for each row that the filter kept, in the order of use.
+        ``kept_rows`` has the number of its prompt for each row that the filter kept, in the order of use.
         """
-        self.prompts += kept
-        self.begun += [self.in_flight[number] for number in kept]
+        self.row_prompts += kept_rows
+        self.row_weights += [self.in_flight[number] for number in kept_rows]
         for number in groups:
             del self.in_flight[number]
 
-    def count_filtered(self, seen: int, stayed: int) -> None:
+    def count_filtered(self, seen_rows: int, stayed_rows: int) -> None:
         """Note how many rows the filter saw and kept."""
-        self.seen_rows += seen
-        self.stayed_rows += stayed
+        self.seen_rows += seen_rows
+        self.stayed_rows += stayed_rows
 
     def take(self, arrange: Arrange = lambda places: places) -> list[int] | None:
         """Take the rows of the next iteration out of the buffer; return the places that they had.
@@ -109,11 +109,13 @@ class GroupLedger:
         None while some are missing. ``arrange`` is that of ``Window.choose``.
         """
         window = self.window
-        places = window.choose(self.next_iteration, self.begun, self.prompts, self.in_flight, arrange)
+        places = window.choose(
+            self.next_iteration, self.row_weights, self.row_prompts, self.in_flight, arrange
+        )
         if places is None:
             return None
-        taken = set(places)
-        self._keep([place for place in range(len(self.begun)) if place not in taken])
+        chosen = set(places)
+        self._keep([place for place in range(len(self.row_weights)) if place not in chosen])
         self.next_iteration += 1
         return places
 
@@ -122,11 +124,16 @@ class GroupLedger:
         self.seen_rows = 0
         self.stayed_rows = 0
 
-    def drop_old(self) -> list[int]:
+    def drop_old(self) -> Sequence[int]:
         """Drop rows that are too old for the next iteration; return the places of those that stay."""
         window, iteration = self.window, self.next_iteration
-        young = [place for place, begun in enumerate(self.begun) if window.is_young(begun, iteration)]
-        self.dropped_rows += len(self.begun) - len(young)
+        oldest = min(self.row_weights, default=iteration)
+        if window.is_young(oldest, iteration):
+            return range(len(self.row_weights))
+        young = [
+            place for place, weights in enumerate(self.row_weights) if window.is_young(weights, iteration)
+        ]
+        self.dropped_rows += len(self.row_weights) - len(young)
         self._keep(young)
         return young
 
@@ -143,7 +150,9 @@ class GroupLedger:
 
     def is_coming(self, measured: Sequence[int]) -> bool:
         """Return whether the next iteration has its rows as soon as the ``measured`` groups arrive."""
-        return self.window.is_coming(self.next_iteration, self.begun, self.prompts, self.in_flight, measured)
+        return self.window.is_coming(
+            self.next_iteration, self.row_weights, self.row_prompts, self.in_flight, measured
+        )
 
     @property
     def in_order(self) -> bool:
@@ -160,11 +169,11 @@ class GroupLedger:
         """Put the rows in the buffer in another order; rows whose places are left out leave it."""
         self._keep(places)
 
-    def put_first(self, prompts: list[int], begun: list[int]) -> None:
+    def put_first(self, row_prompts: list[int], row_weights: list[int]) -> None:
         """Put rows into the buffer again, before all others."""
-        self.prompts = prompts + self.prompts
-        self.begun = begun + self.begun
+        self.row_prompts = row_prompts + self.row_prompts
+        self.row_weights = row_weights + self.row_weights
 
     def _keep(self, places: Sequence[int]) -> None:
-        self.begun = [self.begun[place] for place in places]
-        self.prompts = [self.prompts[place] for place in places]
+        self.row_weights = [self.row_weights[place] for place in places]
+        self.row_prompts = [self.row_prompts[place] for place in places]

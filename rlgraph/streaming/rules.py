@@ -77,27 +77,27 @@ class Window:
             groups = min(groups, self.in_flight - drawing)
         return max(groups, 0)
 
-    def round_size(self, waiting: int, drawing: int, seen: int, stayed: int) -> int:
+    def round_size(self, waiting: int, drawing: int, seen_rows: int, stayed_rows: int) -> int:
         """Return how many new groups the next round of a refill asks for.
 
         Args:
             waiting: rows in the buffer.
             drawing: groups that an earlier round has begun and not finished.
-            seen: rows that the filter saw since an iteration took some.
-            stayed: those of them that it kept.
+            seen_rows: rows that the filter saw since an iteration took some.
+            stayed_rows: those of them that it kept.
         """
         assert self.refill, "a stream has no rounds of one iteration"
-        return max(self.refill.asks(self.rows - waiting, seen, stayed) - drawing, 0)
+        return max(self.refill.asks(self.rows - waiting, seen_rows, stayed_rows) - drawing, 0)
 
-    def is_young(self, begun: int, iteration: int) -> bool:
+    def is_young(self, weights: int, iteration: int) -> bool:
         """Return whether a row that was begun in one iteration may be used in another."""
-        return self.too_old == "correct" or begun + self.staleness >= iteration
+        return self.too_old == "correct" or weights + self.staleness >= iteration
 
     def choose(
         self,
         iteration: int,
-        begun: Sequence[int],
-        prompts: Sequence[int],
+        row_weights: Sequence[int],
+        row_prompts: Sequence[int],
         in_flight: Mapping[int, int],
         arrange: Arrange = lambda places: places,
     ) -> list[int] | None:
@@ -105,8 +105,8 @@ class Window:
 
         Args:
             iteration: the one that takes them.
-            begun: for each row in the buffer, the iteration in which it was begun; none is too old.
-            prompts: for each row in the buffer, the number of its prompt.
+            row_weights: for each row in the buffer, the iteration of its weights; none is too old.
+            row_prompts: for each row in the buffer, the number of its prompt.
             in_flight: for each group that has begun and is not in the buffer, prompt -> iteration.
             arrange: puts rows whose order is free in that of the user's policy.
 
@@ -117,15 +117,15 @@ class Window:
             >>> window.choose(7, [7, 7], [4, 3], {2: 6}) is None
             True
         """
-        if len(begun) < self.rows:
+        if len(row_weights) < self.rows:
             return None
         if self.order == "in_order":
-            return self._choose_in_order(prompts, in_flight)
-        urgent = self._urgent(iteration, begun, Counter(in_flight.values()), arrange)
+            return self._choose_in_order(row_prompts, in_flight)
+        urgent = self._urgent(iteration, row_weights, Counter(in_flight.values()), arrange)
         if urgent is None:
             return None
         chosen = set(urgent)
-        free = arrange([place for place in range(len(begun)) if place not in chosen])
+        free = arrange([place for place in range(len(row_weights)) if place not in chosen])
         return sorted([*urgent, *free[: self.rows - len(urgent)]])
 
     def _choose_in_order(self, prompts: Sequence[int], in_flight: Mapping[int, int]) -> list[int] | None:
@@ -137,8 +137,8 @@ class Window:
     def is_coming(
         self,
         iteration: int,
-        begun: Sequence[int],
-        prompts: Sequence[int],
+        row_weights: Sequence[int],
+        row_prompts: Sequence[int],
         in_flight: Mapping[int, int],
         measured: Sequence[int],
     ) -> bool:
@@ -146,17 +146,19 @@ class Window:
 
         The other arguments are those of ``choose``.
         """
-        coming_prompts, coming_begun = list[int](), list[int]()
+        coming_prompts, coming_weights = list[int](), list[int]()
         for number in measured:
             if number in in_flight:
                 coming_prompts += [number] * self.group
-                coming_begun += [in_flight[number]] * self.group
+                coming_weights += [in_flight[number]] * self.group
         still_missing = {number: in_flight[number] for number in in_flight.keys() - {*measured}}
-        places = self.choose(iteration, [*begun, *coming_begun], [*prompts, *coming_prompts], still_missing)
+        places = self.choose(
+            iteration, [*row_weights, *coming_weights], [*row_prompts, *coming_prompts], still_missing
+        )
         return places is not None
 
     def _urgent(
-        self, iteration: int, begun: Sequence[int], in_flight: Counter[int], arrange: Arrange
+        self, iteration: int, row_weights: Sequence[int], in_flight: Counter[int], arrange: Arrange
     ) -> list[int] | None:
         """Return the places of rows for which later iterations have no room before they are too old.
 
@@ -166,7 +168,7 @@ class Window:
         urgent = list[int]()
         if self.too_old != "wait":
             return urgent
-        rows_of = Counter(begun)
+        rows_of = Counter(row_weights)
         for deadline in range(iteration, iteration + self.staleness + 1):
             oldest = deadline - self.staleness  # groups begun then or before are used by this deadline
             waiting = sum(rows for v, rows in rows_of.items() if v <= oldest)
@@ -178,6 +180,6 @@ class Window:
                 return None
             if needed > 0:
                 chosen = set(urgent)
-                due = [place for place, v in enumerate(begun) if v <= oldest and place not in chosen]
+                due = [place for place, v in enumerate(row_weights) if v <= oldest and place not in chosen]
                 urgent += arrange(due)[:needed]
         return urgent

@@ -80,7 +80,7 @@ class RoundSimulator:
     """The samples of a region that are drawn, and the seconds of its rounds.
 
     Invariants:
-        - ``drawn`` has the groups that the ledger's ``drawing`` has.
+        - ``drawing_groups`` has the groups that the ledger's ``drawing`` has.
         - ``live_samples`` and ``live_tokens`` are sums over samples whose last round has not ended.
     """
 
@@ -91,7 +91,7 @@ class RoundSimulator:
         self.coming_lengths: Iterator[float] = cycle(work.lengths)
         self.ending_samples: dict[int, list[float]] = defaultdict(list)  # round -> tokens of samples that end
         self.finishing_groups: dict[int, list[int]] = defaultdict(list)  # round -> prompts
-        self.drawn: dict[int, DrawnGroup] = {}
+        self.drawing_groups: dict[int, DrawnGroup] = {}
         self.live_samples = 0
         self.live_tokens = 0.0
         self.has_new_weights = True  # since the last round
@@ -131,24 +131,26 @@ class RoundSimulator:
 
     def add_measured(self, groups: Sequence[int]) -> None:
         """Put groups whose rewards have come into the buffer, as far as the filter keeps them."""
-        kept = list[int]()
+        kept_rows = list[int]()
         for number in groups:
             self.keep_credit += self.work.kept_share
             if self.keep_credit >= 1 - 1e-9:
                 self.keep_credit -= 1
-                kept += [number] * self.work.window.group
-        self.ledger.add_rows(groups, kept)
-        self.ledger.drop_old()
+                kept_rows += [number] * self.work.window.group
+        old = self.ledger.old_groups(self.ledger.next_iteration, groups)
+        self.ledger.add_rows(groups, kept_rows)
+        if old:
+            self.ledger.drop_old()
 
     def _add(self, number: int) -> None:
         lengths = [*islice(self.coming_lengths, self.work.window.group)]
-        group = self.drawn[number] = DrawnGroup(self.round, lengths)
+        group = self.drawing_groups[number] = DrawnGroup(self.round, lengths)
         for length in lengths:
             self.ending_samples[self._last_round(group, length)].append(length)
         self.finishing_groups[self._last_round(group, max(lengths))].append(number)
 
     def _remove(self, number: int) -> None:
-        group = self.drawn.pop(number)
+        group = self.drawing_groups.pop(number)
         self.finishing_groups[self._last_round(group, max(group.lengths))].remove(number)
         for length in group.lengths:
             last_round = self._last_round(group, length)
@@ -202,7 +204,7 @@ class RoundSimulator:
         self.round += 1
         self.ledger.finish_drawing(finished)
         for number in finished:
-            del self.drawn[number]
+            del self.drawing_groups[number]
         return finished
 
 
@@ -290,7 +292,7 @@ class PoolSimulator:
             self._receive_rows()
             self._sync()
             self._update()
-            self.most_waiting = max(self.most_waiting, len(self.ledger.begun))
+            self.most_waiting = max(self.most_waiting, len(self.ledger.row_weights))
             if self.generates_until <= self.time and not self._syncs_next():
                 self._generate()
             self._wait(syncs)
@@ -334,7 +336,7 @@ class PoolSimulator:
         if not self.has_news or self.sync_is_due or self.trains_until > self.time:
             return
         self.has_news = False
-        prompts, begun = self.ledger.prompts, self.ledger.begun
+        row_prompts, row_weights = self.ledger.row_prompts, self.ledger.row_weights
         places = self.ledger.take()
         if places is None:
             return
@@ -342,8 +344,8 @@ class PoolSimulator:
         self.sync_is_due = True
         self.rounds.drop_old()
         iteration = self.ledger.next_iteration - 1
-        self.ages += [iteration - begun[place] for place in places]
-        for number in {prompts[place] for place in places}:
+        self.ages += [iteration - row_weights[place] for place in places]
+        for number in {row_prompts[place] for place in places}:
             self.groups[number].append(self.time)
 
     def _generate(self) -> None:

@@ -26,7 +26,7 @@ def adapted(execution: Execution, step: Step) -> dict[str, float]:
         RunError: the op does not record the metric that one of them follows.
     """
     controllers = execution.plan.functions[execution.phase][step.node].controllers
-    return {name: _value(execution, step, name, one) for name, one in controllers.items()}
+    return {name: _value(execution, step, name, controller) for name, controller in controllers.items()}
 
 
 def controls_after(execution: Execution) -> dict[str, float]:
@@ -51,20 +51,28 @@ def _next(execution: Execution, step: Step, name: str, controller: Controller) -
     value = _value(execution, step, name, controller)
     if not due(step.when, execution.entry.iteration + 1):
         return value
-    key = controller.metric if "/" in controller.metric else f"{step.node}/{controller.metric}"
+    key = controller.metric
+    if "/" not in key:
+        key = f"{step.node}/{key}"
     recorded, samples = _recorded(execution, step)
-    if key not in recorded and recorded and samples and value == controller.start:
+    has_other_metrics = key not in recorded and recorded and samples
+    if has_other_metrics and value == controller.start:
         law = f"`{step.node}` recorded no `{controller.metric}`, which its `{name}` follows"
-        known = ", ".join(one.removeprefix(f"{step.node}/") for one in sorted(recorded))
+        known = ", ".join(metric.removeprefix(f"{step.node}/") for metric in sorted(recorded))
         remedy = f"record it, or let @op(measures=...) name one of what it records: {known}"
         raise RunError(f"{law}\n  {remedy}")
-    return controller.next(value, recorded[key].value if key in recorded else math.nan, samples)
+    measured = recorded[key].value if key in recorded else math.nan
+    return controller.next(value, measured, samples)
 
 
 def _recorded(execution: Execution, step: Step) -> tuple[dict[str, Metric], int]:
     """Return the metrics that a step recorded, and its samples."""
-    rows = [one.rows for one in (execution.rounds[step.region] if step.region else [execution])]
-    reporting = next((one for one in execution.steps if one.node == step.joins), step)
-    reports = [some.report(reporting, device) for some in rows for device in sorted(step.devices)]
-    samples = sum(some.count(execution.columns[step.reads[0]].domain) for some in rows)
-    return add_up([report.metrics for report in reports], step.node), samples
+    executions = execution.rounds[step.region] if step.region else [execution]
+    reporting = next((joined for joined in execution.steps if joined.node == step.joins), step)
+    domain = execution.columns[step.reads[0]].domain
+    metrics = []
+    samples = 0
+    for ended in executions:
+        metrics += [ended.rows.report(reporting, device).metrics for device in sorted(step.devices)]
+        samples += ended.rows.count(domain)
+    return add_up(metrics, step.node), samples

@@ -5,21 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rlgraph.runtime.driver.intake import GroupSpan, IntakeTimes
+from rlgraph.runtime.driver.intake import GroupSpan, IntakeTimes, StageSeconds
 
 
 class StreamClock:
-    """Notes when groups of a region that streams were begun, drawn, in the buffer, and used."""
+    """The times of a stream that no report of a step says, in seconds since the epoch.
+
+    Invariants:
+        - ``times`` has groups that are in flight or wait, and none that was used or dropped.
+        - ``lanes`` has one entry for each group that is drawn or waits at the same time as others.
+        - ``blocked_since`` is 0 as long as a round may begin.
+    """
 
     def __init__(self) -> None:
-        self.times: dict[int, list[float]] = {}  # number of a prompt -> when each happened, so far
+        self.times: dict[int, list[float]] = {}  # prompt -> when it was begun, drawn, in the buffer, so far
         self.lanes: list[float] = []  # when each became free
-        self.since = self.asked = time.time()
-        self.held, self.stands = 0.0, 0.0  # seconds in which nothing might begin; since when, 0: it may
+        self.start = time.time()  # when the latest iteration had its rows
+        self.request = self.start  # when the next one asked for its own
+        self.blocked_seconds = 0.0
+        self.blocked_since = 0.0
 
     def ask(self) -> None:
         """Note that an iteration asks for rows."""
-        self.asked = time.time()
+        self.request = time.time()
 
     def note(self, numbers: Iterable[int]) -> None:
         """Note that groups have come a step further; a checkpoint has those not known to be begun."""
@@ -30,12 +38,16 @@ class StreamClock:
     def begin(self, numbers: Iterable[int]) -> None:
         """Note that a round begins, and some groups with it."""
         now = time.time()
-        self.times |= {number: [now] for number in numbers}
-        self.held, self.stands = self.held + (now - self.stands if self.stands else 0.0), 0.0
+        for number in numbers:
+            self.times[number] = [now]
+        if self.blocked_since:
+            self.blocked_seconds += now - self.blocked_since
+        self.blocked_since = 0.0
 
     def stand(self) -> None:
         """Note that no round may begin."""
-        self.stands = self.stands or time.time()
+        if not self.blocked_since:
+            self.blocked_since = time.time()
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Forget groups that nobody will use."""
@@ -43,23 +55,42 @@ class StreamClock:
             self.times.pop(number, None)
 
     def use(self, waiting: Sequence[int], rows: int) -> IntakeTimes:
-        """Return the window that ends now, with so many rows for an iteration among the groups that wait."""
-        until, since, held = time.time(), self.since, self.held
-        came = sorted(max(self.times.get(number, [0.0])[-1], since) for number in waiting)
-        if self.stands:
-            held, self.stands = held + until - self.stands, until
-        self.since, self.held = until, 0.0
-        buffer = came[rows - 1] - came[0], came[0] - since, until - came[rows - 1]
-        return IntakeTimes(since, self.asked, until, held, buffer)
+        """Return the times of the iteration that has its rows now.
 
-    def spans(self, made: Mapping[int, int]) -> Iterator[GroupSpan]:
+        Args:
+            waiting: the prompt of each row in the buffer.
+            rows: how many of them it takes.
+        """
+        now = time.time()
+        if self.blocked_since:
+            self.blocked_seconds += now - self.blocked_since
+            self.blocked_since = now
+        arrivals = sorted(max(self.times.get(number, [0.0])[-1], self.start) for number in waiting)
+        enough = arrivals[rows - 1]
+        buffer = StageSeconds(
+            busy=enough - arrivals[0], starved=arrivals[0] - self.start, blocked=now - enough
+        )
+        times = IntakeTimes(self.start, self.request, now, self.blocked_seconds, buffer)
+        self.start = now
+        self.blocked_seconds = 0.0
+        return times
+
+    def spans(self, weights: Mapping[int, int]) -> Iterator[GroupSpan]:
         """Yield when groups were drawn, and when they waited, each in the first lane that was free.
 
-        ``made``: of each that is used now, the iteration with whose weights it was begun.
+        ``weights`` has the iteration of its weights for each prompt that is used now.
         """
-        known = sorted((self.times.pop(number), number) for number in made if number in self.times)
-        for (begun, drawn, *_), number in known:
-            lane = next((at for at, end in enumerate(self.lanes) if end <= begun), len(self.lanes))
-            self.lanes[lane : lane + 1] = [self.since]
-            yield f"group {lane}", f"prompt {number}, weights {made[number]}", begun, drawn
-            yield f"group {lane}", f"prompt {number} waits", drawn, self.since
+        known = [(self.times.pop(number), number) for number in weights if number in self.times]
+        for (begin, drawing_end, *_), number in sorted(known):
+            lane = self._take_lane(begin)
+            yield f"group {lane}", f"prompt {number}, weights {weights[number]}", begin, drawing_end
+            yield f"group {lane}", f"prompt {number} waits", drawing_end, self.start
+
+    def _take_lane(self, begin: float) -> int:
+        """Return the first lane that was free at a time; it is taken until now."""
+        for lane, free in enumerate(self.lanes):
+            if free <= begin:
+                self.lanes[lane] = self.start
+                return lane
+        self.lanes.append(self.start)
+        return len(self.lanes) - 1

@@ -1,110 +1,68 @@
 """The driver hands steps to pools, and waits for what they report.
 
-Each pool gets its steps in the order given, and runs them in it. A step is handed over as soon as its calls
-are known; those of a balanced layout, say, depend on how many tokens came out. One that must wait holds up
-its own pool only. From then on Ray follows the references: a call starts when its inputs are there. A call
-costs milliseconds, so a worker gets steps in a row in one, where nobody waits for what the first of them
-gives, and the last of them for nothing that the first does not. A move of columns goes with the step behind.
+    submit ──> queue ──> batch ──> calls in flight ──> reports ──> events that steps in the queue need
 
-One file: what waits, what is called and what has reported are one state.
+Each pool gets its steps in the order given, and runs them in it. A step leaves the queue as soon as its calls
+are known; those of a balanced layout, say, depend on how many tokens came out. A step that must wait holds up
+its own pool only. From then on Ray follows the references: a call starts when its inputs are there.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.printing.plan_text import plan_text, sentence
 from rlgraph.runtime.cluster.failures import cause, culprit, failure, is_gone
 from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.driver.batches import CallBatcher, StartedStep, WorkerBatch
+from rlgraph.runtime.driver.flights import CallsInFlight, PendingCall, Reference
 from rlgraph.runtime.driver.iteration import Execution, repeated
-from rlgraph.runtime.driver.needs import Need, needs_of
+from rlgraph.runtime.driver.queue import StepQueue
 from rlgraph.runtime.driver.region import RunningRegion
-from rlgraph.runtime.driver.step_calls import WorkerCall, calls_of
+from rlgraph.runtime.driver.step_calls import calls_of
+from rlgraph.runtime.driver.versions import ServedVersions
 from rlgraph.runtime.messages.errors import AwayError
-from rlgraph.runtime.messages.tasks import (
-    HOST,
-    STORE,
-    WORKER,
-    ColumnRef,
-    Place,
-    Task,
-    TaskCounter,
-    place_text,
-)
+from rlgraph.runtime.messages.tasks import HOST, STORE, Place, place_text
 
-Watch = Callable[[Mapping[str, Step]], None]  # told which step each pool is at
-LOOK_S = 0.2  # between two looks at that, which read a file per worker
-
-
-@dataclass
-class Queued:
-    """A step that waits for its calls to be known, and what it still needs for that."""
-
-    execution: Execution
-    step: Step
-    needs: set[Need]
-
-    def is_ready(self) -> bool:
-        """Return whether nothing is left that it needs."""
-        self.needs = {
-            (execution, event) for execution, event in self.needs if event not in execution.happened
-        }
-        return not self.needs
-
-
-@dataclass
-class StartedStep:
-    """A step that was begun: its calls, and, of those that were made, the references of what they return."""
-
-    execution: Execution
-    step: Step
-    calls: list[WorkerCall]
-    beside: bool = False  # whether they run beside the workers
-    outputs: dict[Place, list[Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class PendingCall:
-    """A call that was made: of which worker, its share of which steps, the references of what it makes."""
-
-    place: Place
-    steps: list[tuple[Execution, Step]]
-    outputs: list[Any]
-    beside: bool = False
+Watch = Callable[[Mapping[str, Step]], None]  # is called with the step that each pool is at
+LOOK_SECONDS = 0.2  # between two looks at that, which read a file per worker
 
 
 class Driver:
-    """Steps of one or more iterations in flight: those that wait, and calls that have not reported."""
+    """Carries out the steps of one or more iterations in flight.
+
+    Invariants:
+        - A submitted step is in exactly one place: the queue, the batch, in flight, or reported.
+        - A step in the batch has an execution that knows of its start; it is called before the driver waits.
+        - Names in ``over`` are of shared columns that no call in flight reads.
+    """
 
     def __init__(self, plan: Plan, cluster: WorkerCluster, watch: Watch, logs: Path | None = None) -> None:
         """Create the driver of a run; in the folder ``logs`` workers note which task they are at."""
-        self.plan, self.cluster, self.watch, self.logs = plan, cluster, watch, logs
-        self.waiting: list[Queued] = []  # they stand in the order in which each pool will get them
-        self.open: list[StartedStep] = []  # their calls are known and not made
-        self.pending: dict[Any, PendingCall] = {}  # the keys are references of reports
-        self.makers: dict[Any, Any] = {}  # reference of a column -> that of its maker's reports
-        self.sent_tasks: Counter[Place] = Counter()  # tasks that each worker was given so far
-        self.over: dict[Place, list[str]] = {}  # names of what was shared and nobody reads any more
-        self.sent: dict[str, int] = {}  # model -> the version that another pool was sent to serve
-        self.regions: dict[str, RunningRegion] = {}  # of each region
+        self.plan = plan
+        self.cluster = cluster
+        self.watch = watch
+        self.queue = StepQueue()
+        self.batch = CallBatcher()
+        self.flights = CallsInFlight(logs)
+        self.served = ServedVersions(plan.lenders)
+        self.regions: dict[str, RunningRegion] = {}
+        self.over: dict[Place, list[str]] = {}  # worker -> names of what was shared and nobody reads any more
 
     def submit(self, steps: Iterable[tuple[Execution, Step]]) -> None:
         """Give the pools steps, behind those that they have."""
-        mine = [(execution, step) for execution, step in steps if not repeated(step)]
-        self.waiting += [Queued(execution, step, needs_of(execution, step)) for execution, step in mine]
-        for execution, step in mine:
-            for name, flow in self.regions.items():
-                if step.facts.syncs and flow.models & step.models.keys():
-                    flow.note_sync(execution.entry.iteration)
-                if step.facts.collects and step.region == name:
-                    flow.want(execution)
+        submissions = [(execution, step) for execution, step in steps if not repeated(step)]
+        self.queue.append(submissions)
+        for execution, step in submissions:
+            for region in self.regions.values():
+                if step.facts.syncs and region.plan.models & step.models.keys():
+                    region.note_sync(execution.entry.iteration)
+            if step.facts.collects and step.region in self.regions:
+                self.regions[step.region].want(execution)
         self._advance()
 
     def finish(self, execution: Execution) -> None:
@@ -114,208 +72,145 @@ class Driver:
             StepError: a step failed, or nothing was reported for ``schedule.timeout`` seconds.
             LostError: a step failed as a worker is gone.
         """
-        self._until(lambda: execution.done, execution)
+        self._run_until(lambda: execution.done, execution)
 
     def settle(self) -> None:
         """Where weights change only between groups, go on until none is begun; raises as ``finish``."""
-        for flow in self.regions.values():
-            if flow.iteration:
-                self._until(flow.is_settled, flow.iteration)
+        for region in self.regions.values():
+            if region.iteration:
+                self._run_until(region.is_settled, region.iteration)
 
-    def _until(self, there: Callable[[], bool], execution: Execution) -> None:
-        last, looks, before = time.monotonic(), 0.0, dict[str, Step]()
-        while not there():
-            assert self.pending, f"steps {sorted(execution.unsubmitted)} wait for what no step makes"
-            if (now := time.monotonic()) >= looks:
-                running, looks = self._running(), now + LOOK_S
-                self.watch(running)
-                if running != before:  # a step that begins is a sign of life, as reports are
-                    last, before = now, running
-            ready, _ = self.cluster.wait([*self.pending], timeout=1.0)
-            for reference in ready:
-                self._collect(reference)
-            if ready:
-                last = time.monotonic()
-                self._advance()
-            elif (silent := time.monotonic() - last) > self.plan.schedule.timeout:
-                raise self._too_late(execution, f"nothing came for {silent:.0f} s (schedule.timeout)")
+    def _run_until(self, is_reached: Callable[[], bool], execution: Execution) -> None:
+        last_sign = time.monotonic()
+        next_look = 0.0
+        running: Mapping[str, Step] = {}
+        while not is_reached():
+            assert self.flights.pending, f"steps {sorted(execution.unsubmitted)} wait for what no step makes"
+
+            # 1. Show where each pool is. A step that begins is a sign of life, as reports are.
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + LOOK_SECONDS
+                running_now = self.flights.running()
+                self.watch(running_now)
+                if running_now != running:
+                    last_sign = now
+                    running = running_now
+
+            # 2. Wait for reports.
+            ready, _ = self.cluster.wait([*self.flights.pending], timeout=1.0)
+            if not ready:
+                silent = time.monotonic() - last_sign
+                if silent > self.plan.schedule.timeout:
+                    law = f"nothing came for {silent:.0f} s (schedule.timeout)"
+                    raise self._timed_out(execution, law)
+                continue
+
+            # 3. Note them: columns have their rows, regions their groups.
+            for reports in ready:
+                self._collect(reports)
+            last_sign = time.monotonic()
+
+            # 4. Make the calls that are known now.
+            self._advance()
 
     def _advance(self) -> None:
-        """Begin the next round of each region, and hand over what can be, what rows were missing for, too."""
-        for flow in self.regions.values():
-            try:
-                begun = flow.advance()
-            except RunError as error:
-                assert flow.iteration
-                raise self._failed(flow.iteration, flow.collect, (flow.collect.pool, 0), error) from error
-            queued = [Queued(*one, needs_of(*one)) for one in begun]
-            if sooner := [one for one in queued if one.step.pool in flow.urgent_pools]:
-                asks = flow.collect.phase, flow.collect.id
-                places = (n for n, one in enumerate(self.waiting) if (one.step.phase, one.step.id) == asks)
-                at = next(places, 0)  # before what waits for its rows, and behind its weights
-                self.waiting[at:at] = sooner
-            self.waiting += [one for one in queued if one.step.pool not in flow.urgent_pools]
-        self._hand_over()
+        """Begin the next round of each region, and start the steps whose calls are known."""
+        for region in self.regions.values():
+            self._queue_rounds(region)
+        for execution, step in self.queue.ready(self._call_started):
+            self._start(execution, step)
+        self._call_started()
 
-    def _hand_over(self) -> None:
-        held: set[str] = set()  # pools whose next step must wait
-        rest, queue = [], deque(self.waiting)
-        while queue:
-            queued = queue.popleft()
-            execution, step = queued.execution, queued.step
-            pools = execution.holds(step)
-            if pools & held or not self._is_ready(queued):
-                held |= pools
-                rest.append(queued)
-            else:
-                self._start(execution, step)
-        self.waiting = rest
-        self._send()
-
-    def _is_ready(self, queued: Queued) -> bool:
-        """Return whether a step's calls are known; it may read what one of the open steps makes."""
-        if not queued.is_ready() and self.open:
-            self._send()
-        return queued.is_ready()
+    def _queue_rounds(self, region: RunningRegion) -> None:
+        try:
+            submissions = region.advance()
+        except RunError as error:
+            assert region.iteration
+            place = region.plan.collect.pool, 0
+            raise self._failed(region.iteration, region.plan.collect, place, error) from error
+        urgent, later = list[tuple[Execution, Step]](), list[tuple[Execution, Step]]()
+        for execution, step in submissions:
+            submitted = urgent if step.pool in region.plan.urgent_pools else later
+            submitted.append((execution, step))
+        self.queue.insert_before(region.plan.collect, urgent)
+        self.queue.append(later)
 
     def _start(self, execution: Execution, step: Step) -> None:
         """Take up a step: its calls are made with those of the steps behind it, or now."""
         calls = calls_of(execution, step)
-        beside = step.id in execution.off_worker
-        if not beside and not self._goes_along(execution, calls):
-            self._send()
+        off_worker = step.id in execution.off_worker
+        if not off_worker and not self.batch.accepts(execution, calls, self.flights.makers):
+            self._call_started()
         execution.start(step)
-        self.open.append(StartedStep(execution, step, self._needed(execution, step, calls), beside))
+        calls = self.served.needed_calls(step, calls, execution.versions(step) if step.source else {})
+        self.batch.add(StartedStep(execution, step, calls, off_worker))
         if self.cluster.inline or step.id in execution.awaited:
-            self._send()
+            self._call_started()
 
-    def _goes_along(self, execution: Execution, calls: Sequence[WorkerCall]) -> bool:
-        """Return whether calls may be made with the open ones, none of which starts later for that."""
-        shares = self._shares()
-        return all(self._follows(shares.get(call.place, []), execution, call) for call in calls)
+    def _call_started(self) -> None:
+        """Call each worker once, for its share of all the steps that are started."""
+        steps, batches = self.batch.take()
+        for batch in batches:
+            self._call(batch)
+        for started in steps:
+            started.execution.submitted(started.step, started.outputs)
 
-    def _follows(
-        self, share: Sequence[tuple[StartedStep, WorkerCall]], execution: Execution, call: WorkerCall
-    ) -> bool:
-        """Return whether a call may come last in a worker's share of the open steps."""
-        if all(begun.step.facts.copies for begun, _ in share):
-            return True
-        awaited = {maker for _, before in share for maker in self._makers(before)}
-        return share[-1][0].execution is execution and self._makers(call) <= awaited
-
-    def _makers(self, call: WorkerCall) -> set[Any]:
-        """Return references of the reports of calls that make what one is given, and have not reported."""
-        return {self.makers[part.location] for part in call.parts if part.location in self.makers}
-
-    def _send(self) -> None:
-        """Call each worker once, for its share of all the steps that are open."""
-        for place, share in self._shares().items():
-            self.watch({place[0]: share[-1][0].step})  # calls that run in this process are not pending yet
-            self._call(place, share)
-        for begun in self.open:
-            for call in begun.calls if begun.beside else ():
-                self._call(call.place, [(begun, call)], beside=True)
-            begun.execution.submitted(begun.step, begun.outputs)
-        self.open = []
-
-    def _shares(self) -> dict[Place, list[tuple[StartedStep, WorkerCall]]]:
-        """Return each worker's calls for the steps that are open, but for what runs beside it."""
-        shares: dict[Place, list[tuple[StartedStep, WorkerCall]]] = {}
-        for begun in self.open:
-            for call in begun.calls if not begun.beside else ():
-                shares.setdefault(call.place, []).append((begun, call))
-        return shares
-
-    def _call(self, place: Place, share: list[tuple[StartedStep, WorkerCall]], beside: bool = False) -> None:
-        tasks, parts = list[Task](), list[Any]()
-        for begun, call in share:
-            refs = list[ColumnRef]()
-            for ref in call.parts:
-                refs.append(ref if ref.location == WORKER else replace(ref, location=len(parts)))
-                parts += [] if ref.location == WORKER else [ref.location]
-            makes = begun.execution.parts.destinations(
-                begun.step, HOST if self.cluster.shares and not beside else STORE
-            )
-            makes += (ColumnRef("", STORE),) * call.leaves
-            tasks.append(
-                Task(call.method, call.args, tuple(refs), makes, begun.execution.parts.drops(begun.step))
-            )
+    def _call(self, batch: WorkerBatch) -> None:
+        place, share = batch.place, batch.share
+        is_shared = self.cluster.shares and not batch.off_worker
+        tasks, references = batch.tasks(HOST if is_shared else STORE)
         returns = 1 + sum(task.returned for task in tasks)
-        if beside:
-            reports, *outputs = self.cluster.beside(self.plan, place, tasks, *parts, returns=returns)
+        if batch.off_worker:
+            results = self.cluster.beside(self.plan, place, tasks, *references, returns=returns)
         else:
+            self.watch({place[0]: share[-1][0].step})  # a call that runs in this process is not in flight yet
             over = self.over.pop(place, [])
-            reports, *outputs = self.cluster.call(place, "perform", tasks, over, *parts, returns=returns)
-            self.sent_tasks[place] += len(share)
-        self.pending[reports] = PendingCall(
-            place, [(begun.execution, begun.step) for begun, _ in share], outputs, beside
-        )
-        self.makers |= dict.fromkeys(outputs, reports)
-        for (begun, _), task in zip(share, tasks, strict=True):
-            begun.outputs[place], outputs = outputs[: task.returned], outputs[task.returned :]
+            results = self.cluster.call(place, "perform", tasks, over, *references, returns=returns)
+        reports, *outputs = results
+        steps = [(started.execution, started.step) for started, _ in share]
+        self.flights.add(reports, PendingCall(place, steps, outputs, batch.off_worker))
+        for (started, _), task in zip(share, tasks, strict=True):
+            started.outputs[place] = outputs[: task.returned]
+            outputs = outputs[task.returned :]
 
-    def _needed(self, execution: Execution, step: Step, calls: list[WorkerCall]) -> list[WorkerCall]:
-        """Return a step's calls; a sync between pools that brings what is there is none, on both alike."""
-        if step.facts.moves == "off" and step.engine == "serve" and step.pool not in self.plan.lenders:
-            self.sent = {name: version for name, version in self.sent.items() if name not in step.models}
-        if not step.source:
-            return calls
-        versions = execution.versions(step)
-        if versions.items() <= self.sent.items():
-            return [replace(call, method="stay") for call in calls]
-        self.sent |= versions
-        return calls
-
-    def _running(self) -> dict[str, Step]:
-        """Return the step that each pool is at: its first worker that has not reported."""
-        workers_first = sorted(self.pending.values(), key=lambda asked: asked.beside)
-        places = {asked.place[0]: asked.place for asked in reversed(workers_first)}
-        return {pool: self._at(place)[1] for pool, place in places.items()}
-
-    def _first(self, execution: Execution) -> tuple[Execution, Step, Place]:
-        """Return what an execution waits for: the first of its calls, or of those that it must let pass."""
-        every = [*self.pending.values()]
-        first = next((asked for asked in every if asked.steps[-1][0] is execution), every[0])
-        return (*(first.steps[0] if first.beside else self._at(first.place)), first.place)
-
-    def _at(self, place: Place) -> tuple[Execution, Step]:
-        """Return a worker's state: one that is gone fails all its calls at once, reported or not."""
-        mine = [asked for asked in self.pending.values() if asked.place == place]
-        steps = [one for asked in mine if not asked.beside for one in asked.steps]
-        if not steps:
-            return mine[0].steps[0]
-        begun = TaskCounter(self.logs, *place).last() if self.logs else self.sent_tasks[place]
-        first = self.sent_tasks[place] - len(steps)  # tasks that have reported
-        return steps[min(max(begun - first - 1, 0), len(steps) - 1)]
-
-    def _collect(self, reference: Any) -> None:
-        asked = self.pending[reference]
+    def _collect(self, reference: Reference) -> None:
+        """Note the reports of a call."""
         try:
             (reports,) = self.cluster.get([reference])
         except Exception as error:
-            places = {pending: other.place for pending, other in self.pending.items()}
-            place, first = culprit(self.cluster, places, reference, error)
-            own = not is_gone(first) or (asked.beside and first is error)
-            execution, step = asked.steps[getattr(cause(first), "task", -1)] if own else self._at(place)
-            raise self._failed(execution, step, place, first) from error
-        del self.pending[reference]
-        for part in asked.outputs:
-            del self.makers[part]
-        for (execution, step), report in zip(asked.steps, reports, strict=True):
-            for name, maker in execution.reported(step, asked.place, report):
-                self.over.setdefault(maker, []).append(name)
+            raise self._attributed(reference, error) from error
+        call = self.flights.finish(reference)
+        for (execution, step), report in zip(call.steps, reports, strict=True):
+            for name, place in execution.reported(step, call.place, report):
+                self.over.setdefault(place, []).append(name)
 
-    def _too_late(self, execution: Execution, law: str) -> RunError:
+    def _attributed(self, reference: Reference, error: Exception) -> RunError:
+        """Return the error of a call that failed, of the worker and the step whose fault it is."""
+        call = self.flights.pending[reference]
+        place, original = culprit(self.cluster, self.flights.places(), reference, error)
+        is_of_call = not is_gone(original) or (call.off_worker and original is error)
+        if is_of_call:
+            execution, step = call.steps[getattr(cause(original), "task", -1)]
+        else:
+            execution, step = self.flights.step_at(place)
+        return self._failed(execution, step, place, original)
+
+    def _timed_out(self, execution: Execution, law: str) -> RunError:
         """Return the error of an execution that stands still: of a worker that can't answer, if any."""
-        waiting = {asked.place for asked in self.pending.values()}
+        waiting = {call.place for call in self.flights.pending.values()}
         for place, why in self.cluster.unresponsive().items():
-            at = self._at(place) if place in waiting else self._first(execution)[:2]
-            return self._failed(*at, place, AwayError(f"{law}: {why}"))
-        return self._failed(*self._first(execution), RunError(law))
+            running, step, _ = self.flights.awaited_by(execution)
+            if place in waiting:
+                running, step = self.flights.step_at(place)
+            return self._failed(running, step, place, AwayError(f"{law}: {why}"))
+        return self._failed(*self.flights.awaited_by(execution), RunError(law))
 
     def _failed(self, execution: Execution, step: Step, place: Place, error: Exception) -> RunError:
-        number = execution.entry.iteration + 1
-        part = f"iteration {number}" if execution.phase == "train" else "the evaluation"
+        """Return an error with the plan, marked where it failed."""
+        stage = "the evaluation"
+        if execution.phase == "train":
+            stage = f"iteration {execution.entry.iteration + 1}"
         marked = plan_text(self.plan, failed=(step.phase, step.id))
-        law = f"step {step.id} of {part} failed on {place_text(place)}: {sentence(step)}"
+        law = f"step {step.id} of {stage} failed on {place_text(place)}: {sentence(step)}"
         return failure(marked, law, error)

@@ -10,17 +10,24 @@ from rlgraph.ir.plan import Step
 from rlgraph.runtime.driver.row_buffer import BufferedRows
 
 GroupSpan = tuple[str, str, float, float]  # lane, name, start and end in seconds since the epoch
-StageSeconds = tuple[float, float, float]  # in which a stage worked, waited for rows, was held back
+
+
+class StageSeconds(NamedTuple):
+    """How a stage of a stream spent its time, in seconds."""
+
+    busy: float
+    starved: float  # it waited for rows
+    blocked: float  # it had rows, and might not go on
 
 
 class IntakeTimes(NamedTuple):
-    """An iteration of a stream, up to when it has its rows. Seconds, the first three since the epoch."""
+    """When an iteration of a stream waited for its rows, in seconds since the epoch."""
 
-    since: float
-    asked: float  # when it asked for rows
-    until: float
-    held: float  # in which generation might begin nothing
-    buffer: StageSeconds  # in which it had too few rows, none, and enough
+    start: float  # when the iteration before had its rows
+    request: float  # when it asked for its own
+    end: float  # when it had them
+    blocked_seconds: float  # in which generation might begin nothing
+    buffer: StageSeconds  # busy: it had some rows; starved: none; blocked: enough
 
 
 @dataclass
@@ -32,7 +39,7 @@ class Intake:
     used: BufferedRows | None = None
     values: dict[str, float] = field(default_factory=dict)  # metrics: see docs/metrics.md
     spans: tuple[GroupSpan, ...] = ()  # of a stream: when each group was drawn, and when it waited
-    window: IntakeTimes | None = None  # of a stream
+    times: IntakeTimes | None = None  # of a stream
 
     def release(self) -> None:
         """Release the columns: all are collected."""

@@ -97,24 +97,22 @@ class Execution:
         self.streams: dict[str, Intake] = {}  # for each region that was asked for rows
         self.rounds: dict[str, list[Execution]] = {}  # for each region whose rows are there
 
-        steps = plan.steps if phase == "train" else plan.eval_steps
-        due_steps = [step for step in steps if phase == "eval" or due(step.when, entry.iteration + 1)]
-        self.written = {column for step in due_steps for column in step.writes}
-        due_steps = [self.as_it_runs(step) for step in due_steps]
-        self.pools = {column: step.pool for step in due_steps for column in step.writes}
-        self.steps: Sequence[Step] = [step for step in due_steps if not repeated(step)]
+        planned = self._planned_steps()
+        self.written = {*_pools_of(planned)}
+        planned = [self.as_it_runs(step) for step in planned]
+        self.pools = _pools_of(planned)
         self.round_rows: RoundRows | None = None
         if inputs:
-            self.steps = inputs.steps
-            for step in inputs.steps:
-                self.pools |= dict.fromkeys(step.writes, step.pool)
+            self.steps: Sequence[Step] = inputs.steps
+            self.pools |= _pools_of(inputs.steps)
             self.round_rows = RoundRows(inputs, plan.pools, self.columns, self.domains, plan.models)
             self.rows = self.round_rows.rows
         else:
+            self.steps = [step for step in planned if not repeated(step)]
             self.rows = Rows(plan.pools, self.steps, self.columns, self.domains, plan.models)
 
         self.off_worker = {step.id for step in self.steps if step.beside}
-        self.parts = PartTable(
+        self.part_table = PartTable(
             self.steps, plan.pools, self.pools, keep, self.off_worker, may_share=inputs is None
         )
         read_elsewhere = self._read_elsewhere()
@@ -122,6 +120,12 @@ class Execution:
         self.unsubmitted = {step.id for step in self.steps}
         self.unreported = 0
         self.happened = set[Awaited]()
+
+    def _planned_steps(self) -> list[Step]:
+        """Return the plan's steps that are due in this iteration, or those of an evaluation."""
+        if self.phase == "eval":
+            return [*self.plan.eval_steps]
+        return [step for step in self.plan.steps if due(step.when, self.entry.iteration + 1)]
 
     def as_it_runs(self, step: Step) -> Step:
         """Return a step as it is in this iteration: what holds rows runs without new ones, too."""
@@ -144,7 +148,7 @@ class Execution:
     @property
     def refs(self) -> dict[str, list[ColumnRef | None]]:
         """Return the references of each column's parts, one per device of its pool."""
-        return self.parts.refs
+        return self.part_table.refs
 
     @property
     def done(self) -> bool:
@@ -170,11 +174,11 @@ class Execution:
 
     def start(self, step: Step) -> None:
         """Note that a step's calls will be made next: steps behind it may read its columns."""
-        self.happened |= self.parts.start(step)
+        self.happened |= self.part_table.start(step)
 
     def submitted(self, step: Step, outputs: Mapping[Place, Sequence[Any]]) -> None:
         """Note that a step's calls were made; the references are of its columns that do not stay."""
-        self.happened.update(self.parts.add_outputs(step, outputs))
+        self.happened.update(self.part_table.add_outputs(step, outputs))
         self.unsubmitted.discard(step.id)  # a move of an engine may come again, in a slot that only fills
         self.unreported += len(outputs)
         if step.facts.collects:
@@ -190,7 +194,7 @@ class Execution:
         if len(reports) < len(step.devices):
             return []
         self.happened.add(step.id)
-        return self.parts.finish(step)
+        return self.part_table.finish(step)
 
     def leave_out(self, steps: Iterable[Step]) -> None:
         """Leave out steps that were not submitted: no row has come to them."""
@@ -248,8 +252,8 @@ class Execution:
         """
         versions = {model: self._version(model, version) for model, version in step.models.items() if version}
         if self.inputs and self.inputs.serving:
-            sent = self.inputs.serving()
-            versions |= {model: sent[model] for model in step.models if model in sent}
+            sent_versions = self.inputs.serving()
+            versions |= {model: sent_versions[model] for model in step.models if model in sent_versions}
         return versions
 
     def _version(self, model: str, version: Version) -> int:
@@ -268,7 +272,7 @@ class Execution:
         pools = {*intake.pools} if intake else {step.pool, step.source} - {""}
         if self._keeps_turn(step):
             return pools
-        return {f"{pool} in round {self.parts.number}" for pool in pools}
+        return {f"{pool} in round {self.part_table.number}" for pool in pools}
 
     def comes_first(self, step: Step) -> list[Awaited]:
         """Return what a step waits for although Ray would: what comes late is not to block its pool.
@@ -306,11 +310,19 @@ class Execution:
 
     def reference(self, column: str, device: int) -> ColumnRef:
         """Return the reference of a column's part on a device of the pool that wrote it."""
-        return self.parts.reference(column, device)
+        return self.part_table.reference(column, device)
 
     def selection(self, column: str) -> Selection:
         """Return all rows of a column."""
-        return self.parts.selection(column, self.rows)
+        return self.part_table.selection(column, self.rows)
+
+
+def _pools_of(steps: Iterable[Step]) -> dict[str, str]:
+    """Return the pool of each column that some steps write."""
+    pools: dict[str, str] = {}
+    for step in steps:
+        pools |= dict.fromkeys(step.writes, step.pool)
+    return pools
 
 
 def filled(region: str) -> Awaited:

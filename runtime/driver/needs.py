@@ -24,63 +24,86 @@ def needs_of(execution: Execution, step: Step) -> set[Need]:
     """Return what the calls of a step depend on; of a collect, that its region has enough rows."""
     if step.facts.collects:
         return {(execution, filled(step.region))}
-    known = (*step.reads, *_rows(execution, step), *execution.comes_first(step))
-    own = {(execution, event) for event in known}
-    if step.inserted:
-        return own
-    before = {*_positioned(execution, step.node), *_stated(execution, step)}
-    return own | _measured(execution, step) | before
+    events = {*step.reads, *_row_events(execution, step), *execution.comes_first(step)}
+    needs: set[Need] = {(execution, event) for event in events}
+    if not step.inserted:
+        needs |= _position_needs(execution, step.node)
+        needs |= _state_needs(execution, step)
+        needs |= _controller_needs(execution, step)
+    return needs
 
 
-def _rows(execution: Execution, step: Step) -> Iterable[Awaited]:
+def _row_events(execution: Execution, step: Step) -> Iterable[Awaited]:
     """Return what says which rows a step has on each device."""
     rows, columns = execution.rows, execution.columns
     if step.facts.merges:
-        whole = rows.known_by(columns[step.writes[0]].domain, step.layout)
-        parts = [columns[name] for name in step.reads]
-        return whole.union(*(rows.known_by(part.domain, part.layout) for part in parts))
-    if not step.reads or (step.inserted and not step.facts.copies):
+        return _merge_events(execution, step)
+    moves_no_rows = step.inserted and not step.facts.copies
+    if not step.reads or moves_no_rows:
         return ()
-    read = columns[step.reads[0]].domain
+    domain = columns[step.reads[0]].domain
     if step.facts.layout == "even":  # each row of what it reads several times
-        copied = columns[step.writes[0]].domain
-        return rows.known_by(copied) | rows.known_by(read, step.layout) if rows.is_reported(copied) else ()
-    events = rows.known_by(read, step.layout)
+        copies = columns[step.writes[0]].domain
+        if not rows.is_reported(copies):
+            return ()
+        return rows.known_by(copies) | rows.known_by(domain, step.layout)
+    events = rows.known_by(domain, step.layout)
     if step.facts.layout == "filter":
         events |= rows.known_by(columns[step.writes[0]].domain)
     if step.facts.keeps_types:  # it brings rows from where they lie
-        brought = [columns[name] for name in step.reads]
-        events |= {e for c in brought for at in (c.layout, step.layout) for e in rows.known_by(c.domain, at)}
+        for name in step.reads:
+            column = columns[name]
+            events |= rows.known_by(column.domain, column.layout)
+            events |= rows.known_by(column.domain, step.layout)
     return events
 
 
-def _before(execution: Execution) -> Iterator[Execution]:
+def _merge_events(execution: Execution, step: Step) -> set[Awaited]:
+    rows, columns = execution.rows, execution.columns
+    events = rows.known_by(columns[step.writes[0]].domain, step.layout)
+    for name in step.reads:
+        events |= rows.known_by(columns[name].domain, columns[name].layout)
+    return events
+
+
+def _previous(execution: Execution) -> Iterator[Execution]:
     """Yield the iterations in flight before one."""
     while execution.previous is not None:
         execution = execution.previous
         yield execution
 
 
-def _positioned(execution: Execution, node: str) -> Iterator[Need]:
-    """Yield events that tell how many rows a source gave before."""
-    for earlier in _before(execution):
-        yield from ((earlier, event) for event in earlier.rows.source_events(node))
-
-
-def _measured(execution: Execution, step: Step) -> set[Need]:
-    """Return what the adaptive attributes of a step follow: see ``adaptive.py``."""
-    if step.inserted or not execution.plan.functions[execution.phase][step.node].controllers:
-        return set()
-    needs, domain = set[Need](), execution.columns[step.reads[0]].domain
-    for earlier in _before(execution):
-        if due(step.when, earlier.entry.iteration + 1):
-            own = [filled(step.region)] if step.region else [step.id, *earlier.rows.known_by(domain)]
-            needs |= {(earlier, event) for event in own}
+def _position_needs(execution: Execution, node: str) -> set[Need]:
+    """Return the events that tell how many rows a source gave before."""
+    needs = set[Need]()
+    for previous in _previous(execution):
+        needs |= {(previous, event) for event in previous.rows.source_events(node)}
     return needs
 
 
-def _stated(execution: Execution, step: Step) -> Iterator[Need]:
-    """Yield the events in iterations before by which the state that a step has is known."""
-    node = None if step.inserted else execution.plan.functions[execution.phase][step.node].state
-    for earlier in _before(execution) if node else ():
-        yield from ((earlier, keeper.id) for keeper in earlier.steps if keeper.node == node)
+def _controller_needs(execution: Execution, step: Step) -> set[Need]:
+    """Return what the adaptive attributes of a step follow: see ``adaptive.py``."""
+    needs = set[Need]()
+    if not execution.plan.functions[execution.phase][step.node].controllers:
+        return needs
+    domain = execution.columns[step.reads[0]].domain
+    for previous in _previous(execution):
+        if not due(step.when, previous.entry.iteration + 1):
+            continue
+        if step.region:
+            needs.add((previous, filled(step.region)))
+        else:
+            needs.add((previous, step.id))
+            needs |= {(previous, event) for event in previous.rows.known_by(domain)}
+    return needs
+
+
+def _state_needs(execution: Execution, step: Step) -> set[Need]:
+    """Return the events in iterations before by which the state that a step has is known."""
+    node = execution.plan.functions[execution.phase][step.node].state
+    needs = set[Need]()
+    if not node:
+        return needs
+    for previous in _previous(execution):
+        needs |= {(previous, keeper.id) for keeper in previous.steps if keeper.node == node}
+    return needs

@@ -38,6 +38,7 @@ from rlgraph.ops.registry import load_function
 from rlgraph.runtime.driver.clock import StreamClock
 from rlgraph.runtime.driver.intake import Intake
 from rlgraph.runtime.driver.iteration import Entry, Execution
+from rlgraph.runtime.driver.region_plan import RegionPlan
 from rlgraph.runtime.driver.round import Round
 from rlgraph.runtime.driver.round_rows import IntArray, RoundInputs
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, joined, together
@@ -75,14 +76,8 @@ class RunningRegion:
             position: rows of the source that were taken.
             serving: returns the versions that were sent to generate.
         """
-        steps = [step for step in plan.steps if step.region == name]
-        self.region = plan.regions[name]
-        self.steps = [step for step in steps if not step.facts.collects]
-        self.collect = next(step for step in steps if step.facts.collects)
-        self.stream = plan.schedule.stream if self.region.streams else None
-        self.sizes = plan.pools
+        self.plan = RegionPlan.of(plan, name)
         self.serving = serving
-        self.models = {model for step in self.steps if step.generates for model in step.models}
         self.ledger = self._ledger(waiting, position, plan.iterations)
         self.buffer = waiting.rows
         self.set_aside = BufferedRows()  # rows that the policy of a refill does not take in this iteration
@@ -96,65 +91,44 @@ class RunningRegion:
         self.counted_drops = 0  # rows that were dropped before the last iteration took its own
         self.lent_numbers: IntArray = np.zeros(0, np.int64)  # groups of the latest round on a lent pool
         self.clock = StreamClock()
-
-        rollouts = [index for index, step in enumerate(self.steps) if step.leaves]
-        drawing = rollouts[0] if rollouts else len(self.steps) - 1
-        self.rollout = self.steps[rollouts[0]] if rollouts else None
-        self.home = self.steps[drawing].pool
-        self.lender = ""
-        moves = deals = False
-        if self.stream:
-            assert self.rollout
-            self.drawing_steps = drawing + 1  # those up to the samples
-            for pool, step in plan.lenders.items():
-                if not self.lender and self.models & {*step.models}:
-                    self.lender = pool
-            self.pools = {self.collect.pool}
-            self.urgent_pools = {self.lender}
-            deals = self.stream.order != "in_order"
-            moves = plan.functions["train"][self.rollout.node].attributes.get("stays", False)
-        else:
-            self.drawing_steps = len(self.steps)
-            self.pools = {pool for step in steps for pool in (step.pool, step.source)} - {""}
-            self.urgent_pools = self.pools  # on which rounds come before the steps that wait
-        turns = self.steps[: self.drawing_steps]
-        if any(step.facts.moves for step in self.steps):
-            turns = self.steps
-        self.in_turn = frozenset(step.id for step in turns)
-        self.shares = WorkerShares(plan.pools[self.home], deals, moves)
+        self.shares = WorkerShares(
+            workers=plan.pools[self.plan.home],
+            deals=self.plan.stream is not None and not self.ledger.in_order,
+            moves=self.plan.moves_samples,
+        )
         self.shares.deal(waiting.prompts.prompts.tolist(), ())
 
     def _ledger(self, waiting: Waiting, position: int, end: float) -> GroupLedger:
         """Return the account of what a checkpoint has."""
-        window = Window.of_refill(self.region)
-        if self.stream:
-            window = Window.of_stream(self.region, self.stream)
+        window = Window.of_refill(self.plan.region)
+        if self.plan.stream:
+            window = Window.of_stream(self.plan.region, self.plan.stream)
         prompts = waiting.prompts
-        begun = dict(zip(prompts.prompts.tolist(), prompts.made.tolist(), strict=True))
+        weights = dict(zip(prompts.prompts.tolist(), prompts.made.tolist(), strict=True))
         return GroupLedger(
             window,
             end=end,
             next_prompt=position,
-            begun=waiting.rows.made.tolist(),
-            prompts=waiting.rows.prompts.tolist(),
-            in_flight=begun,
-            drawing=dict(begun),
+            row_weights=waiting.rows.made.tolist(),
+            row_prompts=waiting.rows.prompts.tolist(),
+            in_flight=weights,
+            drawing=dict(weights),
         )
 
     def want(self, execution: Execution) -> None:
         """Let an iteration have its rows as soon as they are there; a stream begins rounds for the latest."""
         if not self.wanted:
             self.ledger.next_iteration = execution.entry.iteration
-        intake = Intake(self.steps, self.pools)
-        execution.streams[self.region.filter] = intake
+        intake = Intake(self.plan.steps, self.plan.pools)
+        execution.streams[self.plan.region.filter] = intake
         self.wanted.append((execution, intake))
-        if self.stream:
+        if self.plan.stream:
             self.iteration = execution
             self.clock.ask()
 
     def note_sync(self, iteration: int) -> None:
         """Note that rounds of a stream that begin from now on have the weights on entry to an iteration."""
-        if self.stream:
+        if self.plan.stream:
             self.ledger.weights = max(self.ledger.weights, iteration)
 
     def is_settled(self) -> bool:
@@ -175,12 +149,12 @@ class RunningRegion:
         position = self.position()
         unfinished = [round.inputs.unfinished for round in self.rounds]
         unfinished.append(self.unfinished)
-        seen = np.zeros(0, np.int64)
+        visited = np.zeros(0, np.int64)
         oldest = list[Waiting]()
         for groups in unfinished:
             numbers = groups.prompts.prompts
-            oldest.append(groups.of_groups((numbers < position) & ~np.isin(numbers, seen)))
-            seen = np.concatenate([seen, numbers])
+            oldest.append(groups.of_groups((numbers < position) & ~np.isin(numbers, visited)))
+            visited = np.concatenate([visited, numbers])
         return replace(together(oldest), rows=self.buffer)
 
     def advance(self) -> list[Submission]:
@@ -209,27 +183,27 @@ class RunningRegion:
             self._give(np.array(places, np.int64))
 
         # 4. New rounds begin, as far as the window has room.
-        if self.stream:
+        if self.plan.stream:
             return submissions + self._begin_stream_rounds()
         return submissions + self._begin_refill_round()
 
     def _is_drawn(self, round: Round) -> bool:
         """Return whether groups of a round are known to be finished; a refill goes on with whole rounds."""
-        return round.is_drawn if self.stream else round.execution.done
+        return round.is_drawn if self.plan.stream else round.execution.done
 
     def _finish_drawing(self, round: Round) -> list[Submission]:
         """Return the steps behind the samples of a round, which are taken if some group has finished."""
-        steps_behind = round.inputs.steps[self.drawing_steps :]
-        if not self.stream:  # a source may give other numbers of rows than it was asked for
+        steps_behind = round.inputs.steps[self.plan.drawing_steps :]
+        if not self.plan.stream:  # a source may give other numbers of rows than it was asked for
             requested = range(round.inputs.position, self.ledger.next_prompt)
             self.ledger.correct_count(requested, round.new_groups())
         unfinished = round.finish_drawing(steps_behind)
         finished = round.finished_numbers()
         self.ledger.finish_drawing(finished)
         self.unfinished = together([self.unfinished, self._give_up_old(unfinished)])
-        if self.stream:
+        if self.plan.stream:
             self.clock.note(finished)
-            if round.pool == self.home:
+            if round.pool == self.plan.home:
                 round.measure_speeds(self.shares)
                 under_way = self.ledger.in_flight.keys() - {*finished}
                 self.shares.go_on([number for number in self.shares.homes if number in under_way])
@@ -247,22 +221,22 @@ class RunningRegion:
 
     def _add_rows(self, round: Round) -> None:
         """Put the rows of a round into the buffer."""
-        rows, seen = round.kept_rows()
+        rows, seen_rows = round.kept_rows()
         finished = round.finished_numbers()
         self.buffer = joined([self.buffer, rows])
         self.ledger.add_rows(finished, rows.prompts.tolist())
-        self.ledger.count_filtered(seen, len(rows))
+        self.ledger.count_filtered(seen_rows, len(rows))
         self.ended_rounds.append(round)
         self.counted_rounds += 1
         round.execution.release_previous()
-        if self.stream:
+        if self.plan.stream:
             self.clock.note(finished)
             self.clock.drop(np.setdiff1d(finished, self.buffer.prompts).tolist())
             self._check_filter()
 
     def _check_filter(self) -> None:
         """Raise an error where the filter of a stream keeps nothing: it would go on for ever."""
-        region, ledger = self.region, self.ledger
+        region, ledger = self.plan.region, self.ledger
         patience = region.rounds * (region.keep + 1) * region.rows / region.expected
         if ledger.seen_rows > patience and not ledger.stayed_rows:
             law = f"`{region.filter}` kept none of {ledger.seen_rows} rows that were sampled for an iteration"
@@ -273,14 +247,16 @@ class RunningRegion:
         iteration = execution.entry.iteration
         self.ledger.next_iteration = iteration
         self._drop_old_rows()
-        if self.stream or self.iteration is execution:
+        if self.plan.stream or self.iteration is execution:
             return
         self.iteration = execution
         self.ledger.weights = iteration
         self.unfinished = self._give_up_old(self.unfinished)
-        if self.region.policy and len(self.buffer):
-            chosen_rows, others = by_policy(self.buffer, self.region.policy, iteration, self.region.rows)
-            self.set_aside = self.buffer.take(others)
+        if self.plan.region.policy and len(self.buffer):
+            chosen_rows, other_rows = by_policy(
+                self.buffer, self.plan.region.policy, iteration, self.plan.region.rows
+            )
+            self.set_aside = self.buffer.take(other_rows)
             self.buffer = self.buffer.take(chosen_rows)
             self.ledger.reorder(chosen_rows.tolist())
 
@@ -293,36 +269,36 @@ class RunningRegion:
 
     def _arrange(self, places: Sequence[int]) -> Sequence[int]:
         """Return some places in the buffer in the order in which a stream takes them."""
-        if self.stream is None or self.stream.order == "fifo" or not places:
+        if self.plan.stream is None or self.plan.stream.order == "fifo" or not places:
             return places
         rows = self.buffer.take(np.array(places, np.int64))
-        order = by_policy(rows, self.stream.order, self.ledger.next_iteration, self.region.rows)
+        order = by_policy(rows, self.plan.stream.order, self.ledger.next_iteration, self.plan.region.rows)
         return [places[index] for index in np.concatenate(order).tolist()]
 
     def _give(self, places: IntArray) -> None:
         """Give the iteration that comes next the rows at some places in the buffer."""
         execution, intake = self.wanted.popleft()
-        name = self.region.filter
+        name = self.plan.region.filter
         prompts_before = self.buffer.prompts.tolist()
         intake.used = self.buffer.take(places)
         self.buffer = self.buffer.left(np.setdiff1d(np.arange(len(self.buffer)), places))
-        if self.stream:
-            intake.window = self.clock.use(prompts_before, self.region.rows)
+        if self.plan.stream:
+            intake.times = self.clock.use(prompts_before, self.plan.region.rows)
             values = self._stream_metrics(intake.used, execution.entry.iteration)
         else:
             values = self._refill_metrics(intake.used, execution.entry.iteration)
         intake.values = {f"{name}/{key}": value for key, value in values.items()}
-        if self.stream:
-            begun = dict(zip(intake.used.prompts.tolist(), intake.used.made.tolist(), strict=True))
-            intake.spans = tuple(self.clock.spans(begun))
+        if self.plan.stream:
+            weights = dict(zip(intake.used.prompts.tolist(), intake.used.made.tolist(), strict=True))
+            intake.spans = tuple(self.clock.spans(weights))
             for device, speed in enumerate(self.shares.speeds()):
-                intake.values[f"perf/speed/{self.home}-{device}"] = speed
+                intake.values[f"perf/speed/{self.plan.home}-{device}"] = speed
         rounds = [round.execution for round in self.ended_rounds]
         self.ended_rounds = []
         self.ledger.forget_filtered()
         self.counted_drops = self.ledger.dropped_rows
         execution.add_rounds(name, rounds)
-        if not self.stream:
+        if not self.plan.stream:
             self._put_back()
             self._drop_old_rows()
             self.unfinished = self._give_up_old(self.unfinished)
@@ -337,10 +313,10 @@ class RunningRegion:
         """Return the steps of the next round, if an iteration waits for one."""
         if self.rounds or not self.wanted:
             return []
-        if len(self.ended_rounds) == self.region.rounds:
+        if len(self.ended_rounds) == self.plan.region.rounds:
             raise RunError(self._too_few_rows())
         unfinished, self.unfinished = self.unfinished, Waiting()
-        return self._begin(self.home, unfinished, self.ledger.room())
+        return self._begin(self.plan.home, unfinished, self.ledger.room())
 
     def _begin_stream_rounds(self) -> list[Submission]:
         """Return the steps of the next rounds, on the pool that generates and on one that is lent."""
@@ -348,15 +324,15 @@ class RunningRegion:
             return []
         submissions = list[Submission]()
         if len(self.rounds) < min(ROUNDS_AT_START + self.counted_rounds, MOST_ROUNDS):
-            lent = self._lend()
-            if self.home not in self.drawing_rounds:
+            lent_groups = self._lend()
+            if self.plan.home not in self.drawing_rounds:
                 room = self.ledger.room()
                 if room or len(self.unfinished.prompts):
                     unfinished, self.unfinished = self.unfinished, Waiting()
-                    submissions += self._begin(self.home, unfinished, room)
-            if len(lent.prompts):
-                submissions += self._begin(self.lender, lent, 0)
-        if self.home not in self.drawing_rounds:
+                    submissions += self._begin(self.plan.home, unfinished, room)
+            if len(lent_groups.prompts):
+                submissions += self._begin(self.plan.lender, lent_groups, 0)
+        if self.plan.home not in self.drawing_rounds:
             self.clock.stand()
         return submissions
 
@@ -364,45 +340,45 @@ class RunningRegion:
         """Return the steps that draw a round on a pool: so many new groups, and unfinished ones."""
         assert self.iteration
         numbers = self.ledger.begin(count)
-        steps = tuple(self._on_pool(step, pool) for step in self.steps)
+        steps = tuple(self._on_pool(step, pool) for step in self.plan.steps)
         inputs = RoundInputs(
             steps=steps,
-            source=next(step for step in steps if step.node == self.region.source),
+            source=next(step for step in steps if step.node == self.plan.region.source),
             rollout=next((step for step in steps if step.leaves), None),
             position=numbers.start,
             requested=count,
             unfinished=unfinished,
         )
         entry = self.iteration.entry
-        if self.stream:
+        if self.plan.stream:
             entry = Entry(self.ledger.weights, entry.versions)
             inputs = self._stream_inputs(inputs, pool, numbers)
             self.clock.begin(numbers)
-        round = Round(self.iteration, entry, inputs, self.collect, pool)
+        round = Round(self.iteration, entry, inputs, self.plan.collect, pool)
         self.rounds.append(round)
         self.drawing_rounds[pool] = round
-        return [(round.execution, step) for step in steps[: self.drawing_steps]]
+        return [(round.execution, step) for step in steps[: self.plan.drawing_steps]]
 
     def _stream_inputs(self, inputs: RoundInputs, pool: str, numbers: range) -> RoundInputs:
         """Return the inputs of a round of a stream: its devices and versions are those of the moment."""
         homes = None
-        if pool == self.home:
+        if pool == self.plan.home:
             self.shares.deal(numbers, inputs.unfinished.prompts.prompts.tolist())
             homes = dict(self.shares.homes)
         return replace(
             inputs,
             counts_ahead=True,
             yields=self.shares.deals,
-            in_turn=self.in_turn,
+            in_turn=self.plan.in_turn,
             homes=homes,
             serving=self.serving,
         )
 
     def _on_pool(self, step: Step, pool: str) -> Step:
         """Return a step with a pool in place of the one that generates."""
-        if step.pool != self.home or pool == self.home:
+        if step.pool != self.plan.home or pool == self.plan.home:
             return step
-        devices = step.devices if step.layout == ONE else tuple(range(self.sizes[pool]))
+        devices = step.devices if step.layout == ONE else tuple(range(self.plan.sizes[pool]))
         return replace(step, pool=pool, devices=devices)
 
     def _lend(self) -> Waiting:
@@ -412,31 +388,31 @@ class RunningRegion:
         the latest to begin. There are none where no iteration waits, or where its rows are being measured
         already.
         """
-        if not self.lender or self.lender in self.drawing_rounds or not self.wanted:
+        if not self.plan.lender or self.plan.lender in self.drawing_rounds or not self.wanted:
             return Waiting()
         measured = [number for round in self.rounds for number in round.finished_numbers()]
         if self.ledger.is_coming(measured):
             return Waiting()
         numbers = self.unfinished.prompts.prompts
         count = len(numbers)
-        if self.home not in self.drawing_rounds:
-            devices = self.sizes[self.lender] + self.sizes[self.home]
-            count = count * self.sizes[self.lender] // devices
+        if self.plan.home not in self.drawing_rounds:
+            devices = self.plan.sizes[self.plan.lender] + self.plan.sizes[self.plan.home]
+            count = count * self.plan.sizes[self.plan.lender] // devices
         order = np.lexsort((numbers, np.isin(numbers, self.lent_numbers)))
         is_lent = np.isin(np.arange(len(numbers)), order[len(numbers) - count :])
         self.lent_numbers = numbers[is_lent]
-        lent = self.unfinished.of_groups(is_lent)
+        lent_groups = self.unfinished.of_groups(is_lent)
         self.unfinished = self.unfinished.of_groups(~is_lent)
-        return lent
+        return lent_groups
 
     def _refill_metrics(self, used: BufferedRows, iteration: int) -> dict[str, float]:
         """Return the metrics of a refill: see docs/metrics.md."""
         values: dict[str, float] = {"rounds": len(self.ended_rounds), "surplus": len(self.buffer)}
         if self.ledger.seen_rows:
             values["stayed"] = self.ledger.stayed_rows / self.ledger.seen_rows
-        if self.region.keep:
+        if self.plan.region.keep:
             values["waited"] = float((used.made < iteration).mean())
-        if self.rollout:
+        if self.plan.rollout:
             numbers = self.unfinished.prompts.prompts.tolist()
             aborted = len(self.ledger.old_groups(iteration + 1, numbers))
             values["unfinished"] = len(numbers) - aborted
@@ -456,15 +432,15 @@ class RunningRegion:
             values["stayed"] = self.ledger.stayed_rows / self.ledger.seen_rows
         values["dropped"] = float(self.ledger.dropped_rows - self.counted_drops)
         values["rounds"] = float(len(self.ended_rounds))
-        if self.lender:
-            lent = [round for round in self.ended_rounds if round.pool == self.lender]
-            values["lent_rounds"] = float(len(lent))
-            values["lent_tokens"] = float(sum(round.generated_tokens() for round in lent))
+        if self.plan.lender:
+            lent_rounds = [round for round in self.ended_rounds if round.pool == self.plan.lender]
+            values["lent_rounds"] = float(len(lent_rounds))
+            values["lent_tokens"] = float(sum(round.generated_tokens() for round in lent_rounds))
         return values
 
     def _too_few_rows(self) -> str:
         """Return what is wrong where a refill has had all its rounds, and what mends it."""
-        region, ledger = self.region, self.ledger
+        region, ledger = self.plan.region, self.ledger
         rounds = len(self.ended_rounds)
         missing = region.rows - len(self.buffer)
         share = ledger.stayed_rows / max(ledger.seen_rows, 1)
@@ -485,5 +461,5 @@ def by_policy(rows: BufferedRows, target: str, iteration: int, wanted: int) -> t
     places = np.arange(len(rows))
     owner = np.repeat(np.arange(len(groups)), [group.rows for group in groups])
     groups_now = chosen(load_function(target), target.rpartition("/")[2], groups, wanted)
-    taken = np.concatenate([places[:0], *(places[owner == group] for group in groups_now)])
-    return taken, places[~np.isin(owner, groups_now)]
+    taken_places = np.concatenate([places[:0], *(places[owner == group] for group in groups_now)])
+    return taken_places, places[~np.isin(owner, groups_now)]

@@ -77,15 +77,15 @@ class Round:
         """Return int64: the numbers of its prompts."""
         return self.round_rows.numbers(self.round_rows.source_domain)
 
-    def finish_drawing(self, behind: Sequence[Step]) -> Waiting:
+    def finish_drawing(self, steps_behind: Sequence[Step]) -> Waiting:
         """Note which groups have finished; return the others.
 
-        Where no group has finished, the steps ``behind`` the samples are left out.
+        Where no group has finished, the ``steps_behind`` the samples are left out.
         """
         unfinished = self.unfinished()
         self.finished_groups = np.setdiff1d(self.groups(), unfinished.prompts.prompts)
         if not len(self.finished_groups):
-            self.execution.leave_out(behind)
+            self.execution.leave_out(steps_behind)
         return unfinished
 
     def kept_rows(self) -> tuple[BufferedRows, int]:
@@ -98,8 +98,8 @@ class Round:
         rows = self.rows.origin(kept_domain)
         selections = {name: self.execution.selection(name).take(rows) for name in reads}
         numbers = self.round_rows.numbers(seen_domain)[rows] // self.samples_per_prompt
-        kept = BufferedRows(self.rows.lengths(kept_domain), numbers, self._begun(numbers), selections)
-        return kept, self.rows.count(self._unfiltered(seen_domain))
+        rows_kept = BufferedRows(self.rows.lengths(kept_domain), numbers, self._weights(numbers), selections)
+        return rows_kept, self.rows.count(self._unfiltered(seen_domain))
 
     def _unfiltered(self, domain: str) -> str:
         """Return the domain from which filters made another."""
@@ -131,23 +131,23 @@ class Round:
         places = layouts.children([order], times)[0]
         samples = dict[str, Selection]()
         for column in range(rollout.leaves):
-            refs = tuple(self.execution.parts.unfinished[device][column] for device in rollout.devices)
+            refs = tuple(self.execution.part_table.unfinished[device][column] for device in rollout.devices)
             samples[str(column)] = Selection(refs, sizes, places)
         return Waiting(
-            prompts=self._begun_rows(numbers, prompts),
-            samples=self._begun_rows(numbers.repeat(times), samples),
+            prompts=self._unfinished_rows(numbers, prompts),
+            samples=self._unfinished_rows(numbers.repeat(times), samples),
         )
 
-    def _begun_rows(self, numbers: IntArray, columns: dict[str, Selection]) -> BufferedRows:
+    def _unfinished_rows(self, numbers: IntArray, columns: dict[str, Selection]) -> BufferedRows:
         lengths = np.zeros(len(numbers), np.int64)
-        return BufferedRows(lengths, numbers, self._begun(numbers), columns)
+        return BufferedRows(lengths, numbers, self._weights(numbers), columns)
 
-    def _begun(self, numbers: IntArray) -> IntArray:
-        """Return the iteration in which each of some prompts was begun."""
+    def _weights(self, numbers: IntArray) -> IntArray:
+        """Return the iteration with whose weights each of some prompts was begun."""
         resumed = self.inputs.unfinished.prompts
-        begun = dict(zip(resumed.prompts.tolist(), resumed.made.tolist(), strict=True))
+        weights = dict(zip(resumed.prompts.tolist(), resumed.made.tolist(), strict=True))
         iteration = self.execution.entry.iteration
-        return np.array([begun.get(number, iteration) for number in numbers.tolist()], np.int64)
+        return np.array([weights.get(number, iteration) for number in numbers.tolist()], np.int64)
 
     def measure_speeds(self, shares: WorkerShares) -> None:
         """Note how fast each device has drawn, where the op says in each round what it has drawn."""

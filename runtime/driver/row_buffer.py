@@ -31,26 +31,32 @@ class Selection:
         places = self.places[rows]
         owner = np.searchsorted(start, places, side="right") - 1
         used = sorted(set(owner.tolist())) or [0]
-        sizes = tuple(self.sizes[part] for part in used)
+        sizes = tuple(self.sizes[index] for index in used)
         shift = np.zeros(len(start), np.int64)
         shift[used] = np.cumsum((0, *sizes))[:-1] - start[used]
-        return Selection(tuple(self.parts[part] for part in used), sizes, places + shift[owner])
+        return Selection(tuple(self.parts[index] for index in used), sizes, places + shift[owner])
 
 
-def end_to_end(held: Sequence[Selection]) -> Selection:
+def end_to_end(selections: Sequence[Selection]) -> Selection:
     """Return the rows of several selections of one column, one after the other."""
-    start = np.cumsum([0] + [sum(one.sizes) for one in held])
-    return Selection(
-        tuple(part for one in held for part in one.parts),
-        tuple(size for one in held for size in one.sizes),
-        np.concatenate([one.places + first for one, first in zip(held, start, strict=False)]),
-    )
+    parts = list[Any]()
+    sizes = list[int]()
+    places = []
+    for selection in selections:
+        places.append(selection.places + sum(sizes))
+        parts += selection.parts
+        sizes += selection.sizes
+    return Selection(tuple(parts), tuple(sizes), np.concatenate(places))
 
 
 def gathering(columns: Sequence[Selection]) -> Arguments:
     """Return arguments and parts by which ``Worker.repartition`` joins the rows of some columns."""
-    picks, counts = [column.places for column in columns], [len(column.parts) for column in columns]
-    return (picks, counts), tuple(part for column in columns for part in column.parts)
+    picks = [column.places for column in columns]
+    counts = [len(column.parts) for column in columns]
+    refs = list[Any]()
+    for column in columns:
+        refs += column.parts
+    return (picks, counts), tuple(refs)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class BufferedRows:
 
     def take(self, rows: Any) -> BufferedRows:
         """Return some of the rows, by their indices."""
-        columns = {name: held.take(rows) for name, held in self.columns.items()}
+        columns = {name: selection.take(rows) for name, selection in self.columns.items()}
         return BufferedRows(self.lengths[rows], self.prompts[rows], self.made[rows], columns)
 
     def left(self, rows: Any) -> BufferedRows:

@@ -2,9 +2,9 @@
 
     generation ─> steps behind it, by pool ─> buffer ─> update
 
-An iteration is measured from when the one before had its rows to when it has its own, its update from when
-it asks for them. ``StreamClock`` notes what no report of a step says: when groups came and went, and when
-nothing might begin.
+An iteration is measured from when the one before had its rows to when it has its own, its update from when it
+asks for them. ``StreamClock`` notes what no report of a step says: when groups came and went, and when no
+round might begin.
 """
 
 from __future__ import annotations
@@ -12,69 +12,99 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rlgraph.ir.plan import Step
-from rlgraph.runtime.driver.intake import IntakeTimes, StageSeconds
+from rlgraph.runtime.driver.intake import Intake, IntakeTimes, StageSeconds
 from rlgraph.runtime.driver.iteration import Execution, FinishedStep
 
 TimeSpan = tuple[float, float]
+RoundSpans = Mapping[int, TimeSpan]  # number of a step -> when it ran in a round
 
 
 def stages(execution: Execution) -> dict[str, float]:
     """Return the seconds of each stage of the regions that stream: see docs/metrics.md."""
     values: dict[str, float] = {}
-    for name, stream in execution.streams.items():
-        if window := stream.window:
-            ran = [one.ran for one in execution.rounds[name]]
-            rounds = [{item.step.id: _span(item) for item in each if item.reports} for each in ran]
-            steps = [step for step in execution.steps if not step.facts.collects]
-            own = [FinishedStep(step, made) for step in steps if (made := execution.rows.reports[step.id])]
-            drawn = next(step.id for step in stream.steps if step.leaves)
-            behind = [step for step in stream.steps if step.id > drawn]
-            busy = covered(one[drawn] for one in rounds)
-            whole = window.until - window.since
-            told = {
-                "generation": (busy, whole - busy - window.held, window.held),
-                **{f"behind/{pool}": spent for pool, spent in _behind(behind, rounds, whole).items()},
-                "buffer": window.buffer,
-                "update": _update(window, own),
-            }
-            for stage, seconds in told.items():
-                for what, took in zip(("busy", "starved", "held"), seconds, strict=True):
-                    values[f"perf/stage/{stage}/{what}"] = max(took, 0.0)
+    for name, intake in execution.streams.items():
+        if intake.times is None:
+            continue
+        for stage, seconds in _stages(execution, intake, intake.times, execution.rounds[name]).items():
+            values[f"perf/stage/{stage}/busy"] = max(seconds.busy, 0.0)
+            values[f"perf/stage/{stage}/starved"] = max(seconds.starved, 0.0)
+            values[f"perf/stage/{stage}/held"] = max(seconds.blocked, 0.0)
     return values
 
 
-def _behind(
-    steps: Sequence[Step], rounds: Sequence[Mapping[int, TimeSpan]], whole: float
+def _stages(
+    execution: Execution, intake: Intake, times: IntakeTimes, rounds: Sequence[Execution]
 ) -> dict[str, StageSeconds]:
-    """Return those of each pool; one is held back that has rows, and whose devices or CPUs are not free."""
-    spent = {}
-    for pool in dict.fromkeys(step.pool for step in steps):
-        pairs = [(step, one) for one in rounds for step in steps if step.pool == pool and step.id in one]
-        busy = covered(one[step.id] for step, one in pairs)
-        able = covered((_ready(step, one), one[step.id][1]) for step, one in pairs)
-        spent[pool] = busy, whole - able, able - busy
-    return spent
+    spans = [_spans(round) for round in rounds]
+    rollout = next(step.id for step in intake.steps if step.leaves)
+    total = times.end - times.start
+    drawing = covered(round[rollout] for round in spans)
+    seconds = {
+        "generation": StageSeconds(
+            busy=drawing, starved=total - drawing - times.blocked_seconds, blocked=times.blocked_seconds
+        )
+    }
+    steps_behind = [step for step in intake.steps if step.id > rollout]
+    for pool in dict.fromkeys(step.pool for step in steps_behind):
+        steps = [step for step in steps_behind if step.pool == pool]
+        seconds[f"behind/{pool}"] = _measuring(steps, spans, total)
+    seconds["buffer"] = times.buffer
+    seconds["update"] = _update(execution, times)
+    return seconds
 
 
-def _ready(step: Step, one: Mapping[int, TimeSpan]) -> float:
+def _spans(execution: Execution) -> RoundSpans:
+    return {item.step.id: _span(item) for item in execution.ran if item.reports}
+
+
+def _measuring(steps: Sequence[Step], rounds: Sequence[RoundSpans], total: float) -> StageSeconds:
+    """Return the seconds of a pool's steps behind the samples.
+
+    A step is held back from when it has rows until its devices or CPUs are free.
+    """
+    running = list[TimeSpan]()
+    able = list[TimeSpan]()
+    for round in rounds:
+        for step in steps:
+            if step.id in round:
+                _, end = round[step.id]
+                running.append(round[step.id])
+                able.append((_ready(step, round), end))
+    busy, able_seconds = covered(running), covered(able)
+    return StageSeconds(busy=busy, starved=total - able_seconds, blocked=able_seconds - busy)
+
+
+def _ready(step: Step, round: RoundSpans) -> float:
     """Return when a step of a round had what it reads."""
-    start, _ = one[step.id]
-    return min(start, max((one[number][1] for number in step.after if number in one), default=start))
+    start, _ = round[step.id]
+    inputs = [round[number][1] for number in step.after if number in round]
+    return min(start, max(inputs, default=start))
 
 
-def _update(window: IntakeTimes, own: Sequence[FinishedStep]) -> StageSeconds:
-    """Return those of what is behind the buffer; weights that go wait for the pool that gets them."""
-    syncs = [ran for ran in own if ran.step.facts.syncs]
-    starts = [[report.start for report in ran.reports.values()] for ran in syncs]
-    held = sum(max(each) - min(each) for each in starts)
-    there = max((_span(ran)[1] for ran in syncs), default=window.asked)
-    busy = covered(map(_span, own)) - held
-    return busy, window.until - max(there, window.asked), held
+def _update(execution: Execution, times: IntakeTimes) -> StageSeconds:
+    """Return the seconds of the steps behind the buffer; weights that go wait for the pool that gets them."""
+    finished = list[FinishedStep]()
+    for step in execution.steps:
+        reports = execution.rows.reports[step.id]
+        if reports and not step.facts.collects:
+            finished.append(FinishedStep(step, reports))
+    blocked = 0.0
+    free = times.request
+    syncs = [item for item in finished if item.step.facts.syncs]
+    if syncs:
+        free = max(_span(item)[1] for item in syncs)
+    for item in syncs:
+        starts = [report.start for report in item.reports.values()]
+        blocked += max(starts) - min(starts)
+    busy = covered(_span(item) for item in finished) - blocked
+    return StageSeconds(busy=busy, starved=times.end - max(free, times.request), blocked=blocked)
 
 
-def _span(ran: FinishedStep) -> TimeSpan:
-    reports = ran.reports.values()
-    return min(report.start for report in reports), max(report.end for report in reports)
+def _span(item: FinishedStep) -> TimeSpan:
+    reports = item.reports.values()
+    start = min(report.start for report in reports)
+    end = max(report.end for report in reports)
+    return start, end
 
 
 def covered(spans: Iterable[TimeSpan]) -> float:
@@ -84,8 +114,9 @@ def covered(spans: Iterable[TimeSpan]) -> float:
         >>> covered([(3, 4), (0, 2), (1, 2.5)])
         3.5
     """
-    seconds, last = 0.0, 0.0
+    seconds = 0.0
+    covered_until = 0.0
     for start, end in sorted(spans):
-        seconds += max(end - max(start, last), 0.0)
-        last = max(last, end)
+        seconds += max(end - max(start, covered_until), 0.0)
+        covered_until = max(covered_until, end)
     return seconds

@@ -14,18 +14,25 @@ from rlgraph.runtime.driver.iteration import Execution
 def state(execution: Execution, node: str | None) -> str:
     """Return a node's state before an execution; "" of none, and where it has none yet."""
     if execution.previous is not None:
-        return _after(execution.previous, node)
+        return _state_behind(execution.previous, node)
     return execution.states.get(node or "", "")
 
 
 def states_after(execution: Execution) -> dict[str, str]:
     """Return the state behind an execution of each node that keeps one."""
-    kept = {function.state for function in execution.plan.functions["train"].values()}
-    return {node: text for node in sorted(filter(None, kept)) if (text := _after(execution, node))}
+    states: dict[str, str] = {}
+    nodes = {function.state for function in execution.plan.functions["train"].values()}
+    for node in sorted(filter(None, nodes)):
+        text = _state_behind(execution, node)
+        if text:
+            states[node] = text
+    return states
 
 
-def _after(execution: Execution, node: str | None) -> str:
-    ran = [step for step in execution.steps if step.node == node and step.id in execution.rows.reports]
-    if ran and not ran[0].inserted:
-        return execution.rows.report(ran[0], ran[0].devices[0]).state
+def _state_behind(execution: Execution, node: str | None) -> str:
+    for step in execution.steps:
+        if step.node == node and step.id in execution.rows.reports:
+            if step.inserted:
+                break
+            return execution.rows.report(step, step.devices[0]).state
     return state(execution, node)

@@ -33,7 +33,7 @@ class WorkerCall:
 
 
 def calls_of(execution: Execution, step: Step) -> list[WorkerCall]:
-    """Return what a step is on each of its devices, once all that it needs has happened: see ``needs.py``."""
+    """Return the calls that a step makes on each device, once what it needs has happened: see needs.py."""
     return HANDLERS[step.kind](execution, step)
 
 
@@ -62,25 +62,25 @@ def _run(execution: Execution, step: Step) -> list[WorkerCall]:
     samples, total = execution.rows.samples(domain) if is_made_of(kind, "samples") else (None, 0)
 
     def inputs(device: int) -> Arguments:
-        held = () if rows is None else rows[device]
-        begun, left = execution.resumed(step, held)
-        numbers = () if rows is None else execution.numbers(domain)[held]
-        parts = [execution.reference(column, device) for column in step.reads]
-        own = replace(scope, rows=numbers, begun=begun)
+        device_rows = () if rows is None else rows[device]
+        resumed_rows, resumed_refs = execution.resumed(step, device_rows)
+        numbers = () if rows is None else execution.numbers(domain)[device_rows]
+        refs = [execution.reference(column, device) for column in step.reads]
+        device_scope = replace(scope, rows=numbers, begun=resumed_rows)
         if samples is not None:
-            own = replace(own, samples=samples[held], total_samples=total)
-        return (step.node, own), (*parts, *left)
+            device_scope = replace(device_scope, samples=samples[device_rows], total_samples=total)
+        return (step.node, device_scope), (*refs, *resumed_refs)
 
-    leaves = step.leaves if execution.inputs else 0
-    return [replace(call, leaves=leaves) for call in _each(step, "run", inputs)]
+    unfinished_columns = step.leaves if execution.inputs else 0
+    return [replace(call, leaves=unfinished_columns) for call in _each(step, "run", inputs)]
 
 
 def _sync(execution: Execution, step: Step) -> list[WorkerCall]:
     ((model, version),) = execution.versions(step).items()
     if not step.source:
         return _each(step, "engine", lambda _: (("sync", model, version), ()))
-    sent = [WorkerCall(place, "engine", ("send", model, version)) for place in execution.places(step.source)]
-    return [*sent, *_each(step, "engine", lambda _: (("receive", model, version), ()))]
+    sends = [WorkerCall(place, "engine", ("send", model, version)) for place in execution.places(step.source)]
+    return [*sends, *_each(step, "engine", lambda _: (("receive", model, version), ()))]
 
 
 def _transition(execution: Execution, step: Step) -> list[WorkerCall]:
@@ -90,27 +90,27 @@ def _transition(execution: Execution, step: Step) -> list[WorkerCall]:
 
 def _select(execution: Execution, step: Step) -> list[WorkerCall]:
     (column,), (copy,) = step.reads, step.writes
-    held = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)
-    kept = execution.rows.origin(execution.columns[copy].domain)
-    places = [np.flatnonzero(np.isin(rows, kept)) for rows in held]
+    layout = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)
+    stayed = execution.rows.origin(execution.columns[copy].domain)
+    places = [np.flatnonzero(np.isin(rows, stayed)) for rows in layout]
     return _each(step, "select", lambda device: ((places[device],), (execution.reference(column, device),)))
 
 
 def _repeat(execution: Execution, step: Step) -> list[WorkerCall]:
     (column,), (copy,) = step.reads, step.writes
     domain = execution.domains[execution.columns[copy].domain]
-    times, whole = domain.times, execution.rows.whole(domain.name)
+    times, finished = domain.times, execution.rows.whole(domain.name)
     rises = domain in ancestors(execution.domains, execution.columns[column].domain)
     if rises:  # it has as many rows: it is of rows made of these, one for each
         return _each(step, "repeat", lambda device: ((1,), (execution.reference(column, device),)))
-    if whole is None and not domain.most:
+    if finished is None and not domain.most:
         return _each(step, "repeat", lambda device: ((times,), (execution.reference(column, device),)))
-    held = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)
+    layout = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)
     if domain.most:
         counts = execution.rows.counts(domain.name)
-        places = [np.arange(len(rows)).repeat(counts[rows]) for rows in held]
+        places = [np.arange(len(rows)).repeat(counts[rows]) for rows in layout]
     else:
-        places = [np.flatnonzero(np.isin(rows, whole)).repeat(times) for rows in held]
+        places = [np.flatnonzero(np.isin(rows, finished)).repeat(times) for rows in layout]
     return _each(step, "select", lambda device: ((places[device],), (execution.reference(column, device),)))
 
 
@@ -119,7 +119,9 @@ def _repartition(execution: Execution, step: Step) -> list[WorkerCall]:
     domains = [execution.columns[column].domain for column in step.reads]
     targets = [execution.rows.layout(domain, step.layout, step.pool) for domain in domains]
     pairs = [*zip(map(execution.selection, step.reads), targets, strict=True)]
-    return _each(step, "repartition", lambda at: gathering([c.take(target[at]) for c, target in pairs]))
+    return _each(
+        step, "repartition", lambda device: gathering([c.take(target[device]) for c, target in pairs])
+    )
 
 
 def _merge(execution: Execution, step: Step) -> list[WorkerCall]:
@@ -128,25 +130,25 @@ def _merge(execution: Execution, step: Step) -> list[WorkerCall]:
     Raises:
         RunError: no part has one of the rows.
     """
-    columns, whole = execution.columns, execution.columns[step.writes[0]].domain
-    rows = np.concatenate([execution.rows.within(columns[name].domain, whole) for name in step.reads])
-    missing = np.setdiff1d(np.arange(execution.rows.count(whole)), rows)
+    columns, domain = execution.columns, execution.columns[step.writes[0]].domain
+    rows = np.concatenate([execution.rows.within(columns[name].domain, domain) for name in step.reads])
+    missing = np.setdiff1d(np.arange(execution.rows.count(domain)), rows)
     if len(missing):
-        law = f"row {missing[0]} of {whole} has no `{step.writes[0]}`: {step.because}, and none has this row"
+        law = f"row {missing[0]} of {domain} has no `{step.writes[0]}`: {step.because}, and none has this row"
         raise RunError(f"{law}\n  let each of {', '.join(step.reads)} have all rows of its route")
-    every = end_to_end([execution.selection(name) for name in step.reads]).take(np.argsort(rows))
-    target = execution.rows.layout(whole, step.layout, step.pool)
-    return _each(step, "repartition", lambda at: gathering([every.take(target[at])]))
+    merged = end_to_end([execution.selection(name) for name in step.reads]).take(np.argsort(rows))
+    layout = execution.rows.layout(domain, step.layout, step.pool)
+    return _each(step, "repartition", lambda device: gathering([merged.take(layout[device])]))
 
 
 def _collect(execution: Execution, step: Step) -> list[WorkerCall]:
     """Return calls by which devices gather their share of a region's rows from the rounds' parts."""
-    stream, domain = execution.streams[step.region], execution.columns[step.writes[0]].domain
-    used = stream.used
+    domain = execution.columns[step.writes[0]].domain
+    used = execution.streams[step.region].used
     assert used
     execution.rows.collected[domain] = replace(used, columns={})
-    held = execution.rows.layout(domain, step.layout, step.pool)
-    return _each(step, "repartition", lambda at: used.take(held[at]).gathering(step.reads))
+    layout = execution.rows.layout(domain, step.layout, step.pool)
+    return _each(step, "repartition", lambda device: used.take(layout[device]).gathering(step.reads))
 
 
 HANDLERS: Mapping[Kind, Callable[[Execution, Step], list[WorkerCall]]] = complete(

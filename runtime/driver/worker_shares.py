@@ -53,9 +53,12 @@ class WorkerShares:
         """
         if len(self.shares) < 2 or self.rounds < ROUNDS or not (self.seconds.all() and self.tokens.any()):
             return []
-        own = self.tokens / self.seconds
-        others = [float(np.median(np.delete(own, worker))) for worker in range(len(own))]
-        return [float(v / other) if other else 1.0 for v, other in zip(own, others, strict=True)]
+        rates = self.tokens / self.seconds
+        speeds = list[float]()
+        for worker, rate in enumerate(rates):
+            median = float(np.median(np.delete(rates, worker)))
+            speeds.append(float(rate / median) if median else 1.0)
+        return speeds
 
     def adapt(self) -> None:
         """Set the shares anew where speeds have changed by more than noise does."""

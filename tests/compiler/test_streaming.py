@@ -52,6 +52,8 @@ class Played:
         self.measured: list[int] = []  # groups that are drawn and wait for their rewards
         self.given_up = 0
         self.straggler = data.draw(st.integers(2, 7), label="straggler")
+        # the simulator drops what is old at once, a run when it looks for rows and when a round ends
+        self.drops_at_once = data.draw(st.booleans(), label="drops at once")
 
     def play(self) -> None:
         """Go on until every iteration has its rows; that this ends is what is shown."""
@@ -72,14 +74,15 @@ class Played:
                 self.ledger.weights += 1
             else:
                 self.take()
-            self.drop_old()
+            if self.drops_at_once:
+                self.ledger.drop_old()
+            if self.drops_at_once or kind == "drawn":
+                self.give_up_old()
             self.check()
             if self.ledger.next_iteration == LAST:
                 return
 
-    def drop_old(self) -> None:
-        """A run drops rows when an iteration looks for its own, and groups when their round ends."""
-        self.ledger.drop_old()
+    def give_up_old(self) -> None:
         old = self.ledger.old_groups(self.ledger.next_iteration, self.ledger.drawing)
         self.ledger.give_up(old)
         self.given_up += len(old)
@@ -87,10 +90,12 @@ class Played:
     def events(self) -> list[tuple[str, int]]:
         """What may happen next; weights come when the iteration before has its rows, and in order late."""
         ledger = self.ledger
+        waits = ledger.weights == ledger.next_iteration
+        if waits:
+            ledger.drop_old()
         ledger.begin_groups()
         events = [("drawn", number) for number in ledger.drawing]
         events += [("kept", number) for number in self.measured]
-        waits = ledger.weights == ledger.next_iteration
         if not waits and ledger.may_change_weights():
             events.append(("sync", 0))
         if waits and deepcopy(ledger).take() is not None:
@@ -106,7 +111,7 @@ class Played:
 
     def take(self) -> None:
         ledger, iteration = self.ledger, self.ledger.next_iteration
-        prompts, begun = ledger.prompts, ledger.begun
+        prompts, begun = ledger.row_prompts, ledger.row_weights
         places = ledger.take()
         assert places is not None and len(places) == self.window.rows
         if self.window.too_old != "correct":
@@ -117,12 +122,12 @@ class Played:
     def check(self) -> None:
         """Every row is used once, dropped, or waits; what is begun is bounded."""
         ledger, window = self.ledger, self.window
-        waiting = Counter(ledger.prompts)
+        waiting = Counter(ledger.row_prompts)
         lost = sum((self.kept - self.used - waiting).values())
         assert not self.used + waiting - self.kept, "a row is used twice"
         assert lost + self.given_up * window.group == ledger.dropped_rows
         assert {*ledger.drawing, *self.measured} == {*ledger.in_flight}
-        unused = len(ledger.begun) + len(ledger.in_flight) * window.group
+        unused = len(ledger.row_weights) + len(ledger.in_flight) * window.group
         assert unused < (window.staleness + 1) * window.rows + window.group
         assert window.in_flight is None or len(ledger.drawing) <= window.in_flight
 
@@ -176,7 +181,7 @@ def test_what_is_old_is_dropped_and_given_up() -> None:
     ledger.add_rows([0], [0, 0])
     assert ledger.take() == [0, 1]
     ledger.add_rows([1], [1, 1])
-    assert ledger.drop_old() == [] and ledger.prompts == []
+    assert ledger.drop_old() == [] and ledger.row_prompts == []
     assert ledger.old_groups(1, ledger.drawing) == [2]
     ledger.give_up([2])
     assert (ledger.in_flight, ledger.drawing, ledger.dropped_rows) == ({}, {}, 4)

@@ -17,12 +17,17 @@ from ran import metrics
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
+from rlgraph.ir.steps import Kind
 from rlgraph.runtime.cluster.cluster import InlineCluster
 from rlgraph.runtime.driver import driver as driver_module
-from rlgraph.runtime.driver.driver import Driver, PendingCall, StartedStep
+from rlgraph.runtime.driver.batches import CallBatcher, ShareSummary, StartedStep, WorkerBatch, goes_along
+from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.flights import CallsInFlight, PendingCall
 from rlgraph.runtime.driver.iteration import Entry, Execution
+from rlgraph.runtime.driver.queue import StepQueue
 from rlgraph.runtime.driver.step_calls import WorkerCall
-from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, TaskCounter
+from rlgraph.runtime.driver.versions import ServedVersions
+from rlgraph.runtime.messages.tasks import STORE, WORKER, ColumnRef, Place, Task, TaskCounter
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
@@ -91,24 +96,135 @@ def execution(plan: Plan) -> Execution:
     return Execution(plan, "train", Entry(0, {}), {})
 
 
-def test_a_step_that_waits_for_more_holds_up_none_before_it(driver: Driver) -> None:
-    here = execution(driver.plan)
-    place = ("main", 0)
+PLACE = ("main", 0)
+
+
+@pytest.mark.parametrize(
+    ("only_copies", "last_execution", "awaits", "goes"),
+    [
+        (False, 1, {"its call"}, True),  # it waits for what the steps before it wait for
+        (False, 1, set(), True),  # what it reads has been reported
+        (False, 1, {"another call"}, False),  # the steps before it would wait for that, too
+        (False, 2, {"its call"}, False),  # it is of another iteration
+        (True, 2, {"another call"}, True),  # a move of columns goes with the step behind it
+    ],
+)
+def test_a_step_that_waits_for_more_holds_up_none_before_it(
+    only_copies: bool, last_execution: int, awaits: set[str], goes: bool
+) -> None:
+    shares = {PLACE: ShareSummary(only_copies, last_execution, {"its call"})}
+    assert goes_along(shares, 1, {PLACE: awaits}) == goes
+    assert goes_along(shares, 1, {("main", 1): awaits})  # a worker without a share has nothing to hold up
+
+
+def test_a_batch_is_judged_by_calls_that_have_not_reported() -> None:
+    here = execution(compile_graph(ONE, (), 2))
     op = next(step for step in here.steps if step.kind == "run" and step.reads)
     move = next(step for step in here.steps if step.kind == "repartition")
-    driver.makers = {"column": "its call", "other": "another call"}
-    refs = {name: ColumnRef(name, name) for name in ("column", "other", "old")}
-    makes = WorkerCall(place, "run", (), (refs["column"],))
-    later = {name: WorkerCall(place, "run", (), (ref,)) for name, ref in refs.items()}
-    assert driver._follows([], here, later["other"])
-    assert driver._follows(
-        [(StartedStep(here, move, []), makes)], here, later["other"]
-    )  # a move waits for its step
-    share = [(StartedStep(here, op, []), makes)]
-    assert driver._follows(share, here, later["column"])
-    assert driver._follows(share, here, later["old"])  # what has been reported is there
-    assert not driver._follows(share, here, later["other"])
-    assert not driver._follows(share, execution(driver.plan), later["column"])  # of another iteration
+    makers = {"column": "its call", "other": "another call"}
+    makes = WorkerCall(PLACE, "run", (), (ColumnRef("column", "column"),))
+    later = {
+        name: WorkerCall(PLACE, "run", (), (ColumnRef(name, name),)) for name in ("column", "other", "old")
+    }
+    batch = CallBatcher()
+    assert batch.accepts(here, [later["other"]], makers)
+    batch.add(StartedStep(here, move, [makes]))
+    assert batch.accepts(here, [later["other"]], makers)  # a move waits for its step
+    batch.add(StartedStep(here, op, [makes]))
+    assert batch.accepts(here, [later["column"]], makers)
+    assert batch.accepts(here, [later["old"]], makers)  # what has been reported is there
+    assert not batch.accepts(here, [later["other"]], makers)
+    assert not batch.accepts(execution(here.plan), [later["column"]], makers)  # of another iteration
+
+
+def test_a_worker_gets_one_call_for_the_steps_and_processes_beside_it_one_each() -> None:
+    here = execution(compile_graph(ONE, (), 2))
+    steps, batch = here.steps[:3], CallBatcher()
+    for number, step in enumerate(steps):
+        calls = [WorkerCall((step.pool, device), f"{number}", ()) for device in range(2)]
+        batch.add(StartedStep(here, step, calls, off_worker=number == 1))
+    started, batches = batch.take()
+    assert [one.step for one in started] == [*steps] and not batch.started
+    made = [(one.place, [call.method for _, call in one.share], one.off_worker) for one in batches]
+    on_workers = [(("main", device), ["0", "2"], False) for device in range(2)]
+    assert made == on_workers + [(("main", device), ["1"], True) for device in range(2)]
+
+
+def test_references_follow_a_call_and_tasks_have_their_places() -> None:
+    here = execution(compile_graph(ONE, (), 1))
+    step = next(step for step in here.steps if step.kind == "run" and not step.reads)
+    refs = (ColumnRef("a", "ref a"), ColumnRef("b"), ColumnRef("c", "ref c"))
+    share = [(StartedStep(here, step, []), WorkerCall(PLACE, "run", (), refs, leaves=1))]
+    (task,), references = WorkerBatch(PLACE, share, off_worker=False).tasks(STORE)
+    assert references == ["ref a", "ref c"]
+    assert [ref.location for ref in task.parts] == [0, WORKER, 1]
+    assert len(task.makes) == len(step.writes) + 1
+
+
+def test_a_step_that_waits_holds_up_its_own_pool_only() -> None:
+    plan = compile_graph(TWO, (), 1)
+    here, queue = execution(plan), StepQueue()
+    source = next(step for step in here.steps if not step.reads and not step.inserted)
+    reader = next(step for step in here.steps if {*source.writes} & {*step.reads})
+    later = next(step for step in here.steps if step.pool == reader.pool and step.id > reader.id)
+    elsewhere = replace(source, id=99, pool="other")
+    queue.append((here, step) for step in (reader, source, elsewhere, later))
+    ready = [step for _, step in queue.ready(lambda: None)]
+    expected = [elsewhere] if source.pool == reader.pool else [source, elsewhere]
+    assert ready == expected
+    assert [queued.step for queued in queue.steps] == [s for s in (reader, source, later) if s not in ready]
+
+
+def test_a_queue_calls_started_steps_where_the_next_one_reads_them() -> None:
+    here, queue = execution(compile_graph(ONE, (), 1)), StepQueue()
+    reader = next(step for step in here.steps if step.reads)
+    queue.append([(here, reader)])
+    calls: list[str] = []
+
+    def call_started() -> None:
+        calls.append("called")
+        here.happened |= {event for _, event in queue.steps[0].needs}
+
+    assert [step for _, step in queue.ready(call_started)] == [reader]
+    assert calls == ["called"] and not queue.steps
+
+
+def test_rounds_come_before_the_collect_that_waits_for_them() -> None:
+    here, queue = execution(compile_graph(ONE, (), 1)), StepQueue()
+    first, collect, last = here.steps[:3]
+    queue.append([(here, first), (here, collect)])
+    queue.insert_before(collect, [(here, last)])
+    assert [queued.step for queued in queue.steps] == [first, last, collect]
+
+
+def test_calls_in_flight_know_who_makes_what_until_it_has_reported() -> None:
+    here = execution(compile_graph(ONE, (), 2))
+    flights, share = CallsInFlight(), [(here, step) for step in here.steps[:2]]
+    flights.add("reports", PendingCall(PLACE, share, ["a", "b"]))
+    flights.add("judged", PendingCall(PLACE, share[1:], ["c"], off_worker=True))
+    assert flights.makers == {"a": "reports", "b": "reports", "c": "judged"}
+    assert flights.sent_tasks[PLACE] == 2  # those beside the worker are not its own
+    assert flights.running() == {"main": here.steps[1]}
+    assert flights.awaited_by(here) == (*share[1], PLACE)
+    flights.finish("reports")
+    assert flights.makers == {"c": "judged"} and [*flights.pending] == ["judged"]
+    assert flights.running() == {"main": here.steps[1]}
+
+
+def test_weights_that_are_there_are_not_sent_again() -> None:
+    plan = compile_graph(TWO, (), 1)
+    sync = next(step for step in plan.steps if step.source)
+    (model,) = sync.models
+    served, calls = ServedVersions(lenders=()), [WorkerCall(PLACE, "engine", ())]
+    assert served.needed_calls(sync, calls, {model: 1}) == calls
+    assert [call.method for call in served.needed_calls(sync, calls, {model: 1})] == ["stay"]
+    assert served.needed_calls(sync, calls, {model: 2}) == calls
+    assert served.versions == {model: 2}
+    off = replace(sync, kind=Kind.SLEEP, engine="serve", source="")
+    assert ServedVersions(lenders=()).needed_calls(off, calls, {}) == calls
+    served.needed_calls(off, calls, {})
+    assert served.versions == {}
+    assert served.needed_calls(sync, calls, {model: 2}) == calls  # the engine has given them up
 
 
 def test_a_wait_ends_where_no_step_begins_and_names_the_one_it_is_for(
@@ -131,8 +247,8 @@ def test_a_wait_ends_where_no_step_begins_and_names_the_one_it_is_for(
     monkeypatch.setattr("rlgraph.runtime.driver.driver.time.monotonic", lambda: now[0])
     monkeypatch.setattr(driver, "watch", lambda running: shown.append(running["main"]))
     driver.cluster.wait = wait  # type: ignore[method-assign]
-    driver.pending["reports"] = PendingCall(place, [(here, step) for step in steps], [])
-    driver.sent_tasks[place] = 3
+    driver.flights.pending["reports"] = PendingCall(place, [(here, step) for step in steps], [])
+    driver.flights.sent_tasks[place] = 3
     with pytest.raises(RunError, match=rf"step {steps[2].id} of iteration 1 .*\n(.*\n)*.*nothing came for"):
         driver.finish(here)
     assert [step for step, _ in groupby(shown)] == steps and now[0] == 27

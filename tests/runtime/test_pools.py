@@ -124,7 +124,7 @@ def test_an_interrupt_finishes_what_has_begun() -> None:
         cluster.close()
     assert done == [0, 1]  # the second was begun beside the first
     assert (state.iteration, state.versions["policy"], state.positions["prompts"]) == (2, 2, 14)
-    assert not driver.waiting and not driver.pending
+    assert not driver.queue.steps and not driver.flights.pending
     # references to columns were let go with their last reader
     assert not execution.refs
 

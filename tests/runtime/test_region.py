@@ -75,7 +75,7 @@ def test_a_round_has_an_execution_and_is_none(streamed: Plan) -> None:
 
 def test_a_refill_hears_of_a_sync_and_goes_by_the_weights_of_its_iteration(refilled: Plan) -> None:
     region = begin(refilled)
-    assert region.models
+    assert region.plan.models
     region.want(iteration(refilled, 0))
     region.note_sync(5)
     submissions = region.advance()
@@ -119,7 +119,7 @@ def test_steps_behind_the_samples_are_left_out_where_no_group_has_finished(strea
 def test_a_refill_begins_one_round_at_a_time_and_names_what_it_misses(refilled: Plan) -> None:
     region = begin(refilled)
     region.want(iteration(refilled, 0))
-    for _ in range(region.region.rounds):
+    for _ in range(region.plan.region.rounds):
         submissions = region.advance()
         assert len(region.rounds) == 1 and not region.advance()
         for execution, step in submissions:

@@ -307,12 +307,12 @@ def test_what_is_shared_is_over_when_its_last_reader_has_reported(
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
     plan = compile_graph(ONES, (), 2)
     execution = Execution(plan, "train", Entry(0, dict.fromkeys(plan.models, 0)), {})
-    made = [ref for step in execution.steps for ref in execution.parts.destinations(step, HOST)]
+    made = [ref for step in execution.steps for ref in execution.part_table.destinations(step, HOST)]
     shares = {ref.name for ref in made if ref.location == HOST}
     assert shares
     over: list[tuple[str, Any]] = []
     for step in execution.steps:
-        column_of = {execution.parts.name(column) for column in (*step.reads, *step.writes)}
+        column_of = {execution.part_table.name(column) for column in (*step.reads, *step.writes)}
         *rest, last = [(step.pool, device) for device in step.devices]
         for place in rest:
             assert not execution.reported(step, place, Report(0.0, 0.0))

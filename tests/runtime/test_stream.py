@@ -166,8 +166,8 @@ def test_nothing_is_kept_of_rows_that_are_dropped(monkeypatch: pytest.MonkeyPatc
     assert sum(line["finished/dropped"] for line in metrics("a")) > 0
     (region,) = regions
     assert region.clock.times.keys() <= {*region.ledger.in_flight, *region.buffer.prompts.tolist()}
-    assert region.ledger.prompts == region.buffer.prompts.tolist()
-    assert region.ledger.begun == region.buffer.made.tolist()
+    assert region.ledger.row_prompts == region.buffer.prompts.tolist()
+    assert region.ledger.row_weights == region.buffer.made.tolist()
 
 
 def test_a_source_that_gives_fewer_rows_than_asked_for_is_named() -> None:

@@ -47,7 +47,7 @@ def test_a_run_takes_what_its_ledger_says_and_each_prompt_once(
     take = GroupLedger.take
 
     def noted(ledger: GroupLedger, *args: Any) -> list[int] | None:
-        prompts = ledger.prompts
+        prompts = ledger.row_prompts
         places = take(ledger, *args)
         if places is not None:
             takes.append([prompts[place] for place in places])

@@ -11,7 +11,8 @@ from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import InlineCluster
 from rlgraph.runtime.columns.part import Part
-from rlgraph.runtime.driver.driver import Driver, PendingCall
+from rlgraph.runtime.driver.driver import Driver
+from rlgraph.runtime.driver.flights import CallsInFlight, PendingCall
 from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.driver.rows import staying
 from rlgraph.runtime.messages.tasks import STORE, ColumnRef, Task, TaskCounter
@@ -99,15 +100,15 @@ def test_a_counter_says_how_many_tasks_were_begun(tmp_path: Path) -> None:
 
 def test_a_lost_worker_is_put_down_to_the_task_that_it_had_begun(plan: Plan, tmp_path: Path) -> None:
     """Calls report late: those that are done may be pending still."""
-    driver = Driver(plan, InlineCluster(plan.pools), lambda step: None, tmp_path)
+    flights = CallsInFlight(tmp_path)
     execution, steps = Execution(plan, "train", Entry(0, {}), {}), plan.steps
     here, there, task_counter = ("main", 0), ("main", 1), TaskCounter(tmp_path, "main", 0)
     task_counter.begin()
-    driver.sent_tasks.update({here: 7, there: 2})
+    flights.sent_tasks.update({here: 7, there: 2})
     for call, (place, share) in enumerate([(here, steps[:2]), (there, steps[3:5]), (here, steps[2:5])]):
-        driver.pending[call] = PendingCall(place, [(execution, step) for step in share], [])
+        flights.pending[call] = PendingCall(place, [(execution, step) for step in share], [])
     for begun, at in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 2), (6, 3), (7, 4)]:
         task_counter.count = begun - 1
         task_counter.step()
-        assert driver._at(here) == (execution, steps[at])
+        assert flights.step_at(here) == (execution, steps[at])
     task_counter.close()
