@@ -64,7 +64,7 @@ class Footprint:
 
     def model_of(self, step: Step) -> tuple[ModelPlan, Size]:
         """Return the model that a step works on, and its size."""
-        name = next(iter(step.models))
+        name = step.model
         return self.plan.models[name], self.sizes[name]
 
     def serve(self, model: str) -> ServePlan:
@@ -86,7 +86,7 @@ class Footprint:
         if step.phase != "train":
             return math.inf
         samples = self.plan.domain(step.phase, step.writes[0])
-        share = self.serve(next(iter(step.models))).tensor_parallel / len(step.devices)
+        share = self.serve(step.model).tensor_parallel / len(step.devices)
         region = self.plan.regions.get(step.region) if ahead else None
         if region:
             share *= region.begun / region.rows
@@ -102,7 +102,7 @@ class Footprint:
 
     def slots(self, step: Step, times: float = 1.0) -> int:
         """Return the samples in flight in an engine that has ``times`` the expected rows."""
-        serve = self.serve(next(iter(step.models)))
+        serve = self.serve(step.model)
         # a paged cache takes what a sample has so far; one that is not has room for the longest
         sample_tokens = self.work.mean if serving(serve).paged else self.work.most
         in_cache = int(serve.cache_tokens) // sample_tokens
@@ -241,7 +241,7 @@ class Footprint:
         passes = self.plan.passes(step)
         rows = max(self.rows(term.reads, term) * growth(self.plan, term, self.work) for term in passes)
         tokens = int(min(max(model.train.pass_tokens(step.updates), longest), rows * longest))
-        mesh = self.plan.meshes[next(iter(step.models))]
+        mesh = self.plan.meshes[step.model]
         device_tokens = -(-tokens // model.train.sequence_parallel)
         ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
         mask = mask_bytes(model, size, tokens, int(longest), self.cluster.device) // ring
@@ -270,7 +270,7 @@ class Footprint:
         is_sender = pool == (step.source or step.pool)
         if not is_sender:
             return bucket
-        mesh, lora = self.plan.meshes[next(iter(step.models))], model.train.lora
+        mesh, lora = self.plan.meshes[step.model], model.train.lora
         # a bucket has one data type: adapters in float32 end it if the weights are narrower
         runs = lora_size.unadapted_runs(size, lora) if lora and gathered < MASTER else {size.tensors}
         gathering = max(staging(run, mesh.shard, gathered, limits.BUCKET, mesh.parts) for run in runs)

@@ -95,7 +95,7 @@ class Pricing(Footprint):
     def generation(self, step: Step, grade: int) -> tuple[Size, Rates, bool]:
         """Return the model that generates, the rates of its engine, and whether that replays CUDA graphs."""
         _, size = self.model_of(step)
-        serve = self.serve(next(iter(step.models)))
+        serve = self.serve(step.model)
         start = self.plan.devices[step.pool].start
         group = serve.tensor_parallel
         rates = Rates(self.cluster, group, serve.dtype, grade, first=start, group=group)
@@ -124,7 +124,7 @@ class Pricing(Footprint):
         assert model.train
         function = self.plan.functions[step.phase][step.node]
         minibatches, epochs = int(function.value("minibatches", 1)), int(function.value("epochs", 1))
-        mesh = self.plan.meshes[next(iter(step.models))]
+        mesh = self.plan.meshes[step.model]
         size = part_of(size, mesh.tensor)
         rates = replace(self._rates(step.pool, model.train.dtype, grade, mesh), reshard=model.train.reshard)
         optimizer_steps = minibatches * epochs if step.updates else 1
@@ -220,7 +220,7 @@ class Pricing(Footprint):
             return self._copy_of_weights(step, grade)
         model, size = self.model_of(step)
         assert model.train and model.serve
-        mesh, width = self.plan.meshes[next(iter(step.models))], gathered_width(model)
+        mesh, width = self.plan.meshes[step.model], gathered_width(model)
         rates = self._rates(step.source or step.pool, model.serve.dtype, grade, mesh)
         lora = served_alone(model)
         if lora:
@@ -310,7 +310,7 @@ assert {*PRICES} == {*RATES} - {"round"} >= {kind.facts.rate for kind in Kind if
 
 def sync_least(plan: Plan, step: Step) -> int:
     """Return the fewest bytes that a device has to receive in a sync: what it lacks, in the engine's type."""
-    (name,) = step.models
+    name = step.model
     model = plan.models[name]
     assert model.serve
     size, mesh = planned_size(model), plan.meshes[name]
@@ -330,7 +330,7 @@ def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
 
     Within a process they are the buckets of the gather, otherwise those that are sent.
     """
-    (name,) = step.models
+    name = step.model
     model = plan.models[name]
     assert model.serve
     size, served = planned_size(model), WIDTH[model.serve.dtype]

@@ -12,14 +12,14 @@ from itertools import product
 from math import lcm
 from typing import Any
 
-from rlgraph.errors import GraphError, Mark, fail, nearest
+from rlgraph.errors import GraphError, Mark, fail, nearest, raise_problems
 from rlgraph.frontend.bind_model import bind_model
 from rlgraph.frontend.bind_node import bind_node, states_are_kept, with_leads
 from rlgraph.frontend.bind_schedule import evaluation_times, run_length
 from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
-from rlgraph.ir.graph import Graph, Model
+from rlgraph.ir.graph import Graph, Model, Node
 from rlgraph.laws.models import BOUND_LAWS, GROUP_SIZES
 from rlgraph.laws.views import BoundView
 from rlgraph.ops.declare import Port
@@ -45,9 +45,17 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     binder = Binder(removed=tree.removed)
     _sections_known(tree, binder)
     sections = _section(tree, "models", binder)
-    models = {n: model for n, t in sections.items() if (model := bind_model(n, t, device, binder))}
+    models = {}
+    for name, section in sections.items():
+        model = bind_model(name, section, device, binder)
+        if model:
+            models[name] = model
     stages = _section(tree, "nodes", binder)
-    nodes = [node for n, t in stages.items() if (node := bind_node(n, t, models, binder))]
+    nodes = []
+    for name, stage in stages.items():
+        node = bind_node(name, stage, models, binder)
+        if node:
+            nodes.append(node)
     states_are_kept(nodes, binder)
     nodes = with_leads(nodes, stages, binder)
     pools = _pools(_section(tree, "pools", binder), devices, _least(models), binder)
@@ -69,13 +77,13 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
         open_values=tuple(_open_values(tree)),
         removed=tree.removed,
     )
+    are_ports_known = len(nodes) == len(stages)
+    has_bad_name = any(problem.kind == "bad-name" for problem in binder.problems)
     if not binder.problems:
         _next_is_written(graph, binder)
-    elif len(nodes) == len(stages) and "bad-name" not in {problem.kind for problem in binder.problems}:
-        # every node is known by its ports, so problems between nodes can be reported too
-        binder.problems += Inference(graph).walk().problems
-    if binder.problems:
-        raise GraphError(dict.fromkeys(binder.problems))
+    elif are_ports_known and not has_bad_name:
+        binder.problems += Inference(graph).walk().problems  # problems between nodes are reported, too
+    raise_problems(binder.problems)
     return graph
 
 
@@ -90,26 +98,45 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
     section = tree.get("eval")
     if section is None:
         return None
-    nodes = tree.items["nodes"]
     changes = section.items.get("nodes", Tree({}, section.mark)).items
+    nodes = _evaluated_nodes(tree.items["nodes"], changes)
+    schedule = tree.get("schedule")
+    if schedule:  # an evaluation has no length, and nothing comes in it on the way
+        for key in OF_TRAINING:
+            schedule = schedule.with_item(key, None)
+        tree = tree.with_item("schedule", schedule.with_item("iterations", Tree.of(0)))
+    graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
+    remaining = _without_training(graph.nodes, changes)
+    report = section.items["report"].items
+    ports = {written(node)[port.name]: port for node in remaining for port in node.op.outputs}
+    _reported_exist(report, ports)
+    metrics = {name: str(column.value) for name, column in report.items()}
+    return replace(graph, nodes=tuple(remaining), report=metrics) if metrics else None
+
+
+def _evaluated_nodes(nodes: Tree, changes: Mapping[str, Tree]) -> Tree:
+    """Return the nodes of a graph with the changes of ``eval``."""
     for name, change in changes.items():
         if nodes.get(name) is None and change.get("op") is None:
             law = f"`eval` changes node `{name}`, which the graph does not have"
             remedy = nearest(name, nodes.items) or "a node that only `eval` has needs an `op`"
             raise fail("edit-missing", law, change.key, nodes.items, remedy)
         nodes = nodes.with_item(name, changed(nodes.get(name), change))
-    if schedule := tree.get("schedule"):  # an evaluation has no length, and nothing comes in it on the way
-        for key in OF_TRAINING:
-            schedule = schedule.with_item(key, None)
-        tree = tree.with_item("schedule", schedule.with_item("iterations", Tree.of(0)))
-    graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
-    added = {name for name, change in changes.items() if change.get("op")}
-    taken = {column for node in graph.nodes if node.name in added for column in written(node).values()}
-    kept = [n for n in graph.nodes if n.name in changes or not (n.trains or taken & {*written(n).values()})]
-    report = section.items["report"].items
-    _reported_exist(report, {written(n)[port.name]: port for n in kept for port in n.op.outputs})
-    metrics = {name: str(column.value) for name, column in report.items()}
-    return replace(graph, nodes=tuple(kept), report=metrics) if metrics else None
+    return nodes
+
+
+def _without_training(nodes: Sequence[Node], changes: Mapping[str, Tree]) -> list[Node]:
+    """Return an evaluation's nodes: without updates, and without what a node that ``eval`` adds replaces."""
+    replaced: set[str] = set()
+    for node in nodes:
+        if node.name in changes and changes[node.name].get("op"):
+            replaced.update(written(node).values())
+    remaining = []
+    for node in nodes:
+        is_replaced = not replaced.isdisjoint(written(node).values())
+        if node.name in changes or not (node.trains or is_replaced):
+            remaining.append(node)
+    return remaining
 
 
 def _next_is_written(graph: Graph, binder: Binder) -> None:
@@ -179,13 +206,23 @@ def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binde
     """Return pool -> devices. Pools with ``auto`` share the devices left by the others, at least one each;
     where nobody says how many there are, they have the ``least`` each.
     """
-    pools = {n: validate(Pool, t, f"pools.{n}", binder) for n, t in sections.items()}
-    asked = {n: pool.devices if pool else "auto" for n, pool in pools.items()} or {"main": "auto"}
-    fixed = {name: size for name, size in asked.items() if isinstance(size, int)}
-    autos = [name for name in asked if name not in fixed]
-    left = devices - sum(fixed.values()) if devices else least * len(autos)
-    shares = {name: left // len(autos) + (at < left % len(autos)) for at, name in enumerate(autos)}
-    return {name: fixed[name] if name in fixed else max(shares[name], 1) for name in asked}
+    requested: dict[str, int | str] = {}
+    for name, section in sections.items():
+        pool = validate(Pool, section, f"pools.{name}", binder)
+        requested[name] = pool.devices if pool else "auto"
+    if not requested:
+        requested["main"] = "auto"
+    fixed = {name: size for name, size in requested.items() if isinstance(size, int)}
+    autos = [name for name in requested if name not in fixed]
+    shared = devices - sum(fixed.values()) if devices else least * len(autos)
+    pools = {}
+    for name in requested:
+        if name in fixed:
+            pools[name] = fixed[name]
+        else:
+            extra = 1 if autos.index(name) < shared % len(autos) else 0
+            pools[name] = max(shared // len(autos) + extra, 1)
+    return pools
 
 
 def _least(models: Mapping[str, Model]) -> int:
@@ -212,12 +249,13 @@ def _pools_exist(
 
 def _engine_pools(models: Mapping[str, Model], pools: Sequence[str]) -> dict[str, str]:
     """Return ``policy.train`` and ``policy.serve`` -> pool, for every model."""
-    train = {f"{name}.train": model.spec.train.pool for name, model in models.items()}
-    serve = {f"{name}.serve": model.spec.serve.pool for name, model in models.items()}
-    trains = next((pool for pool in pools if pool not in serve.values()), pools[0])
-    taken = {trains, *train.values()}
-    serves = next((pool for pool in pools if pool not in taken), trains)
-    return {n: pool or trains for n, pool in train.items()} | {n: p or serves for n, p in serve.items()}
+    train = {name: model.spec.train.pool for name, model in models.items()}
+    serve = {name: model.spec.serve.pool for name, model in models.items()}
+    default_train = next((pool for pool in pools if pool not in serve.values()), pools[0])
+    taken = {default_train, *train.values()}
+    default_serve = next((pool for pool in pools if pool not in taken), default_train)
+    engines = {f"{name}.train": pool or default_train for name, pool in train.items()}
+    return engines | {f"{name}.serve": pool or default_serve for name, pool in serve.items()}
 
 
 def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:

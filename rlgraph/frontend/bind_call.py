@@ -3,7 +3,7 @@
 Edits bind by it too, with a binder that is not strict: they ask for edges, and leave values to the graph.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
 from rlgraph.syntax.yaml_text import flow
 from rlgraph.variables import with_values
 
+NO_NAME = "`{}` is no name: letters, digits and _, not starting with a digit"
 KEYS = ("every", "from")  # these say in which iterations a node runs
 
 
@@ -32,27 +33,45 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
     Raises:
         GraphError: there is no such op or hook, and the binder is not strict.
     """
-    named = tree.get("op")
-    if named is None or not isinstance(named.value, str):
+    item = tree.get("op")
+    if item is None or not isinstance(item.value, str):
         law, remedy = f"node `{name}` does not say what it is", f"{name}: {{op: ...}}; see `rlgraph nodes`"
-        if tree.is_map and tree.items and not named:
+        if item is None and tree.items:
             key, child = next(iter(tree.items.items()))
             remedy += f"; of a node that is there, set: {{{name}.{key}: {flow(child)}}}"
         binder.problem("no-op", law, tree.key or tree.mark, remedy=remedy)
         return None
-    op, target = binder.attempt(find_op, named.value, named.mark) or (None, "")
-    if op is None:
+    found_op = binder.attempt(find_op, item.value, item.mark)
+    if found_op is None:
         return None
-    hooks = {n: h for n, kind, item in hooked(op, tree) if (h := _hook(f"{name}.{n}", kind, item, binder))}
-    rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in NODE_KEYS})
-    attributes, courses = _attributes(name, rest, op, binder, f"op {op.name}", _accepted(op))
+    op, target = found_op
+    hooks = {}
+    for path, kind, hook_tree in hooked(op, tree):
+        hook = _hook(f"{name}.{path}", kind, hook_tree, binder)
+        if hook:
+            hooks[path] = hook
+    attributes, courses = _attributes(
+        name, _without(tree, NODE_KEYS), op, binder, f"op {op.name}", _accepted(op)
+    )
     if attributes is None:
-        fields = op.attributes.model_fields.items()
-        attributes = {n: None if spec.is_required() else spec.get_default() for n, spec in fields}
+        attributes = _defaults(op)
     op = _with_outputs(name, op, attributes, tree, binder)
-    if further := op.further(attributes):
+    further = op.further(attributes)
+    if further:
         op = replace(op, inputs=op.inputs + further)
     return Call(op, target, attributes, courses=courses), hooks
+
+
+def _without(tree: Tree, keys: Collection[str]) -> Tree:
+    return replace(tree, value={name: child for name, child in tree.items.items() if name not in keys})
+
+
+def _defaults(op: Op) -> dict[str, Any]:
+    """Return the attributes of an op by default; None for those that have to be given."""
+    defaults = {}
+    for name, spec in op.attributes.model_fields.items():
+        defaults[name] = None if spec.is_required() else spec.get_default()
+    return defaults
 
 
 def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | None:
@@ -63,15 +82,18 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
         law, remedy = f"`{path}` does not say its `kind`", f"as {{kind: {next(iter(HOOKS[hook.word]))}}}"
         binder.problem("no-kind", law, tree.key or tree.mark, remedy=remedy)
         return None
-    op, target = binder.attempt(find_hook, hook, kind.value, kind.mark) or (None, "")
-    if op is None:
+    found_hook = binder.attempt(find_hook, hook, kind.value, kind.mark)
+    if found_hook is None:
         return None
-    rest = replace(tree, value={n: t for n, t in tree.items.items() if n not in ("kind", "in")})
-    if ins := tree.get("in"):
+    op, target = found_hook
+    ins = tree.get("in")
+    if ins:
         law = f"`{path}` has no `in`: its node maps the columns that a {hook.word} reads"
         remedy = f"set: {{{path.partition('.')[0]}.in: {flow(ins)}}}"
         binder.problem("unknown-attribute", law, ins.key, remedy=remedy)
-    attributes, courses = _attributes(path, rest, op, binder, f"{hook.word} {op.name}")
+    attributes, courses = _attributes(
+        path, _without(tree, ("kind", "in")), op, binder, f"{hook.word} {op.name}"
+    )
     return Call(op, target, attributes or {}, courses=courses)
 
 
@@ -99,51 +121,70 @@ def _attributes(
     """Return every attribute's value, or None with the problems noted, and the courses of some."""
     fields = op.attributes.model_fields
     if not binder.strict:  # what was given stands over the defaults
-        written = {n: child.plain() for n, child in tree.items.items() if n in fields}
-        return {n: field.default for n, field in fields.items() if not field.is_required()} | written, {}
+        defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
+        written = {name: child.plain() for name, child in tree.items.items() if name in fields}
+        return {**defaults, **written}, {}
     measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
     tree, courses = take_courses(op.attributes, tree, path, binder, what, op.structural, measures)
     values = validate(op.attributes, tree, path, binder, what, keys, partial(_relatives, op))
     if values is None:
         return None, {}
-    own = {n: getattr(values, n) for n in fields if op.kind or n not in op.hooks}
+    attributes = {name: getattr(values, name) for name in fields if op.kind or name not in op.hooks}
     # paths are relative to the file that they stand in; of functions in files workers are told the place
-    own |= {n: item.mapped(_resolved).plain() for n, item in _marked(PathMarker, op, tree)}
-    given = [(n, item) for n, item in _marked(FunctionMarker, op, tree) if item.value != OPEN]
-    own |= {n: binder.attempt(find_function, item.value, "function", item.mark) for n, item in given}
-    return own, courses
+    for name, item in _marked(PathMarker, op, tree):
+        attributes[name] = item.mapped(_resolved).plain()
+    for name, item in _marked(FunctionMarker, op, tree):
+        if item.value != OPEN:
+            attributes[name] = binder.attempt(find_function, item.value, "function", item.mark)
+    return attributes, courses
 
 
 def _relatives(op: Op, attribute: str) -> str:
     """Return which shipped ops have an attribute, of those whose names begin as an op's; or nothing."""
-    family = (name for name in OPS if not op.kind and name.split(".")[0] == op.name.split(".")[0])
-    having = [name for name in family if attribute in load(OPS[name]).attributes.model_fields]
-    return f"{' and '.join(having)} {'have' if having[1:] else 'has'} it" if having else ""
+    if op.kind:
+        return ""
+    prefix = op.name.split(".")[0]
+    relatives = [name for name in OPS if name.split(".")[0] == prefix]
+    having = [name for name in relatives if attribute in load(OPS[name]).attributes.model_fields]
+    if not having:
+        return ""
+    verb = "have" if len(having) > 1 else "has"
+    return f"{' and '.join(having)} {verb} it"
 
 
 def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:
     """Return an op with the columns that its attributes ask for, one of which may name others with types."""
     outputs = op.written(attributes)
-    own, ports = {port.name for port in outputs}, list[Port]()
-    columns = attributes.get(attribute := op.declared.columns)
-    domain = op.declared.makes or next((port.type.domain for port in op.outputs), "")  # it writes one row per
-    for column, said in (columns if isinstance(columns, Mapping) else {}).items():
+    known = {port.name for port in outputs}
+    attribute = op.declared.columns
+    columns = attributes.get(attribute)
+    further = []
+    for column, wanted in (columns if isinstance(columns, Mapping) else {}).items():
         place, mark = f"{name}.{attribute}", tree.at((attribute, column)).mark
-        text = str(said.get("type", "text") if isinstance(said, Mapping) else said)
-        try:
-            ports.append(Port(column, kind := ColumnType.parse(text, domain)))
-            if kind.domain != domain:
-                raise ValueError(f"{kind} is not of {domain}, of which op {op.name} makes rows")
-        except ValueError as error:
-            binder.problem("wrong-value", f"`{place}.{column}`: {error}", mark, (), nearest(text, DTYPES))
+        port = _typed_port(op, column, wanted, f"{place}.{column}", mark, binder)
+        if port and column not in known:
+            further.append(port)
         if not NAME.match(column):
-            law = f"`{column}` is no name: letters, digits and _, not starting with a digit"
-            binder.problem("bad-name", law, mark)
-        if column in own:
+            binder.problem("bad-name", NO_NAME.format(column), mark)
+        if column in known:
             law = f"`{place}` names `{column}`, which op {op.name} writes anyway"
             binder.problem("two-writers", law, mark, remedy=f"remove {place}.{column}")
-    outputs += tuple(port for port in ports if port.name not in own)
+    outputs += tuple(further)
     return op if outputs == op.outputs else replace(op, outputs=outputs)
+
+
+def _typed_port(op: Op, column: str, wanted: Any, place: str, mark: Mark, binder: Binder) -> Port | None:
+    """Return the port of a column that an attribute names with a type; None where the type is none."""
+    domain = op.declared.makes or next((port.type.domain for port in op.outputs), "")
+    text = str(wanted.get("type", "text") if isinstance(wanted, Mapping) else wanted)
+    try:
+        kind = ColumnType.parse(text, domain)
+        if kind.domain != domain:
+            raise ValueError(f"{kind} is not of {domain}, of which op {op.name} makes rows")
+    except ValueError as error:
+        binder.problem("wrong-value", f"`{place}`: {error}", mark, (), nearest(text, DTYPES))
+        return None
+    return Port(column, kind)
 
 
 def _marked(marker: type, op: Op, tree: Tree) -> Iterator[tuple[str, Tree]]:
@@ -166,8 +207,7 @@ def names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
         return {}
     for child in item.items.values():
         if not NAME.match(child.value):
-            law = f"`{child.value}` is no name: letters, digits and _, not starting with a digit"
-            binder.problem("bad-name", law, child.mark)
+            binder.problem("bad-name", NO_NAME.format(child.value), child.mark)
     return {name: child.value for name, child in item.items.items()}
 
 

@@ -71,46 +71,65 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
         return {"rows": (item.value,)}
     if isinstance(item.value, list) and item.value and all(isinstance(n, str) for n in item.plain()):
         return {"rows": (*item.plain(),)}
-    route = item.plain() if item.is_map else {}
-    values = route.get("is", [])
-    values = values if isinstance(values, list) else [values]
-    scalar = all(type(value) in (str, int, bool) for value in values) and OPEN not in values
-    if not isinstance(route.get("by"), str) or not scalar or {*route} - {"by", "is"} or route.get("is") == []:
+    route = _route(item)
+    if route is None:
         law = f"`rows` of node `{name}` names a filter, what makes its rows, or a value of a column"
         remedy = "as rows: mixed; [rollout, examples], both; {by: source, is: math}; {by: source}, the rest"
         binder.problem("wrong-type", law, item.mark, remedy=remedy)
         return {}
-    return {"route": Route(route["by"], tuple(values))}
+    return {"route": route}
+
+
+def _route(item: Tree) -> Route | None:
+    """Return the rows by the value of a column, ``{by: COLUMN, is: VALUES}``; None where it is none."""
+    content = item.plain() if item.is_map else {}
+    values = content.get("is", [])
+    if values == [] and "is" in content:
+        return None
+    if not isinstance(values, list):
+        values = [values]
+    are_scalars = all(type(value) in (str, int, bool) for value in values) and OPEN not in values
+    is_route = isinstance(content.get("by"), str) and content.keys() <= {"by", "is"}
+    return Route(content["by"], tuple(values)) if is_route and are_scalars else None
 
 
 def _state(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
     """Return the node whose state one has; that it keeps one is checked once all nodes are known."""
     item, kind = tree.get("state"), op.declared.state
-    if kind == "reads" and item is None:
-        law = f"op {op.name} reads the state of another node, and `{name}` does not say which"
-        binder.problem("no-state", law, tree.key or tree.mark, remedy=f"{name}: {{..., state: NODE}}")
-    elif item and kind != "reads":
+    if item and kind != "reads":
         law = f"op {op.name} reads no other node's state"
         binder.problem("no-state", law, item.key, (), "remove `state`")
-    return str(item.value) if kind == "reads" and item else name if kind == "keeps" else None
+    if kind == "keeps":
+        return name
+    if kind != "reads":
+        return None
+    if item is None:
+        law = f"op {op.name} reads the state of another node, and `{name}` does not say which"
+        binder.problem("no-state", law, tree.key or tree.mark, remedy=f"{name}: {{..., state: NODE}}")
+        return None
+    return str(item.value)
 
 
 def states_are_kept(nodes: Sequence[Node], binder: Binder) -> None:
     """Check that each state that a node reads is kept by another."""
-    kept = [node.name for node in nodes if node.op.declared.state == "keeps"]
+    keepers = [node.name for node in nodes if node.op.declared.state == "keeps"]
     for node in nodes:
-        if node.state not in (None, OPEN, *kept):
+        if node.state not in (None, OPEN, *keepers):
             law = f"`state` of node `{node.name}` names `{node.state}`, which keeps none"
-            binder.problem("no-state", law, node.edited or node.mark, kept, nearest(str(node.state), kept))
+            remedy = nearest(str(node.state), keepers)
+            binder.problem("no-state", law, node.edited or node.mark, keepers, remedy)
 
 
 def _joins(name: str, tree: Tree, op: Op, binder: Binder) -> str:
     """Return the update that a node joins; what it is is checked once all nodes are known."""
     item = tree.get("joins")
-    if item and not joins(op):
+    if item is None:
+        return ""
+    if not joins(op):
         law = f"`{name}` joins the optimizer steps of an update; op {op.name} has no loss"
         binder.problem("joins-no-update", law, item.key, remedy="remove `joins`")
-    return str(item.value) if item and item.value != OPEN and joins(op) else ""
+        return ""
+    return "" if item.value == OPEN else str(item.value)
 
 
 def with_leads(nodes: Sequence[Node], sections: Mapping[str, Tree], binder: Binder) -> list[Node]:
@@ -120,26 +139,29 @@ def with_leads(nodes: Sequence[Node], sections: Mapping[str, Tree], binder: Bind
 
 
 def _joined(node: Node, leads: Mapping[str, Node], tree: Tree, binder: Binder) -> Node:
-    lead, law = leads.get(node.joins), f"node `{node.name}` joins `{node.joins}`, "
+    update, law = leads.get(node.joins), f"node `{node.name}` joins `{node.joins}`, "
     mark = tree.items["joins"].mark
-    if lead is None:
+    if update is None:
         known = [name for name, other in leads.items() if other.model == node.model]
         law += "which makes no optimizer steps of its own"
         binder.problem("joins-no-update", law, mark, known, nearest(node.joins, known))
         return node
-    if lead.model != node.model:
-        law += f"which updates `{lead.model}`; it updates `{node.model}`"
+    if update.model != node.model:
+        law += f"which updates `{update.model}`; it updates `{node.model}`"
         binder.problem("joins-other-model", law, mark, remedy=f"remove: [{node.name}.joins]")
         return node
-    its = {node.called.name_of(role): lead.called.value(role, 1) for role in STEPS}
-    own = {key: tree.get(key) for key in (*KEYS, *filter(None, its))}
-    for key, item in own.items():
-        wanted = its.get(key)
-        if item and item.value not in (OPEN, wanted):
-            said = f"{law}and has its optimizer steps: `{key}` is that one's"
-            binder.problem("joins-steps", said, item.mark, remedy=f"remove: [{node.name}.{key}]")
-    attributes = {**node.called.attributes, **{name: value for name, value in its.items() if name}}
-    return replace(node, call=replace(node.called, attributes=attributes), when=lead.when)
+    shared = {}
+    for role in STEPS:
+        attribute = node.called.name_of(role)
+        if attribute:
+            shared[attribute] = update.called.value(role, 1)
+    for key in (*KEYS, *shared):
+        item = tree.get(key)
+        if item and item.value not in (OPEN, shared.get(key)):
+            problem = f"{law}and has its optimizer steps: `{key}` is that one's"
+            binder.problem("joins-steps", problem, item.mark, remedy=f"remove: [{node.name}.{key}]")
+    attributes = {**node.called.attributes, **shared}
+    return replace(node, call=replace(node.called, attributes=attributes), when=update.when)
 
 
 def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:
@@ -185,18 +207,19 @@ def _node_model(
         law = f"node `{name}` does not say which model it runs (op {op.name})"
         binder.problem("no-model", law, tree.key or tree.mark, models, "add `model: NAME`")
         return None, False
-    model, _, at = item.value.partition("@")
+    model, _, version = item.value.partition("@")
     if item.value == OPEN or model in binder.broken:
         return None, False
-    if model not in models or at not in ("", "next"):
+    if model not in models or version not in ("", "next"):
         law, mark, remedy = f"there is no model `{item.value}`", item.mark, nearest(model, models)
-        if taken := binder.removed.get(f"models.{model}"):
-            law, mark = f"node `{name}` ({op.name}) runs on model `{model}`, which is removed here", taken
+        removed = binder.removed.get(f"models.{model}")
+        if removed:
+            law, mark = f"node `{name}` ({op.name}) runs on model `{model}`, which is removed here", removed
             remedy = f"remove: [{name}, models.{model}], or set: {{{name}.model: ...}}"
         binder.problem("unknown-model", law, mark, models, remedy)
         return None, False
     _model_fits(name, op, models[model], item.mark, binder)
-    return model, at == "next"
+    return model, version == "next"
 
 
 def _model_fits(name: str, op: Op, model: Model, mark: Mark, binder: Binder) -> None:
@@ -218,19 +241,32 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
         return None
     if item and str(item.value) in models:
         return str(item.value)
-    readers = [m for m in models.values() if m.spec.head == "lm"] or [*models.values()]
-    natural = [m for m in readers if not m.spec.frozen] or readers
-    if item is None and len({m.path for m in natural}) == 1:
+    natural = _natural_tokenizers(models)
+    if item is None and len({model.path for model in natural}) == 1:
         return natural[0].name
     if binder.broken or (item and item.value == OPEN):
         return None
-    unknown = f"; there is no `{item.value}`" if item else ""
-    several = " of several that are trained" * (not item and len(natural) > 1)
-    law = f"node `{name}` needs the tokenizer of one model{several}{unknown}"
+    law = f"node `{name}` needs the tokenizer of one model"
+    if item:
+        law += f"; there is no `{item.value}`"
+    elif len(natural) > 1:
+        law += " of several that are trained"
     remedy = f"set: {{{name}.tokenizer: {natural[0].name if natural else 'MODEL'}}}"
-    mark = item.mark if item else natural[-1].mark if natural else tree.key
+    mark = tree.key
+    if item:
+        mark = item.mark
+    elif natural:
+        mark = natural[-1].mark
     binder.problem("no-tokenizer", law, mark, models, remedy)
     return None
+
+
+def _natural_tokenizers(models: Mapping[str, Model]) -> list[Model]:
+    """Return the models whose tokenizer a node most likely means: language models, of these the trained."""
+    language_models = [model for model in models.values() if model.spec.head == "lm"]
+    candidates = language_models or [*models.values()]
+    trained = [model for model in candidates if not model.spec.frozen]
+    return trained or candidates
 
 
 def _cadence(name: str, tree: Tree, binder: Binder) -> Cadences:
@@ -260,11 +296,11 @@ def _copied(
         binder.problem("of-unused", law, item.key, remedy="remove `of`")
     if not op.copies or onto is None or (item and item.value == OPEN):
         return None, False
-    model, _, at = str(item.value if item else "").partition("@")
+    model, _, version = str(item.value if item else "").partition("@")
     mark = (item.mark if item else tree.key) or tree.mark
     if model in binder.broken:
         return None, False
-    if model not in models or at not in ("", "next"):
+    if model not in models or version not in ("", "next"):
         law = f"there is no model `{item.plain()}`" if item else f"node `{name}` does not say whose weights"
         binder.problem("unknown-model", law, mark, models, nearest(model, models) or "add `of: MODEL`")
         return None, False
@@ -279,4 +315,4 @@ def _copied(
         law = f"node `{name}` copies `{model}`, which has head {copied.spec.head}, onto `{onto.name}`, "
         law += f"which has {onto.spec.head}"
         binder.problem("wrong-head", law, mark, remedy=f"give models.{onto.name} `head: {copied.spec.head}`")
-    return model, at == "next"
+    return model, version == "next"

@@ -21,12 +21,13 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
     section, schedule = tree.get("schedule"), schedule or Schedule()
     if section is None or not section.is_map:
         return schedule
-    items = [item for name in ("iterations", "epochs") if (item := section.get(name))]
-    given, mark = [item for item in items if item.value is not None], (items or [section])[-1].key
-    if len(given) > 1:
+    lengths = [item for name in ("iterations", "epochs") if (item := section.get(name))]
+    mark = lengths[-1].key if lengths else section.key
+    known = [item for item in lengths if item.value is not None]
+    if len(known) > 1:
         law = "`schedule` has `iterations` and `epochs`"
         binder.problem("run-length", law, mark, remedy="set: {schedule.iterations: null}")
-    elif not given:
+    elif not known:
         law = "`schedule` has no `iterations` and no `epochs`"
         binder.problem("run-length", law, mark, remedy="add `iterations: ...`, or `epochs: ...`")
     if schedule.stop:
@@ -34,11 +35,11 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
     if schedule.best:
         _best_is_measured(schedule.best, tree, binder)
     schedule = _streamed(schedule, section, binder)
-    own = {}
+    intervals = {}
     for key in INTERVALS:
         path = ("schedule", key)
-        own[key] = _interval(getattr(schedule, key), path, schedule, nodes, tree, binder)
-    schedule = schedule.model_copy(update=own)
+        intervals[key] = _interval(getattr(schedule, key), path, schedule, nodes, tree, binder)
+    schedule = schedule.model_copy(update=intervals)
     return schedule if schedule.epochs is None else _counted(schedule, nodes, mark, binder)
 
 
@@ -100,16 +101,19 @@ def _unforeseen(every: Interval, schedule: Schedule, nodes: Sequence[Node]) -> I
 
 def _streamed(schedule: Schedule, section: Tree, binder: Binder) -> Schedule:
     """Return a schedule whose stream, if any, alone says how stale rows may be, and which come next."""
-    if (stream := schedule.stream) is None:
+    stream, ahead = schedule.stream, schedule.staleness
+    if stream is None:
         return schedule
-    if (ahead := schedule.staleness) and stream.staleness not in (None, ahead):
+    if ahead and stream.staleness not in (None, ahead):
         law = f"`schedule.staleness` is {ahead}, and `schedule.stream.staleness` {stream.staleness}"
         binder.problem("two-staleness", law, section.items["stream"].key, (), "remove: [schedule.staleness]")
-    own: dict[str, Any] = {"staleness": (ahead or 1) if stream.staleness is None else stream.staleness}
+    settled: dict[str, Any] = {"staleness": stream.staleness}
+    if stream.staleness is None:
+        settled["staleness"] = ahead or 1
     if stream.order not in ("fifo", "in_order", OPEN):
         mark = section.items["stream"].items["order"].mark
-        own["order"] = binder.attempt(find_function, stream.order, "policy", mark) or stream.order
-    return schedule.model_copy(update={"staleness": 0, "stream": stream.model_copy(update=own)})
+        settled["order"] = binder.attempt(find_function, stream.order, "policy", mark) or stream.order
+    return schedule.model_copy(update={"staleness": 0, "stream": stream.model_copy(update=settled)})
 
 
 def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:
@@ -133,10 +137,11 @@ def _best_is_measured(best: Best, tree: Tree, binder: Binder) -> None:
 def _is_reported(metric: str, reads: str, place: Tree, tree: Tree, binder: Binder) -> None:
     """Check that a metric of evaluations, or a part of one, is reported; ``reads`` begins the law."""
     known = [f"eval/{name}" for name in tree.at(("eval", "report")).items] if tree.get("eval") else []
-    if any(f"{metric}/".startswith(f"{one}/") for one in known):
-        return
-    add = f"add it to the graph, as eval: {{report: {{{metric.removeprefix('eval/')}: rewards}}}}"
-    remedy = nearest(metric, known) or add
+    for reported in known:
+        if metric == reported or metric.startswith(f"{reported}/"):
+            return
+    column = metric.removeprefix("eval/")
+    remedy = nearest(metric, known) or f"add it to the graph, as eval: {{report: {{{column}: rewards}}}}"
     law = f"{reads} `{metric}`, which no evaluation reports"
     binder.problem("no-metric", law, place.at(("metric",)).mark, known, remedy)
 

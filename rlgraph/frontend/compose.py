@@ -75,9 +75,10 @@ def _overridden(tree: Tree, override: str) -> Tree:
     return put_set(tree, resolve(tree, name, value.key), value, value.key)
 
 
-def _load(graph: str, by: Tree | None, seen: tuple[Path, ...]) -> Tree:
-    path, mark = _find(graph, by), by.mark if by else None
-    if path.resolve() in seen:
+def _load(graph: str, reference: Tree | None, parents: tuple[Path, ...]) -> Tree:
+    path = _find(graph, reference)
+    mark = reference.mark if reference else None
+    if path.resolve() in parents:
         raise fail("extends-cycle", f"`extends` goes in a circle: {path} extends itself", mark)
     tree = source.read(path)
     parent, edits, use = map(tree.get, ("extends", "edits", "use"))
@@ -92,33 +93,39 @@ def _load(graph: str, by: Tree | None, seen: tuple[Path, ...]) -> Tree:
             raise fail("edits-alone", law, edits.key, remedy=remedy)
         return _edited(tree.with_item("use", None), used) if use else tree
     try:
-        above = _load(parent.value, parent, (*seen, path.resolve()))
+        parent_tree = _load(parent.value, parent, (*parents, path.resolve()))
     except GraphError as error:
         raise GraphError(error.problems) from None  # what this file changes in it is unknown
-    return _edited(_below(tree, above), [*used, *_listed(edits)])
+    return _edited(_renamed_parent(tree, parent_tree), [*used, *_list_of_edits(edits)])
 
 
-def _find(graph: str, by: Tree | None) -> Path:
-    folder = Path(by.mark.source.name).parent if by else Path()
+def _find(graph: str, reference: Tree | None) -> Path:
+    """Return the file of a graph; of a parent, ``reference`` is where it is named."""
+    folder = Path(reference.mark.source.name).parent if reference else Path()
     path = folder / graph
     if os.path.isfile(path):  # unlike Path.is_file, false for a name too long
         return path
     shipped = shipped_graphs()
     if graph in shipped:
         return shipped[graph]
-    why = f"there is no such file in {folder.resolve()}, and no shipped graph of that name"
-    if not by and os.path.isdir(path):
-        why = "that is a folder"
-    law, hint = f"no graph `{graph}`: {why}", nearest(Path(graph).stem, shipped)
-    meant = () if "/" in graph or "." in graph else shipped  # a path is none of those
-    few = few_of(Path(graph).stem, meant, "rlgraph graphs")
-    raise fail("no-graph", law, by.mark if by else None, meant, hint, few)
+    reason = f"there is no such file in {folder.resolve()}, and no shipped graph of that name"
+    if not reference and os.path.isdir(path):
+        reason = "that is a folder"
+    is_path = "/" in graph or "." in graph
+    accepted = () if is_path else shipped
+    stem = Path(graph).stem
+    mark = reference.mark if reference else None
+    few = few_of(stem, accepted, "rlgraph graphs")
+    raise fail("no-graph", f"no graph `{graph}`: {reason}", mark, accepted, nearest(stem, shipped), few)
 
 
 def _fragments(use: Tree) -> list[Tree]:
     """Return the edits of the files that ``use`` lists, in order."""
-    listed = use.value if isinstance(use.value, list) else [use]
-    return [edit for name in listed for edit in _listed(_fragment(name))]
+    names = use.value if isinstance(use.value, list) else [use]
+    edits = []
+    for name in names:
+        edits += _list_of_edits(_fragment(name))
+    return edits
 
 
 def _fragment(name: Tree) -> Tree:
@@ -142,13 +149,13 @@ def _fragment(name: Tree) -> Tree:
     return edits
 
 
-def _listed(edits: Tree | None) -> list[Tree]:
+def _list_of_edits(edits: Tree | None) -> list[Tree]:
     if edits and not isinstance(edits.value, list | None):
         raise fail("edits-no-list", "`edits` is a list of edits", edits.mark, EDITS)
     return (edits.value if edits else None) or []
 
 
-def _below(child: Tree, parent: Tree) -> Tree:
+def _renamed_parent(child: Tree, parent: Tree) -> Tree:
     """Return a parent under the name of a graph that extends it."""
     for name, item in child.items.items():
         if name not in ("graph", "about", "extends", "use", "edits"):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import takewhile
 
 from rlgraph.errors import Problem, nearest
 from rlgraph.frontend.ports import written
@@ -32,9 +31,16 @@ def as_many(domains: Domains, column: Column) -> list[str]:
     Those of a rollout with ``n: 1`` are one per prompt, and prompts that are made of samples one per sample.
     Tokens are not: those of two rollouts of a prompt are not the same.
     """
-    rows = [] if column.type.axis else ancestors(domains, column.domain)
-    alike = takewhile(lambda made: made.times == 1 and not (made.filtered or made.most), rows)
-    return [made.parent for made in alike if made.parent]
+    if column.type.axis:
+        return []
+    names = []
+    for domain in ancestors(domains, column.domain):
+        is_same_number = domain.times == 1 and not domain.filtered and not domain.most
+        if not is_same_number:
+            break
+        if domain.parent:
+            names.append(domain.parent)
+    return names
 
 
 def start(domains: Domains, column: Column, domain: str) -> str | None:
@@ -43,7 +49,10 @@ def start(domains: Domains, column: Column, domain: str) -> str | None:
     Its own, where ``domain`` was made of that; else the nearest above it that has as many rows.
     """
     names = line(domains, domain)
-    return next((name for name in (column.domain, *as_many(domains, column)) if name in names), None)
+    for candidate in (column.domain, *as_many(domains, column)):
+        if candidate in names:
+            return candidate
+    return None
 
 
 def read_as(op: Op, kind: str) -> str:
@@ -51,9 +60,10 @@ def read_as(op: Op, kind: str) -> str:
 
     To an op that names segments they are those, and what compares rows or sums over them compares samples.
     """
-    named = {port.type.domain for port in (*op.inputs, *op.outputs)}
-    each = kind == "segments" and kind not in named and op.declared.rows == "each"
-    return "samples" if each else kind
+    declared = {port.type.domain for port in (*op.inputs, *op.outputs)}
+    if kind == "segments" and kind not in declared and op.declared.rows == "each":
+        return "samples"
+    return kind
 
 
 def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
@@ -69,13 +79,22 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
             remedy = "let it read columns of samples; segment.align brings what it writes to their segments"
         return f"{kind}-to-{want.domain}", remedy
     if want.axis != have.axis and (want.axis, have.axis) != ("other_tokens", "tokens"):
-        return "wrong-axis", AXIS_REMEDY if want.axis == "tokens" else ROW_REMEDY * (want.axis is None)
-    pairs = [*zip(want.fixed, have.fixed, strict=False)]
-    # a name that is a number on the other side stands for it
-    alike = all(one == other or one.isdigit() != other.isdigit() for one, other in pairs)
-    if len(want.fixed) != len(have.fixed) or not alike:
+        if want.axis == "tokens":
+            return "wrong-axis", AXIS_REMEDY
+        return "wrong-axis", ROW_REMEDY if want.axis is None else ""
+    if not _same_axes(want.fixed, have.fixed):
         return "wrong-axis", "the axes behind the rows and tokens are the same for both"
     return "", ""
+
+
+def _same_axes(axes: Sequence[str], other_axes: Sequence[str]) -> bool:
+    """Return whether fixed axes fit: a name that is a number on the other side stands for it."""
+    if len(axes) != len(other_axes):
+        return False
+    for axis, other in zip(axes, other_axes, strict=True):
+        if axis != other and axis.isdigit() == other.isdigit():
+            return False
+    return True
 
 
 def wrong_type(node: Node, port: Port, column: Column, kind: str) -> Problem | None:
@@ -94,17 +113,19 @@ def without_rows(node: Node, domain: GraphDomain) -> Problem | None:
     """Return the problem of a node without a row for each that its op declares: samples are no prompts."""
     if node.op.declared.makes is not None or node.op.copies:
         return None
-    finer = [port for port in node.op.inputs if is_made_of(port.type.domain, domain.kind)]
     law = f"node `{node.name}` ({node.op.name})"
     if not domain.kind:
-        law, remedy = f"{law} has no rows", "an op reads a column, or says which rows it `makes`"
-        return Problem("no-rows", law, node.mark, (), remedy)
-    if not finer:
-        return None
-    law += f" reads `{finer[0].name}` as {finer[0].type}; all that it reads has one row per "
-    law += domain.kind.removesuffix("s")
-    remedy = "read a column that a rollout wrote" + FILTER_REMEDY * node.op.declared.filters
-    return Problem(f"{domain.kind}-to-{finer[0].type.domain}", law, node.mark, (), remedy)
+        remedy = "an op reads a column, or says which rows it `makes`"
+        return Problem("no-rows", f"{law} has no rows", node.mark, (), remedy)
+    for port in node.op.inputs:
+        if is_made_of(port.type.domain, domain.kind):
+            law += f" reads `{port.name}` as {port.type}; all that it reads has one row per "
+            law += domain.kind.removesuffix("s")
+            remedy = "read a column that a rollout wrote"
+            if node.op.declared.filters:
+                remedy += FILTER_REMEDY
+            return Problem(f"{domain.kind}-to-{port.type.domain}", law, node.mark, (), remedy)
+    return None
 
 
 def made_by(node: Node, domains: Domains, parent: str | None) -> GraphDomain:
@@ -133,26 +154,31 @@ def reduced(
     kind = next((port.type.domain for port in node.op.outputs), domain.kind)
     if node.op.declared.makes or not is_made_of(read_as(node.op, domain.kind), kind):
         return domain, []
-    law, problems = f"node `{node.name}` ({node.op.name}) returns one row for each of {kind}", []
+    line = ancestors(domains, domain.name)
+    below = [ancestor for ancestor in line if is_made_of(ancestor.kind, kind)]
+    law = f"node `{node.name}` ({node.op.name}) returns one row for each of {kind}"
+    problems = []
+
+    def part_of_group(reason: str, remedy: str) -> None:
+        problems.append(Problem("part-of-group", f"{law}, {reason}", node.mark, (), remedy))
+
     if node.op.declared.rows != "group":
         remedy = 'an op that reduces groups is declared so: @op(rows="group")'
-        problems.append(Problem("part-of-group", f"{law}, and may see a part of it", node.mark, (), remedy))
-    line = ancestors(domains, domain.name)
-    below = [made for made in line if is_made_of(made.kind, kind)]
-    if part := next((made for made in below if made.filtered), None):
-        law += f", and reads the {part.kind} that `{part.maker}` keeps: of some there may be none"
-        remedy = f"reduce before the filter: leave out `rows: {part.maker}`; the column can be read behind it"
-        problems.append(Problem("part-of-group", law, node.mark, (), remedy))
-    elif any(made.most for made in below) and all(port.type.domain != kind for port in node.op.inputs):
-        law += f", and reads nothing of {kind}: of some there may be no {domain.kind}"
-        remedy = f"declare a parameter of {kind}, such as count: int64[{kind}]"
-        problems.append(Problem("part-of-group", law, node.mark, (), remedy))
-    if left := next((made.maker for made in line if made.maker in leaving), None):
-        law += f", some of which `{left}` leaves for later iterations"
-        remedy = "set: {schedule.stream: null}" if streams else f"replace: {{{left}: {{op: rollout, ...}}}}"
-        remedy += ", which leaves none"
-        problems.append(Problem("part-of-group", law, node.mark, (), remedy))
-    return next(above for above in line if above.kind == kind), problems
+        part_of_group("and may see a part of it", remedy)
+    filtered = next((ancestor for ancestor in below if ancestor.filtered), None)
+    reads_groups = any(port.type.domain == kind for port in node.op.inputs)
+    if filtered:
+        reason = f"and reads the {filtered.kind} that `{filtered.maker}` keeps: of some there may be none"
+        remedy = f"reduce before the filter: leave out `rows: {filtered.maker}`; "
+        part_of_group(reason, remedy + "the column can be read behind it")
+    elif any(ancestor.most for ancestor in below) and not reads_groups:
+        reason = f"and reads nothing of {kind}: of some there may be no {domain.kind}"
+        part_of_group(reason, f"declare a parameter of {kind}, such as count: int64[{kind}]")
+    leaver = next((ancestor.maker for ancestor in line if ancestor.maker in leaving), None)
+    if leaver:
+        remedy = "set: {schedule.stream: null}" if streams else f"replace: {{{leaver}: {{op: rollout, ...}}}}"
+        part_of_group(f"some of which `{leaver}` leaves for later iterations", f"{remedy}, which leaves none")
+    return next(ancestor for ancestor in line if ancestor.kind == kind), problems
 
 
 def no_filter(node: Node, rows: str, filters: Set[str]) -> Problem:
@@ -203,7 +229,8 @@ def _drawn(domains: Domains, columns: Sequence[Column], node: str) -> str:
     """Draw the columns that meet in a node, each with the node that makes its rows."""
     rows = [f"{domains[column.domain].maker} ─ {column.name} ─┐" for column in dict.fromkeys(columns)]
     width = max(map(len, rows))
-    return "\n".join([*(f"{row:>{width}}" for row in rows), f"{'└─> ' + node:>{width + 3 + len(node)}}"])
+    lines = [row.rjust(width) for row in rows]
+    return "\n".join([*lines, " " * (width - 1) + f"└─> {node}"])
 
 
 def written_out(node: Node, nodes: Sequence[Node]) -> Route:
@@ -215,10 +242,17 @@ def written_out(node: Node, nodes: Sequence[Node]) -> Route:
     route, columns = node.route, {*written(node).values()}
     if route.values:
         return route
-    routes = [(other, other.route) for other in nodes if other.route and other.route.by == route.by]
-    beside = [(other, taken) for other, taken in routes if columns & {*written(other).values()}]
-    values = (value for _, taken in beside or routes for value in taken.values)
-    return replace(route, values=tuple(dict.fromkeys(values)), rest=True)
+    routes = []
+    routes_of_column = []
+    for other in nodes:
+        if other.route and other.route.by == route.by:
+            routes.append(other.route)
+            if not columns.isdisjoint(written(other).values()):
+                routes_of_column.append(other.route)
+    values: dict[str | int | bool, None] = {}
+    for other_route in routes_of_column or routes:
+        values.update(dict.fromkeys(other_route.values))
+    return replace(route, values=tuple(values), rest=True)
 
 
 def unroutable(node: Node, route: Route, by: Column | None) -> tuple[str, str] | None:

@@ -101,14 +101,17 @@ def _refer_by(tree: Tree, keys: tuple[str, ...], old: str, new: str, mark: Mark)
         for name, node in _section(tree, section).items.items():
             for key in keys:
                 item = node.get(key)
-                thing, at, version = str(item.value).partition("@") if item else ("", "", "")
-                if item and isinstance(item.value, list):  # several that make its rows
+                if item is None:
+                    continue
+                referred, separator, version = str(item.value).partition("@")
+                if isinstance(item.value, list):  # several that make its rows
                     renamed = item.mapped(
                         lambda leaf: replace(leaf, value=new) if leaf.value == old else leaf
                     )
                     tree = put(tree, (*section, name, key), renamed, mark)
-                if item and thing == old:
-                    tree = put(tree, (*section, name, key), replace(item, value=new + at + version), mark)
+                elif referred == old:
+                    renamed = replace(item, value=f"{new}{separator}{version}")
+                    tree = put(tree, (*section, name, key), renamed, mark)
     return tree
 
 
@@ -133,9 +136,8 @@ def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     _free(new, mark, _columns(tree))
     there = _sections(tree, old)
     for path, node in _nodes(tree):
-        if {port.name for port in wanted(node) if port.optional} & {
-            *_readers(tree, path, node, new, there, old)
-        }:
+        optional = {port.name for port in wanted(node) if port.optional}
+        if not optional.isdisjoint(_readers(tree, path, node, new, there, old)):
             law = f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
             raise fail("name-taken", law, mark, remedy="take another name")
 
@@ -181,17 +183,29 @@ def _readers(
     """
     ins = node.called.ins
     # in training, a column that only an evaluation writes is absent: an optional parameter reads nothing
-    absent = path[:-1] == TRAIN and TRAIN not in there
+    is_absent = path[:-1] == TRAIN and TRAIN not in there
     ports = [port for port in wanted(node) if ins.get(port.name, port.name) == column]
-    over = any(port.optional and port.type.axis for port in ports) and _other_tokens(tree, node, held)
-    return [p.name for p in ports if p.name in ins or not (p.optional and (absent or (over and p.type.axis)))]
+    has_token_port = any(port.optional and port.type.axis for port in ports)
+    is_along_others = has_token_port and _other_tokens(tree, node, held)
+    readers = []
+    for port in ports:
+        is_skipped = port.optional and (is_absent or (bool(port.type.axis) and is_along_others))
+        if port.name in ins or not is_skipped:
+            readers.append(port.name)
+    return readers
 
 
 def _other_tokens(tree: Tree, node: Node, column: str) -> bool:
     """Return whether a column is along the tokens of other rows than those that a node maps `tokens` to."""
-    tokens, others = node.called.ins.get("tokens"), (other for _, other in _nodes(tree))
-    made = [{*written(other).values()} for other in others if other.op.declared.makes] if tokens else []
-    return any(column in columns and tokens not in columns for columns in made)
+    tokens = node.called.ins.get("tokens")
+    if not tokens:
+        return False
+    for _, maker in _nodes(tree):
+        if maker.op.declared.makes:
+            columns = written(maker).values()
+            if column in columns and tokens not in columns:
+                return True
+    return False
 
 
 def _map_ports(

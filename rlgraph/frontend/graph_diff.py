@@ -99,17 +99,24 @@ def _changes(a: Tree, b: Tree) -> Iterator[Change]:
 def _between(old: Tree | None, new: Tree | None, path: DiffPath) -> Iterator[Change]:
     if _same(old, new):
         return
-    if old is None or new is None:
-        added = "add" if path[:-1] in ((), *NAMED) else "set"
-        yield Change("remove" if new is None else added, path, old, new)
+    if new is None:
+        yield Change("remove", path, old, new)
+        return
+    if old is None:
+        is_named = path[:-1] == () or path[:-1] in NAMED
+        yield Change("add" if is_named else "set", path, old, new)
         return
     if not (old.is_map and new.is_map):
         yield Change("set", path, old, new)
         return
-    names = [n for n in dict.fromkeys((*old.items, *new.items)) if not _same(old.get(n), new.get(n))]
-    inside = [c for name in names for c in _between(old.get(name), new.get(name), (*path, name))]
-    beyond_paths = any("." in name for name in names)
-    if beyond_paths or (path[:-1] in NAMED and len(inside) > _leaves(new)):
+    inside = []
+    has_dotted_name = False  # which no path of an edit can spell
+    for name in dict.fromkeys((*old.items, *new.items)):
+        changes = list(_between(old.get(name), new.get(name), (*path, name)))
+        inside += changes
+        has_dotted_name = has_dotted_name or (bool(changes) and "." in name)
+    is_shorter_whole = path[:-1] in NAMED and len(inside) > _leaves(new)
+    if has_dotted_name or is_shorter_whole:
         yield Change("replace", path, old, new)
     else:
         yield from inside

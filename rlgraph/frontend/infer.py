@@ -10,7 +10,7 @@ another rollout of the same prompts. So those of prompts made of samples are rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
@@ -52,32 +52,39 @@ class Inference:
 
     def __post_init__(self) -> None:
         self.held = HeldRows.of(self.graph.nodes)
-        if held := self.held.columns:
-            nodes = (with_held(n, held[n.name]) if n.name in held else n for n in self.graph.nodes)
-            self.graph = replace(self.graph, nodes=(*nodes,))
-        self.outs = {node.name: self._outs(node) for node in self.graph.nodes}
+        self.graph = self._with_held_ports(self.graph)
+        nodes = self.graph.nodes
+        self.outs = {node.name: self._outs(node) for node in nodes}
         self.writers: dict[str, list[Node]] = {}
         self.outputs: dict[str, str] = {}  # column -> the op's name of the output that it is
-        for node in self.graph.nodes:
+        for node in nodes:
             for output, column in self.outs[node.name].items():
                 self._claim(column, node, output)
-        self.ports = {node.name: dict(self._ports(node)) for node in self.graph.nodes}
+        self.ports = {node.name: dict(self._ports(node)) for node in nodes}
         self.axes = TokenAxes(self.graph.models)
         self.parts = ColumnParts(self.axes, self.problems)
         self.columns, self.domains = self.parts.columns, self.parts.domains
-        self.leaving = {node.name for node in self.graph.nodes if node.leaves}
-        self.filters = {node.name for node in self.graph.nodes if node.op.declared.filters}
-        self.makers = self.filters | {node.name for node in self.graph.nodes if node.op.declared.makes}
-        for node in self.graph.nodes:
-            others = {*node.rows} - self.makers
-            self.problems += (domains.no_filter(node, name, self.filters) for name in others)
+        self.leaving = {node.name for node in nodes if node.leaves}
+        self.filters = {node.name for node in nodes if node.op.declared.filters}
+        self.makers = self.filters | {node.name for node in nodes if node.op.declared.makes}
+        for node in nodes:
+            for name in {*node.rows} - self.makers:
+                self.problems.append(domains.no_filter(node, name, self.filters))
+
+    def _with_held_ports(self, graph: Graph) -> Graph:
+        """Return the graph with ports for the columns that nodes hold; their types come later."""
+        nodes = []
+        for node in graph.nodes:
+            names = self.held.columns.get(node.name)
+            nodes.append(node if names is None else with_held(node, names))
+        return replace(graph, nodes=tuple(nodes))
 
     def walk(self) -> Inference:
         """Bind every node, writers before readers."""
         for node in self.in_order():
             self.bind_node(node)
-        for column in {*self.graph.report.values()} & self.parts.of.keys():
-            self.parts.met(column, None)  # it is reported of all rows
+        for column in {*self.graph.report.values()} & self.parts.parts.keys():
+            self.parts.column_met(column, None)  # it is reported of all rows
         return self
 
     def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "", drawing: str = "") -> None:
@@ -124,11 +131,15 @@ class Inference:
 
     def in_order(self) -> Iterator[Node]:
         """Yield writers before readers, otherwise as written. Of a circle none: it is a problem."""
-        waits = {}
-        for n in self.graph.nodes:
-            writers = [writer for column in self._read(n) for writer in self.writers.get(column, ())]
-            waits[n.name] = self.held.before(n, writers, self.graph.nodes) | {*n.rows} & self.makers
-        readers = DiGraph(waits, ((need, name) for name, needs in waits.items() for need in needs))
+        waits: dict[str, set[str]] = {}
+        for node in self.graph.nodes:
+            writers = [writer for column in self._read(node) for writer in self.writers.get(column, ())]
+            earlier = self.held.before(node, writers, self.graph.nodes)
+            waits[node.name] = {*earlier} | ({*node.rows} & self.makers)
+        readers = DiGraph(waits)
+        for name, needs in waits.items():
+            for need in needs:
+                readers.add_edge(need, name)
         stuck = {*waits}
         for generation in readers.generations():
             stuck -= {*generation}
@@ -145,46 +156,25 @@ class Inference:
 
     def bind_node(self, node: Node) -> None:
         """Check what one node reads, and type what it writes."""
-        node = self._holding(node) if node.op.declared.holds else node
-        ports, read = self.ports[node.name], self._read(node)
-        missing = [column for column in read if column not in self.writers]
-        for column in missing:
-            self._missing(node, column)
-        domain = None if missing or self.broken & {*read} else self._domain(node, ports)
-        if domain and (problem := domains.without_rows(node, domain)):
-            self.problems.append(problem)
-        if domain is None or problem:
+        if node.op.declared.holds:
+            node = self._holding(node)
+        domain = self._bound_domain(node)
+        if domain is None:
             self.broken.update(self.outs[node.name].values())
             return
-        parts = {name: self.parts.at(column, domain.name) for name, (_, column) in ports.items()}
-        reads = {name: (ports[name][0], part) for name, part in parts.items() if part}
+        reads = self._parts_read(node, domain)
         written_to = self._written_to(node, domain)
         streams = self.graph.schedule.stream is not None
-        rows, wrong = domains.reduced(self.domains, node, written_to, self.leaving, streams)
+        rows, problems = domains.reduced(self.domains, node, written_to, self.leaving, streams)
         outs = {port: self._part(column, rows) for port, column in self.outs[node.name].items()}
-        asked = [read for read in reads.values() if not _by_chance(node, read[0])]
-        makers = {made.maker for made in ancestors(self.domains, domain.name)}
-        self.problems += self.axes.bind(node, asked, outs, makers)
-        ins = {
-            # what a reduction declares with one row per group is read so
-            name: self.parts.edge(
-                column.name, rows if port.type.domain == rows.kind != domain.kind else domain
-            )
-            for name, (port, column) in reads.items()
-            if self.axes.is_here(port, column)
-        }
-        ins = dict(sorted(ins.items(), key=lambda read: self.columns[read[1]].domain != domain.name))
-        self.problems += wrong
-        for port in node.op.outputs:
-            column, name = outs[port.name], self.outs[node.name][port.name]
-            of = domain if port.name == node.op.declared.counts else rows
-            if same := self.parts.add(name, Column(column, port.type.over(of.kind), of.name, node.name)):
-                self.broken.add(name)
-            if same and same.writer != node.name:
-                self.problems.append(domains.two_writers(name, self.graph.node(same.writer), node, port.name))
+        requested = [(port, column) for port, column in reads.values() if not _by_chance(node, port)]
+        makers = {ancestor.maker for ancestor in ancestors(self.domains, domain.name)}
+        self.problems += self.axes.bind(node, requested, outs, makers)
+        ins = self._ins(reads, domain, rows)
+        self.problems += problems
+        self._add_outputs(node, outs, domain, rows)
         if node.name in self.filters:
-            self.parts.kept[node.name] = part = f"{written_to.name}/{node.name}"
-            self.domains[part] = GraphDomain(part, written_to.kind, node.name, written_to.name, filtered=True)
+            self._add_filtered(node, written_to)
         self.done[node.name] = replace(
             node,
             call=replace(node.called, ins=ins, outs=outs),
@@ -193,64 +183,147 @@ class Inference:
             domain=written_to.name,
         )
 
+    def _bound_domain(self, node: Node) -> GraphDomain | None:
+        """Return the domain that a node works on; None, with the problems noted, where it has none."""
+        read = self._read(node)
+        missing = [column for column in read if column not in self.writers]
+        for column in missing:
+            self._missing(node, column)
+        if missing or self.broken.intersection(read):
+            return None
+        domain = self._domain(node, self.ports[node.name])
+        problem = domains.without_rows(node, domain) if domain else None
+        if problem:
+            self.problems.append(problem)
+            return None
+        return domain
+
+    def _parts_read(self, node: Node, domain: GraphDomain) -> dict[str, tuple[Port, Column]]:
+        """Return the columns that rows of a node's domain have and that it reads, by their parameters."""
+        reads = {}
+        for name, (port, column) in self.ports[node.name].items():
+            part = self.parts.column_of_rows(column, domain.name)
+            if part:
+                reads[name] = port, part
+        return reads
+
+    def _ins(
+        self, reads: Mapping[str, tuple[Port, Column]], domain: GraphDomain, rows: GraphDomain
+    ) -> dict[str, str]:
+        """Return the columns that a node reads by their parameters, those of its own domain first."""
+        ins = {}
+        for name, (port, column) in reads.items():
+            if not self.axes.is_here(port, column):
+                continue
+            # what a reduction declares with one row per group is read so
+            is_of_groups = port.type.domain == rows.kind and rows.kind != domain.kind
+            ins[name] = self.parts.read_in(column.name, rows if is_of_groups else domain)
+        return dict(sorted(ins.items(), key=lambda read: self.columns[read[1]].domain != domain.name))
+
+    def _add_outputs(
+        self, node: Node, outs: Mapping[str, str], domain: GraphDomain, rows: GraphDomain
+    ) -> None:
+        """Add the columns that a node writes, with their types, unless another node writes them."""
+        for port in node.op.outputs:
+            name = self.outs[node.name][port.name]
+            counted = domain if port.name == node.op.declared.counts else rows
+            column = Column(outs[port.name], port.type.over(counted.kind), counted.name, node.name)
+            clashing = self.parts.add(name, column)
+            if clashing is None:
+                continue
+            self.broken.add(name)
+            if clashing.writer != node.name:
+                writer = self.graph.node(clashing.writer)
+                self.problems.append(domains.two_writers(name, writer, node, port.name))
+
+    def _add_filtered(self, node: Node, domain: GraphDomain) -> None:
+        """Add the domain of the rows that a filter keeps."""
+        name = f"{domain.name}/{node.name}"
+        self.parts.rows_of[node.name] = name
+        self.domains[name] = GraphDomain(name, domain.kind, node.name, domain.name, filtered=True)
+
     def _holding(self, node: Node) -> Node:
         """Return a node with the types of the columns that it holds, of those that its rows have."""
-        names, held = self.held.columns[node.name], self.parts.held(node, self.held.columns[node.name])
+        names = self.held.columns[node.name]
+        ports = self.parts.ports_of_holder(node, names)
         for name in names:
-            del self.ports[node.name][name], self.outs[node.name][name]
-        self.broken.update(names if not node.rows else ())
-        self.ports[node.name] |= {port.name: (port, port.name) for port in held}
-        self.outs[node.name] |= {port.name: port.name for port in held}
-        return with_held(node, names, held)
+            del self.ports[node.name][name]
+            del self.outs[node.name][name]
+        if not node.rows:
+            self.broken.update(names)
+        for port in ports:
+            self.ports[node.name][port.name] = port, port.name
+            self.outs[node.name][port.name] = port.name
+        return with_held(node, names, ports)
 
     def _missing(self, node: Node, column: str) -> None:
+        """Note that nothing writes a column that a node reads, and how it could be written or left out."""
         law = f"node `{node.name}` ({node.op.name}) reads column `{column}`, which nothing writes"
         remedy = writer_of(column) or nearest(column, self.writers)
-        remedy = remedy or f"add a node that writes it, or map it: in: {{{column}: ...}}"
-        if taken := self.graph.removed.get(column):
+        if not remedy:
+            remedy = f"add a node that writes it, or map it: in: {{{column}: ...}}"
+        removed = self.graph.removed.get(column)
+        if removed:
             law += f": node `{column}` is removed here"
-        ports = [port for port, read in self.ports[node.name].values() if read == column]
-        remedy += domains.NAMED_REMEDY.format(column) * any(port.type.dtype == "anything" for port in ports)
-        if attribute := next(filter(None, [node.op.declared.when.get(port.name) for port in ports]), None):
-            is_switch = node.op.attributes.model_fields[attribute].annotation is bool
-            off = "false" if is_switch else "0"
-            remedy = f"set: {{{node.name}.{attribute}: {off}}}, with which it is not read; or {remedy}"
-        self.problem("missing-column", law, taken or node.edited or node.mark, remedy)
+        ports = [port for port, name in self.ports[node.name].values() if name == column]
+        if any(port.type.dtype == "anything" for port in ports):
+            remedy += domains.NAMED_REMEDY.format(column)
+        switches = [node.op.declared.when[port.name] for port in ports if port.name in node.op.declared.when]
+        if switches:
+            is_flag = node.op.attributes.model_fields[switches[0]].annotation is bool
+            off = "false" if is_flag else "0"
+            remedy = f"set: {{{node.name}.{switches[0]}: {off}}}, with which it is not read; or {remedy}"
+        self.problem("missing-column", law, removed or node.edited or node.mark, remedy)
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
         """Return the domain that a node works on, the finest of its filter's and of those that it reads."""
-        finest = self.parts.named(node)
+        finest = self.parts.domain_named(node)
         if node.rows and finest is None:
             return None
-
-        def last(read: tuple[Port, str]) -> tuple[bool, bool, bool]:
-            # a column read by chance decides nothing, nor does one of as many rows as a domain above it has
-            parts = self.parts.of[read[1]]
-            return _by_chance(node, read[0]), len(parts) > 1, bool(domains.as_many(self.domains, parts[0]))
-
-        for port, name in sorted(ports.values(), key=last):
-            column = self.parts.met(name, finest)
-            if column is None and not _by_chance(node, port) and self.parts.is_unread(node, name, finest):
+        reads = sorted(ports.values(), key=lambda read: self._precedence(node, *read))
+        for port, name in reads:
+            by_chance = _by_chance(node, port)
+            column = self.parts.column_met(name, finest)
+            if column is None and not by_chance and self.parts.is_unread(node, name, finest):
                 return None
-            column = column or self.parts.of[name][0]
-            finer = finest is None or finest.name in domains.line(self.domains, column.domain)
-            meets = finer
-            if finest and domains.start(self.domains, column, finest.name):
-                meets, finer = True, finer and is_made_of(self.domains[column.domain].kind, finest.kind)
-            if not meets and _by_chance(node, port):
+            column = column or self.parts.parts[name][0]
+            meets, is_finer = self._meeting(column, finest)
+            if by_chance and not meets:
                 continue
-            if wrong := domains.wrong_type(node, port, column, self.domains[column.domain].kind):
-                self.problems.append(wrong)
+            problem = domains.wrong_type(node, port, column, self.domains[column.domain].kind)
+            if finest and not problem and not meets:
+                problem = self._unrelated(node, column, finest, ports.values())
+            if problem:
+                self.problems.append(problem)
                 return None
-            if finest and not meets:
-                reads = [(port, self.parts.of[name][0]) for port, name in ports.values()]
-                asked = [column for port, column in reads if not _by_chance(node, port)]
-                maker = self.graph.node(self.domains[column.domain].maker)
-                self.problems.append(domains.unrelated(self.domains, node, column, finest, asked, maker))
-                return None
-            finest = self.domains[column.domain] if finer else finest
+            if is_finer:
+                finest = self.domains[column.domain]
         finest = finest or GraphDomain("", "", node.name)
         return self.parts.routed(node, self.graph.nodes, finest) if node.route else finest
+
+    def _precedence(self, node: Node, port: Port, name: str) -> tuple[bool, bool, bool]:
+        """Return the key by which what a node reads decides its domain, the most decisive first.
+
+        A column read by chance decides nothing, nor does one of as many rows as a domain above it has.
+        """
+        parts = self.parts.parts[name]
+        return _by_chance(node, port), len(parts) > 1, bool(domains.as_many(self.domains, parts[0]))
+
+    def _meeting(self, column: Column, finest: GraphDomain | None) -> tuple[bool, bool]:
+        """Return whether a column may meet columns of a domain, and whether its rows are the finer ones."""
+        if finest is None:
+            return True, True
+        is_below = finest.name in domains.line(self.domains, column.domain)
+        if domains.start(self.domains, column, finest.name):
+            return True, is_below and is_made_of(self.domains[column.domain].kind, finest.kind)
+        return is_below, is_below
+
+    def _unrelated(
+        self, node: Node, column: Column, finest: GraphDomain, reads: Iterable[tuple[Port, str]]
+    ) -> Problem:
+        requested = [self.parts.parts[name][0] for port, name in reads if not _by_chance(node, port)]
+        maker = self.graph.node(self.domains[column.domain].maker)
+        return domains.unrelated(self.domains, node, column, finest, requested, maker)
 
     def _read(self, node: Node) -> list[str]:
         """Return the columns that a node reads, that by which its rows are chosen among them."""
@@ -266,7 +339,7 @@ class Inference:
         if node.op.declared.makes is None:
             return domain
         made = domains.made_by(node, self.domains, domain.name or None)
-        self.parts.kept[node.name] = made.name
+        self.parts.rows_of[node.name] = made.name
         return self.domains.setdefault(made.name, made)
 
 

@@ -18,12 +18,9 @@ def wanted(node: Node) -> Iterator[Port]:
 
     What one of them can't do without is read by the others too, though they could.
     """
-    ports = [
-        port
-        for call, provided in _calls(node)
-        for port in _under(call.op, call.attributes)
-        if port.name not in provided
-    ]
+    ports = []
+    for call, provided in _calls(node):
+        ports += [port for port in _active(call.op, call.attributes) if port.name not in provided]
     needed = {port.name for port in ports if not port.optional}
     for port in ports:
         yield replace(port, optional=port.name not in needed)
@@ -31,7 +28,10 @@ def wanted(node: Node) -> Iterator[Port]:
 
 def declared(node: Node) -> set[str]:
     """Return the names of all parameters through which a node may read, whatever its attributes."""
-    return {p.name for call, provided in _calls(node) for p in call.op.inputs if p.name not in provided}
+    names: set[str] = set()
+    for call, provided in _calls(node):
+        names |= {port.name for port in call.op.inputs} - {*provided}
+    return names
 
 
 def written(node: Node) -> dict[str, str]:
@@ -60,12 +60,13 @@ def hooked(op: Op, tree: Tree) -> Iterator[tuple[str, type[Hook], Tree]]:
             yield from ((f"{attribute}.{name}", kind, child) for name, child in item.items.items())
 
 
-def _under(op: Op, attributes: Mapping[str, object]) -> Iterator[Port]:
+def _active(op: Op, attributes: Mapping[str, object]) -> Iterator[Port]:
+    """Yield the parameters that an op reads with some attributes."""
     for port in op.inputs:
-        attribute = op.declared.when.get(port.name)
-        if attribute is None:
+        switch = op.declared.when.get(port.name)
+        if switch is None:
             yield port
-        elif attributes.get(attribute):
+        elif attributes.get(switch):
             yield replace(port, optional=False)
 
 
@@ -74,63 +75,89 @@ class HeldRows:
     """Nodes that hold rows (``Declaration.holds``), the nodes on the rows that they make, and what they hold.
 
     Attributes:
-        on: a node that holds rows -> those on the rows that it makes.
+        readers: a node that holds rows -> those on the rows that it makes.
         columns: a node that holds rows -> the names of the columns that it holds, if its rows have them.
     """
 
-    on: Mapping[str, Set[str]]
+    readers: Mapping[str, Set[str]]
     columns: Mapping[str, Sequence[str]]
 
     @staticmethod
     def of(nodes: Sequence[Node]) -> HeldRows:
         """Find them: a node says so by ``rows``, or can't do without a column that they alone write."""
-        holders, writers = [node for node in nodes if node.op.declared.holds], dict[str, set[str]]()
-        for node in nodes if holders else ():
+        holders = [node for node in nodes if node.op.declared.holds]
+        if not holders:
+            return HeldRows({}, {})
+        writers: dict[str, set[str]] = {}
+        for node in nodes:
             for column in written(node).values():
                 writers.setdefault(column, set()).add(node.name)
-        on = {holder.name: _on(holder, nodes, writers) for holder in holders}
-        columns = {}
-        for holder in holders:
-            mine, own = {holder.name, *on[holder.name]}, {*declared(holder), *written(holder)}
-            wanted = {column for node in nodes if node.name in mine - {holder.name} for column in _read(node)}
-            columns[holder.name] = [c for c in sorted(wanted - own) if c in writers and not writers[c] & mine]
-        return HeldRows(on, columns)
+        readers = {holder.name: _readers_of(holder, nodes, writers) for holder in holders}
+        columns = {holder.name: _held(holder, readers[holder.name], nodes, writers) for holder in holders}
+        return HeldRows(readers, columns)
 
-    def above(self, name: str) -> Set[str]:
+    def holders_of(self, name: str) -> Set[str]:
         """Return the nodes that hold rows which a node is on, or which it holds itself."""
-        return {holder for holder, on in self.on.items() if name == holder or name in on}
+        return {holder for holder, readers in self.readers.items() if name == holder or name in readers}
 
     def before(self, node: Node, writers: Iterable[Node], nodes: Sequence[Node]) -> Set[str]:
         """Return the nodes that are bound before one: those of the writers of its columns that it can read.
 
         Before one that holds rows come all that do not see what it makes.
         """
-        above = self.above(node.name) - {node.name}
-        seen = {writer.name for writer in writers if self.above(writer.name) <= above}
-        waited = nodes if node.name in self.on else ()
-        others = (other.name for other in waited if not self.above(other.name))
-        return {*seen, *others} - {node.name}
+        holders = self.holders_of(node.name) - {node.name}
+        names = {writer.name for writer in writers if self.holders_of(writer.name) <= holders}
+        if node.name in self.readers:
+            names |= {other.name for other in nodes if not self.holders_of(other.name)}
+        return names - {node.name}
 
 
 def with_held(node: Node, names: Sequence[str], ports: Sequence[Port] | None = None) -> Node:
     """Return a node with ports, in and out, for the columns that it holds; their types come later."""
     op = node.op
-    ports = [replace(op.outputs[0], name=name) for name in names] if ports is None else ports
-    inputs, outputs = ((*(p for p in own if p.name not in names), *ports) for own in (op.inputs, op.outputs))
-    return replace(node, call=replace(node.called, op=replace(op, inputs=inputs, outputs=outputs)))
+    if ports is None:
+        ports = [replace(op.outputs[0], name=name) for name in names]
+    inputs = [port for port in op.inputs if port.name not in names]
+    outputs = [port for port in op.outputs if port.name not in names]
+    holding = replace(op, inputs=(*inputs, *ports), outputs=(*outputs, *ports))
+    return replace(node, call=replace(node.called, op=holding))
 
 
-def _on(holder: Node, nodes: Sequence[Node], writers: Mapping[str, Set[str]]) -> Set[str]:
-    found, before = {holder.name}, set[str]()
-    while found != before:
-        before = {*found}
-        alone = {column for column, names in writers.items() if names <= found}
-        found |= {node.name for node in nodes if found & {*node.rows} or alone & _read(node, asked=True)}
-    return found - {holder.name}
+def _readers_of(holder: Node, nodes: Sequence[Node], writers: Mapping[str, Set[str]]) -> Set[str]:
+    """Return the nodes on the rows that a node makes of those that it holds, directly or by way of others."""
+    readers = {holder.name}
+    while True:
+        only_theirs = {column for column, names in writers.items() if names <= readers}
+        further = {node.name for node in nodes if _is_on(node, readers, only_theirs)} - readers
+        if not further:
+            return readers - {holder.name}
+        readers |= further
 
 
-def _read(node: Node, asked: bool = False) -> set[str]:
+def _is_on(node: Node, makers: Set[str], columns: Set[str]) -> bool:
+    """Return whether a node says that it is on the rows of some makers, or needs a column of theirs."""
+    return not makers.isdisjoint(node.rows) or not columns.isdisjoint(_columns_read(node, needed=True))
+
+
+def _held(
+    holder: Node, readers: Set[str], nodes: Sequence[Node], writers: Mapping[str, Set[str]]
+) -> list[str]:
+    """Return the columns that a node holds for its readers: those that neither it nor they write."""
+    columns: set[str] = set()
+    for node in nodes:
+        if node.name in readers:
+            columns |= _columns_read(node)
+    inside = {holder.name, *readers}
+    columns -= declared(holder) | {*written(holder)}
+    return [name for name in sorted(columns) if name in writers and writers[name].isdisjoint(inside)]
+
+
+def _columns_read(node: Node, needed: bool = False) -> set[str]:
     """Return the columns that a node reads, or those alone that it can't do without."""
-    ins, by = node.called.ins, {node.route.by} if node.route else set()
-    read = (port for port in wanted(node) if not (asked and port.optional) or port.name in ins)
-    return by | {ins.get(port.name, port.name) for port in read}
+    ins = node.called.ins
+    columns = {node.route.by} if node.route else set()
+    for port in wanted(node):
+        by_chance = port.optional and port.name not in ins
+        if not (needed and by_chance):
+            columns.add(ins.get(port.name, port.name))
+    return columns

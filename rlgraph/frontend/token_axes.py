@@ -40,53 +40,78 @@ class TokenAxes:
 
         Where they are of several, those of ``makers``, which made the node's rows, are taken for right.
         """
-        self.here = read = {}
+        self.here = {}
         for axis in dict.fromkeys(port.type.axis for port, _ in reads if port.type.axis):
             columns = [column for port, column in reads if port.type.axis == axis]
-            along = [self.columns[column.name] for column in columns]
-            read[axis] = next((tokens for tokens in along if tokens.maker in makers), along[0])
-            told = [(column, tokens == read[axis]) for column, tokens in zip(columns, along, strict=True)]
-            if others := [column for column, its_own in told if not its_own]:
-                kind = next(column.type.domain for column, its_own in told if its_own)
-                yield self._others(node, others[0], read[axis], kind)
+            tokens = self._tokens_of(columns, makers)
+            self.here[axis] = tokens
+            strangers = [column for column in columns if self.columns[column.name] != tokens]
+            if strangers:
+                kind = next(column.type.domain for column in columns if self.columns[column.name] == tokens)
+                yield self._other_tokens(node, strangers[0], tokens, kind)
         model = node.model or node.tokenizer
         if model:
-            each = [tokens for axis in {*read.values()} for tokens in self.joined.get(axis, [axis])]
-            yield from (problem for tokens in each if (problem := self._numbered(node, model, tokens)))
-        made = AxisOrigin(node.name, model or next((tokens.model for tokens in read.values()), None))
+            for tokens in {*self.here.values()}:
+                for merged in self.joined.get(tokens, [tokens]):
+                    problem = self._numbered(node, model, merged)
+                    if problem:
+                        yield problem
+        self._note_outputs(node, outs, model)
+
+    def _tokens_of(self, columns: Sequence[Column], makers: Set[str]) -> AxisOrigin:
+        """Return the tokens that some columns are along; of several, those of a node that made the rows."""
+        along = [self.columns[column.name] for column in columns]
+        for tokens in along:
+            if tokens.maker in makers:
+                return tokens
+        return along[0]
+
+    def _note_outputs(self, node: Node, outs: Mapping[str, str], model: str | None) -> None:
+        """Note which tokens the columns are along that a node writes: those that it reads, or its own."""
+        if not model:
+            model = next((tokens.model for tokens in self.here.values()), None)
+        new = AxisOrigin(node.name, model)
         for port in node.op.outputs:
-            if port.type.axis:
-                # the tokens of rows that it makes are its own
-                own = node.op.declared.makes or port.type.axis not in read
-                self.columns[outs[port.name]] = made if own else read[port.type.axis]
-                if port.type.dtype == "boolean":
-                    self.masks.setdefault(self.columns[outs[port.name]], outs[port.name])
+            axis, column = port.type.axis, outs[port.name]
+            if not axis:
+                continue
+            # rows that a node makes have tokens of their own
+            is_new = bool(node.op.declared.makes) or axis not in self.here
+            self.columns[column] = new if is_new else self.here[axis]
+            if port.type.dtype == "boolean":
+                self.masks.setdefault(self.columns[column], column)
 
     def join(self, name: str, parts: Sequence[Column]) -> None:
         """Note whose the tokens are of several columns in one: those of each, where they are of several."""
-        if parts[0].type.axis:
-            along = [*dict.fromkeys(self.columns[part.name] for part in parts)]
-            made = AxisOrigin("` and `".join(tokens.maker for tokens in along), along[0].model)
-            self.columns[name] = along[0] if len(along) == 1 else made
-            self.joined[self.columns[name]] = along
+        if not parts[0].type.axis:
+            return
+        along = [*dict.fromkeys(self.columns[part.name] for part in parts)]
+        tokens = along[0]
+        if len(along) > 1:
+            tokens = AxisOrigin("` and `".join(origin.maker for origin in along), along[0].model)
+        self.columns[name] = tokens
+        self.joined[tokens] = along
 
     def is_here(self, port: Port, column: Column) -> bool:
         """Return whether a column is along the tokens that the node bound last reads through such a port."""
         axis = port.type.axis
         return axis not in self.here or self.columns[column.name] == self.here[axis]
 
-    def _others(self, node: Node, column: Column, tokens: AxisOrigin, kind: str) -> Problem:
+    def _other_tokens(self, node: Node, column: Column, tokens: AxisOrigin, kind: str) -> Problem:
+        """Return the problem of a column that is along other tokens than what a node reads beside it."""
         other = self.columns[column.name]
         law = f"node `{node.name}` reads `{column.name}`, which is along the tokens of `{other.maker}`; "
         law += f"the rest that it reads is along those of `{tokens.maker}`"
-        remedy = f"map the parameter to a column along the tokens of `{tokens.maker}`, by `in`"
-        if column.type.dtype == "float32" and not column.type.fixed:
-            name, mask = f"{column.name}_here", self.masks.get(other, "MASK")
-            op = f"{{op: segment.align, on: {column.name}, in: {{values: {column.name}}}}}"
+        name = f"{column.name}_here"
+        if column.type.dtype != "float32" or column.type.fixed:
+            remedy = f"map the parameter to a column along the tokens of `{tokens.maker}`, by `in`"
+        elif kind != column.type.domain:
+            call = f"{{op: segment.align, on: {column.name}, in: {{values: {column.name}}}}}"
+            remedy = f"bring it to the {kind}: insert: {{{name}: {call}}}"
+        else:
+            mask = self.masks.get(other, "MASK")
             remedy = f"what is the same text in both is realigned: insert: {{{name}: {{op: realign, "
             remedy += f"on: {column.name}, in: {{values: {column.name}, values_mask: {mask}}}}}}}"
-            if kind != column.type.domain:
-                remedy = f"bring it to the {kind}: insert: {{{name}: {op}}}"
         return Problem("other-tokens", law, node.mark, (), remedy)
 
     def _numbered(self, node: Node, name: str, tokens: AxisOrigin) -> Problem | None:
@@ -94,15 +119,15 @@ class TokenAxes:
         if tokens.model is None:
             return None
         model, other = self.models[name], self.models[tokens.model]
-        shared, told_by_graph = share_tokens(model, other)
-        told = f"tokens that `{other.name}` ({other.path}) numbers"
-        if not told_by_graph:
-            law = f"`{name}` ({model.path}) reads {told}: that it numbers them alike is known where both "
+        shared, said_by_graph = share_tokens(model, other)
+        numbered = f"tokens that `{other.name}` ({other.path}) numbers"
+        if not said_by_graph:
+            law = f"`{name}` ({model.path}) reads {numbered}: that it numbers them alike is known where both "
             law += "have a tokenizer.json (or say it: give both models one `vocabulary`, a name)"
             self.unknown[name, other.name] = law
         if shared:
             return None
-        law = f"node `{node.name}` ({node.op.name}) reads with `{name}` ({model.path}) {told} otherwise"
+        law = f"node `{node.name}` ({node.op.name}) reads with `{name}` ({model.path}) {numbered} otherwise"
         remedy = f"choose a `{name}` with the tokenizer of `{other.name}`; if the tokens that occur are the "
         remedy += "same, say so: set: "
         remedy += f"{{models.{name}.vocabulary: shared, models.{other.name}.vocabulary: shared}}"

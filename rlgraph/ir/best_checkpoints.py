@@ -25,7 +25,7 @@ class BestCheckpoints:
         >>> for step, value in enumerate((0.9, 0.5, 0.7, 0.7, 0.8)):
         ...     best.add({"step": step, "eval/accuracy": value})
         >>> ranking = best.among([0, 1, 2, 3])
-        >>> [one.iteration for one in ranking], best.text(ranking)
+        >>> [ranked.iteration for ranked in ranking], best.text(ranking)
         ([2, 3], '`eval/accuracy` is highest after iteration 2: 0.7 (schedule.best)')
     """
 
@@ -49,8 +49,10 @@ class BestCheckpoints:
         if self.best is None:
             return []
         sign = -1 if self.best.mode == "max" else 1
-        known = (Ranked(one, self.measured[one]) for one in {*iterations} & self.measured.keys())
-        return sorted(known, key=lambda one: (sign * one.value, one.iteration))[: self.best.keep]
+        measured = {*iterations} & self.measured.keys()
+        ranking = [Ranked(iteration, self.measured[iteration]) for iteration in measured]
+        ranking.sort(key=lambda ranked: (sign * ranked.value, ranked.iteration))
+        return ranking[: self.best.keep]
 
     def text(self, ranking: Sequence[Ranked]) -> str:
         """Return which one of a ranking is best; nothing where it is empty."""

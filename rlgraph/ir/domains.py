@@ -25,10 +25,12 @@ class Route:
         """Return whether no row is on both routes, whatever its value."""
         if self.by != other.by or (self.rest and other.rest):
             return False
-        if self.rest or other.rest:
-            taken, left = (other, self) if self.rest else (self, other)
-            return {*taken.values} <= {*left.values}
-        return not {*self.values} & {*other.values}
+        values, other_values = {*self.values}, {*other.values}
+        if self.rest:
+            return other_values <= values
+        if other.rest:
+            return values <= other_values
+        return values.isdisjoint(other_values)
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,17 @@ def origins(
     If ``fresh``, those of held rows go on with the rows that come, where they may be of this iteration.
     """
     line = ancestors(domains, domain)
-    parts = line[-1].parts if line else ()
-    if line and fresh and line[-1].held and not line[-1].ages[0]:
-        parts = (line[-1].held,)
-    return [[*line, *above] for part in parts for above in origins(domains, part, fresh)] or [line]
+    if not line:
+        return [line]
+    source = line[-1]
+    parts = source.parts
+    may_be_of_this_iteration = bool(source.held) and source.ages[0] == 0
+    if fresh and may_be_of_this_iteration:
+        parts = (source.held,)
+    lines = []
+    for part in parts:
+        lines += [[*line, *above] for above in origins(domains, part, fresh)]
+    return lines or [line]
 
 
 def ancestors(domains: Mapping[str, GraphDomain], domain: str | None) -> list[GraphDomain]:

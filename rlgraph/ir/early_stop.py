@@ -1,5 +1,6 @@
 """Whether a metric has come so far that a run may end before its last iteration (``schedule.stop``)."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,20 +24,29 @@ class EarlyStop:
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Take a line of metrics; one without the metric, or in which it is no number, counts for nothing."""
-        if (stop := self.stop) is None or (value := values.get(stop.metric)) is None or value != value:
+        stop = self.stop
+        value = values.get(stop.metric) if stop else None
+        if stop is None or value is None or math.isnan(value):
             return
-        high = stop.at_least is not None
-        bound: Any = stop.at_least if high else stop.at_most
-        self.count = self.count + 1 if (value >= bound if high else value <= bound) else 0
+        is_met, bound = _is_met(stop, value)
+        self.count = self.count + 1 if is_met else 0
         if self.count >= stop.times and not self.reached:
-            side = f"{'at least' if high else 'at most'} {bound:g}"
-            row = f", {stop.times} times in a row" if stop.times > 1 else ""
-            where = f"`{stop.metric}` is {value:.4g} after iteration {values['step']}"
-            self.reached = f"{where}, {side}{row} (schedule.stop)"
+            times = f", {stop.times} times in a row" if stop.times > 1 else ""
+            measured = f"`{stop.metric}` is {value:.4g} after iteration {values['step']}"
+            self.reached = f"{measured}, {bound}{times} (schedule.stop)"
 
     def missing(self, values: Mapping[str, Any]) -> str:
         """Return what to say where an iteration's line has no such metric."""
         if self.stop is None or self.stop.metric in values or self.stop.metric.startswith("eval/"):
             return ""
         law = f"schedule.stop waits for `{self.stop.metric}`, which this iteration did not measure"
-        return "; ".join(filter(None, [law, nearest(self.stop.metric, values)]))
+        hint = nearest(self.stop.metric, values)
+        return f"{law}; {hint}" if hint else law
+
+
+def _is_met(stop: Stop, value: float) -> tuple[bool, str]:
+    """Return whether a value is within the bound of an early stop, and the bound in words."""
+    if stop.at_least is not None:
+        return value >= stop.at_least, f"at least {stop.at_least:g}"
+    most: Any = stop.at_most
+    return value <= most, f"at most {most:g}"

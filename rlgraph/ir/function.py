@@ -39,28 +39,33 @@ class Function:
 
         ``adapted`` has those that have a controller; without, they are as in the first iteration.
         """
-        now = {name: course.at(iteration) for name, course in self.schedules.items()}
+        values: dict[str, Any] = {name: course.at(iteration) for name, course in self.schedules.items()}
+        values.update(adapted or {})
+        attributes = dict(self.attributes)
+        for name, value in values.items():
+            attribute, _, key = name.partition(".")
+            attributes[attribute] = {**attributes[attribute], key: value} if key else value
         hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
-        attributes = {**self.attributes}
-        for name, value in (now | {**(adapted or {})}).items():
-            outer, _, key = name.partition(".")
-            attributes[outer] = {**attributes[outer], key: value} if key else value
         return replace(self, attributes=attributes, hooks=hooks)
 
     @property
     def schedules(self) -> dict[str, ValueSchedule]:
         """Return the courses of the attributes that follow the iteration."""
-        return {name: one for name, one in self.courses.items() if isinstance(one, ValueSchedule)}
+        return {name: course for name, course in self.courses.items() if isinstance(course, ValueSchedule)}
 
     @property
     def controllers(self) -> dict[str, Controller]:
         """Return the controllers of the attributes that follow what is measured."""
-        return {name: one for name, one in self.courses.items() if isinstance(one, Controller)}
+        return {name: course for name, course in self.courses.items() if isinstance(course, Controller)}
 
     @property
     def varying(self) -> dict[str, Any]:
         """Return the values of the attributes that have a course, those of hooks among them."""
-        hooks = {name: value for hook in self.hooks.values() for name, value in hook.varying.items()}
-        parts = {name: name.partition(".") for name in self.courses}
-        values = {name: (self.attributes[outer], key) for name, (outer, _, key) in parts.items()}
-        return {**hooks, **{name: value[key] if key else value for name, (value, key) in values.items()}}
+        values: dict[str, Any] = {}
+        for hook in self.hooks.values():
+            values |= hook.varying
+        for name in self.courses:
+            attribute, _, key = name.partition(".")
+            value = self.attributes[attribute]
+            values[name] = value[key] if key else value
+        return values

@@ -58,24 +58,35 @@ def union(several: Iterable[Sequence[Cadence]]) -> Cadences:
         >>> union([[Cadence(20, 1)], []])
         ()
     """
-    cadences = {cadence for when in several for cadence in (when or (ALWAYS,))}
-    kept = {one for one in cadences if not any(one.within(other) for other in cadences - {one})}
-    return () if ALWAYS in kept else tuple(sorted(kept))
+    cadences: set[Cadence] = set()
+    for when in several:
+        cadences.update(when or (ALWAYS,))
+    if ALWAYS in cadences:
+        return ()
+    return tuple(sorted(cadence for cadence in cadences if not _is_covered(cadence, cadences - {cadence})))
 
 
-def within(when: Sequence[Cadence], other: Sequence[Cadence]) -> bool:
-    """Return whether each iteration of some intervals is one of others.
+def within(when: Sequence[Cadence], wider: Sequence[Cadence]) -> bool:
+    """Return whether each iteration of some intervals is one of the wider ones.
 
     Example:
         >>> within([Cadence(4, 4)], [Cadence(2, 2)]), within([], [Cadence(2, 2)]), within([Cadence(2, 2)], [])
         (True, False, True)
     """
-    return not other or (bool(when) and all(any(one.within(two) for two in other) for one in when))
+    if not wider:
+        return True
+    return bool(when) and all(_is_covered(cadence, wider) for cadence in when)
+
+
+def _is_covered(cadence: Cadence, wider: Iterable[Cadence]) -> bool:
+    return any(cadence.within(other) for other in wider)
 
 
 def count(when: Sequence[Cadence], iterations: int) -> int:
     """Return how many of the first iterations a step runs in."""
-    return sum(due(when, iteration) for iteration in range(1, iterations + 1)) if when else iterations
+    if not when:
+        return iterations
+    return sum(due(when, iteration) for iteration in range(1, iterations + 1))
 
 
 def share(when: Sequence[Cadence]) -> float:

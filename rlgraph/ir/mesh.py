@@ -40,5 +40,7 @@ class Mesh:
     def __str__(self) -> str:
         if self.tensor > 1:
             return f"{self.shard}-way shard x {self.tensor}-way tensor"
-        copies = f" x {self.replicate} replicas" if self.replicate > 1 or self.experts == 1 else ""
-        return f"{self.shard}-way shard{copies}" + (f", {self.experts}-way experts" * (self.experts > 1))
+        if self.experts == 1:
+            return f"{self.shard}-way shard x {self.replicate} replicas"
+        copies = f" x {self.replicate} replicas" if self.replicate > 1 else ""
+        return f"{self.shard}-way shard{copies}, {self.experts}-way experts"

@@ -111,14 +111,20 @@ class Step:
         return self.updates or bool(self.joins)
 
     @property
+    def model(self) -> str:
+        """Return the model that it works on; of a copy, the one that gets the weights of another."""
+        return next(iter(self.models))
+
+    @property
     def copied(self) -> str:
         """Return the model whose weights it copies onto another; nothing where it copies none."""
-        return [*self.models][1] if len(self.models) > 1 else ""
+        copied = [model for model in self.models if model != self.model]
+        return copied[0] if copied else ""
 
     @property
     def updated(self) -> str:
         """Return the model whose next version it writes; nothing where it writes none."""
-        return next(iter(self.models)) if self.updates else ""
+        return self.model if self.updates else ""
 
 
 @dataclass(frozen=True)
@@ -290,7 +296,9 @@ class Plan:
 
     def held(self, model: str, engine: str, pool: str) -> str:
         """Return the name in ``away`` of an engine of a model on a pool."""
-        return f"{model}.{engine}" + f" on {pool}" * (engine == "serve" and self._lends(pool, model))
+        if engine == "serve" and self._lends(pool, model):
+            return f"{model}.{engine} on {pool}"
+        return f"{model}.{engine}"
 
     def _lends(self, pool: str, model: str) -> bool:
         return pool in self.lenders and model in self.lenders[pool].models

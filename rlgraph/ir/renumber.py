@@ -15,38 +15,51 @@ def renumbered(steps: Sequence[Step], keep: Collection[str] = ()) -> tuple[tuple
     Columns to ``keep`` outlive the steps: those that an evaluation reports.
     """
     numbers = {step.id: number for number, step in enumerate(steps, 1)}
-    # an update reads what the terms that join it have left to it
-    joining: dict[str, list[Step]] = defaultdict(list)
+    columns = _columns_used(steps)
+    last_user = {column: step.id for step in steps for column in columns[step.id]}
+    changed = []
     for step in steps:
-        joining[step.joins].append(step)
-    terms = {step.id: joining[step.node] if step.updates else () for step in steps}
-    holds = {
-        step.id: [c for one in (step, *terms[step.id]) for c in (*one.reads, *one.writes)] for step in steps
-    }
-    last = {column: step.id for step in steps for column in holds[step.id]}
-
-    def changed(step: Step) -> Step:
-        touched = dict.fromkeys(holds[step.id])
-        return replace(
-            step,
-            id=numbers[step.id],
-            after=tuple(sorted(numbers[number] for number in step.after)),
-            frees=tuple(c for c in touched if last[c] == step.id and c not in keep),
+        freed = [column for column in columns[step.id] if last_user[column] == step.id]
+        changed.append(
+            replace(
+                step,
+                id=numbers[step.id],
+                after=tuple(sorted(numbers[number] for number in step.after)),
+                frees=tuple(column for column in freed if column not in keep),
+            )
         )
+    return tuple(changed), numbers
 
-    return tuple(map(changed, steps)), numbers
+
+def _columns_used(steps: Sequence[Step]) -> dict[int, list[str]]:
+    """Return the columns that each step reads or writes, each once.
+
+    An update also reads what the terms that join it have left to it.
+    """
+    terms: dict[str, list[Step]] = defaultdict(list)
+    for step in steps:
+        terms[step.joins].append(step)
+    columns: dict[int, list[str]] = {}
+    for step in steps:
+        joined = terms[step.node] if step.updates else []
+        used: dict[str, None] = {}
+        for user in (step, *joined):
+            used.update(dict.fromkeys((*user.reads, *user.writes)))
+        columns[step.id] = list(used)
+    return columns
 
 
 def with_order(plan: Plan, steps: Sequence[Step], slot: Iterable[int]) -> Plan:
     """Return the plan with these training steps, renumbered; ``slot`` holds their old numbers."""
-    again, numbers = renumbered(steps)
-    return replace(plan, steps=again, slot=tuple(numbers[number] for number in slot))
+    in_order, numbers = renumbered(steps)
+    return replace(plan, steps=in_order, slot=tuple(numbers[number] for number in slot))
 
 
 def surrounded(steps: Iterable[Step], around: StepsAround) -> list[Step]:
     """Put other steps before and behind some steps; a step waits for one that was put before it."""
-    placed: list[Step] = []
+    surrounded_steps: list[Step] = []
     for step in steps:
-        before, behind = around.get(step.id, ((), ()))
-        placed += [*before, replace(step, after=(*step.after, *(b.id for b in before))), *behind]
-    return placed
+        earlier, later = around.get(step.id, ((), ()))
+        waits = (*step.after, *(other.id for other in earlier))
+        surrounded_steps += [*earlier, replace(step, after=waits), *later]
+    return surrounded_steps

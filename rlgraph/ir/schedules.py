@@ -42,16 +42,22 @@ class ValueSchedule:
 
     def at(self, iteration: int) -> int | float:
         """Return the value in an iteration; before the first point it is that of the first."""
-        at, before = self.points[0]
-        for start, value in self.points:
-            if iteration < start and (self.shape == "steps" or iteration <= at):
-                return before
-            if iteration < start:
-                part = (iteration - at) / (start - at)
-                part = part if self.shape == "linear" else (1 - math.cos(math.pi * part)) / 2
-                return before + (value - before) * part
-            at, before = start, value
-        return before
+        start, value = self.points[0]
+        if iteration <= start:
+            return value
+        for end, next_value in self.points[1:]:
+            if iteration < end:
+                return self._between(value, next_value, (iteration - start) / (end - start))
+            start, value = end, next_value
+        return value
+
+    def _between(self, value: int | float, next_value: int | float, share: float) -> int | float:
+        """Return the value at a share of the way from one point to the next."""
+        if self.shape == "steps":
+            return value
+        if self.shape == "cosine":
+            share = (1 - math.cos(math.pi * share)) / 2
+        return value + (next_value - value) * share
 
     @property
     def most(self) -> int | float:
@@ -59,12 +65,13 @@ class ValueSchedule:
         return max((value for _, value in self.points), key=abs)
 
     def __str__(self) -> str:
-        (first, start), *rest = self.points
+        (start, value), *later = self.points
         if self.shape == "steps":
-            return ", ".join([f"{start}", *(f"{value} from iteration {at}" for at, value in rest)])
-        ((last, end),) = rest
-        later = f" from iteration {first} on" if first > 1 else ""
-        return f"{start} to {end} over {last - first} iterations{later}, {self.shape}"
+            changes = [f"{changed} from iteration {iteration}" for iteration, changed in later]
+            return ", ".join([str(value), *changes])
+        ((end, final),) = later
+        since = f" from iteration {start} on" if start > 1 else ""
+        return f"{value} to {final} over {end - start} iterations{since}, {self.shape}"
 
 
 Varying = ValueSchedule | Controller
@@ -108,45 +115,57 @@ def take_courses(
     known = f"of this op {', '.join(measures)} may be" if measures else MEASURED
     for place, kinds in _numbers(record, tree):
         item, name = tree.at(place), ".".join(place)
-        if not {*item.items} & {*SHAPES, "adaptive"}:
+        if item.items.keys().isdisjoint((*SHAPES, "adaptive")):
             continue
-        where = f"{path}.{name}"
-        taken: tuple[Varying, list[Tree]] | None
+        course: tuple[Varying, list[Tree]] | None
         if "adaptive" in item.items:
-            taken = binder.attempt(read_controller, item, where, measures.get(name), f"as {EXAMPLE}; {known}")
+            follows, remedy = measures.get(name), f"as {EXAMPLE}; {known}"
+            course = binder.attempt(read_controller, item, f"{path}.{name}", follows, remedy)
         else:
-            taken = binder.attempt(_course, item, where, kinds, name in fixed)
-        if taken is None:
+            course = binder.attempt(_course, item, f"{path}.{name}", kinds, name in fixed)
+        if course is None:
             tree = _with(tree, place, replace(item, value=OPEN))
             continue
-        courses[name], leaves = taken
+        varying, leaves = course
+        courses[name] = varying
         tree = _with(tree, place, max(leaves, key=lambda leaf: abs(leaf.value)))
-        if isinstance(taken[0], ValueSchedule):
-            changes[place] = taken[0], leaves
-    binder.problems += _on_the_way(record, tree, changes, path, what)
+        if isinstance(varying, ValueSchedule):
+            changes[place] = varying, leaves
+    binder.problems += _problems_on_the_way(record, tree, changes, path, what)
     return tree, courses
 
 
 def _numbers(record: type[BaseModel], tree: Tree) -> Iterator[tuple[NumberPlace, set[Any]]]:
     """Yield the place and the classes of each number: an attribute, or what one has for a name."""
     for name, field in record.model_fields.items():
-        item, kinds = tree.get(name), {*_kinds(field.annotation)}
-        inner = {kind for _, named in _maps(field.annotation) for kind in _kinds(named)}
-        if item and kinds & {int, float}:
+        item = tree.get(name)
+        if not item:
+            continue
+        kinds = set(_kinds(field.annotation))
+        kinds_in_mapping: set[Any] = set()
+        for _, value in _maps(field.annotation):
+            kinds_in_mapping.update(_kinds(value))
+        if kinds & {int, float}:
             yield (name,), kinds
-        elif item and inner and inner <= {int, float}:
-            if any(isinstance(part.value, list) for shape, part in item.items.items() if shape in SHAPES):
+        elif kinds_in_mapping and kinds_in_mapping <= {int, float}:
+            if _is_course_of_lists(item):
                 yield (name,), set()
             else:
-                yield from (((name, key), inner) for key in item.items)
+                for key in item.items:
+                    yield (name, key), kinds_in_mapping
+
+
+def _is_course_of_lists(item: Tree) -> bool:
+    """Return whether a mapping of numbers is written as if it were one number with a course."""
+    return any(shape in SHAPES and isinstance(value.value, list) for shape, value in item.items.items())
 
 
 def _with(tree: Tree, place: NumberPlace, leaf: Tree) -> Tree:
-    name, *below = place
-    return tree.with_item(name, _with(tree.items[name], tuple(below), leaf) if below else leaf)
+    name, *inner = place
+    return tree.with_item(name, _with(tree.items[name], tuple(inner), leaf) if inner else leaf)
 
 
-def _on_the_way(
+def _problems_on_the_way(
     record: type[BaseModel],
     tree: Tree,
     changes: Mapping[NumberPlace, tuple[ValueSchedule, list[Tree]]],
@@ -154,20 +173,31 @@ def _on_the_way(
     what: str,
 ) -> Iterator[Problem]:
     """Yield the problems that a record has where a course begins, ends or steps, and not as ``tree``."""
-    tried, given = Binder(), {leaf.mark for _, leaves in changes.values() for leaf in leaves}
-    validate(record, tree, path, tried, what)
-    told = {problem.mark for problem in tried.problems}
-    for iteration in sorted({start for course, _ in changes.values() for start, _ in course.points}):
-        now, tried = tree, Binder()
+    binder = Binder()
+    validate(record, tree, path, binder, what)
+    reported = {problem.mark for problem in binder.problems}
+    written = {leaf.mark for _, leaves in changes.values() for leaf in leaves}
+    starts = {start for course, _ in changes.values() for start, _ in course.points}
+    for iteration in sorted(starts):
+        changed, binder = tree, Binder()
         for place, (course, leaves) in changes.items():
-            reached = [leaf for (at, _), leaf in zip(course.points, leaves, strict=True) if at <= iteration]
-            now = _with(now, place, replace((reached or leaves)[-1], value=course.at(iteration)))
-        validate(record, now, path, tried, what)
-        for problem in tried.problems:
-            if problem.mark not in told:
-                when = "" if problem.mark in given else f" in iteration {iteration}"
+            leaf = _leaf_at(course, leaves, iteration)
+            changed = _with(changed, place, replace(leaf, value=course.at(iteration)))
+        validate(record, changed, path, binder, what)
+        for problem in binder.problems:
+            if problem.mark not in reported:
+                when = "" if problem.mark in written else f" in iteration {iteration}"
                 yield replace(problem, law=problem.law + when)
-                told.add(problem.mark)
+                reported.add(problem.mark)
+
+
+def _leaf_at(course: ValueSchedule, leaves: list[Tree], iteration: int) -> Tree:
+    """Return where the value is written that a course has reached in an iteration, or begins with."""
+    reached = leaves[0]
+    for (start, _), leaf in zip(course.points, leaves, strict=True):
+        if start <= iteration:
+            reached = leaf
+    return reached
 
 
 def _course(item: Tree, path: str, kinds: Collection[Any], fixed: bool) -> tuple[Varying, list[Tree]] | None:

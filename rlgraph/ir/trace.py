@@ -22,10 +22,16 @@ def sampler(graph: Graph, domain: str | None) -> Node | None:
     Of rows that a node holds it is the one that made them when they came.
     """
     lines = graph.origins(domain)
-    makers = [graph.node(made.maker) for line in lines for made in line if not made.parts]
-    sampling = (n for n in makers if n.call and (n.op.engine == "serve" or n.op.declared.recorded))
-    held = (line[-1].held for line in lines if line and line[-1].held)
-    return next(sampling, None) or next(filter(None, (sampler(graph, rows) for rows in held)), None)
+    for line in lines:
+        for rows in line:
+            maker = graph.node(rows.maker)
+            if not rows.parts and maker.call and (maker.op.engine == "serve" or maker.op.declared.recorded):
+                return maker
+    for line in lines:
+        rollout = sampler(graph, line[-1].held) if line and line[-1].held else None
+        if rollout:
+            return rollout
+    return None
 
 
 def older(graph: Graph, node: Node, iterations: int) -> Node:
@@ -39,27 +45,30 @@ def when_they_came(graph: Graph, node: Node) -> Graph:
 
     What led to them read older weights then, and what holds them hands on what that wrote.
     """
-    made = next((line[-1] for line in graph.origins(node.domain) if line and line[-1].held), None)
-    if made is None:
+    held = next((line[-1] for line in graph.origins(node.domain) if line and line[-1].held), None)
+    if held is None:
         return graph
-    holder = graph.node(made.maker)
+    holder = graph.node(held.maker)
     ins, outs = holder.called.ins, holder.called.outs
-    before = reached(graph.needs, [holder.name], waits=lambda node, _: graph.node(node).inserted)
-    passing = replace(
+    led_to_it = reached(graph.needs, [holder.name], waits=lambda name, _: graph.node(name).inserted)
+    selection = replace(
         holder,
         kind=Kind.SELECT,
         call=None,
         reads=tuple(ins.get(port, holder.reads[0]) for port in outs),
         writes=tuple(outs.values()),
     )
-    nodes = (older(graph, other, made.ages[1]) if other.name in before else other for other in graph.nodes)
-    whole = replace(made, parent=made.held, filtered=True, held="")
-    seen = replace(
-        graph,
-        nodes=tuple(passing if other is holder else other for other in nodes),
-        domains={**graph.domains, made.name: whole},
-    )
-    return when_they_came(seen, node)
+    nodes = []
+    for other in graph.nodes:
+        if other is holder:
+            nodes.append(selection)
+        elif other.name in led_to_it:
+            nodes.append(older(graph, other, held.ages[1]))
+        else:
+            nodes.append(other)
+    kept = replace(held, parent=held.held, filtered=True, held="")
+    domains = {**graph.domains, held.name: kept}
+    return when_they_came(replace(graph, nodes=tuple(nodes), domains=domains), node)
 
 
 def read_from(graph: Graph, node: Node, parameter: str) -> Node | None:
@@ -106,14 +115,14 @@ def draw(graph: Graph, names: Sequence[str]) -> str:
     nodes = [graph.node(name) for name in dict.fromkeys(names)]
     lines = []
     for index, node in enumerate(nodes):
-        later = nodes[index + 1 :]
-        edges = [
-            ([graph.columns[c].copy_of or c for c in other.reads if writer(graph, c) is node], other)
-            for other in later
-        ]
-        if index == 0 or any(columns for columns, _ in edges):
-            lines.append(_label(node))
-            lines += [f"  └─ {', '.join(names)} ─> {_label(reader)}" for names, reader in edges if names]
+        edges = []
+        for reader in nodes[index + 1 :]:
+            columns = [column for column in reader.reads if writer(graph, column) is node]
+            if columns:
+                labels = ", ".join(graph.columns[column].copy_of or column for column in columns)
+                edges.append(f"  └─ {labels} ─> {_label(reader)}")
+        if index == 0 or edges:
+            lines += [_label(node), *edges]
     return "\n".join(lines)
 
 

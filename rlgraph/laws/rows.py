@@ -97,13 +97,13 @@ def _same_temperature(view: NodeView) -> Iterator[Problem]:
     rollout = sampler(graph, node.domain)
     if rollout is None or not scores_at_temperature(node):
         return
-    scored, drawn = temperature(node), temperature(rollout)
-    if scored is not None and drawn is not None and scored != drawn:
-        law = f"node `{node.name}` scores at temperature {scored}; `{rollout.name}` sampled at {drawn}"
+    scored, sampled = temperature(node), temperature(rollout)
+    if scored is not None and sampled is not None and scored != sampled:
+        law = f"node `{node.name}` scores at temperature {scored}; `{rollout.name}` sampled at {sampled}"
         remedy = f"leave out {node.name}.temperature: it is the rollout's then"
         yield refusal("temperature", law, graph, node, [rollout.name], remedy)
-    if isinstance(drawn, ValueSchedule) and not all(value for _, value in drawn.points):
-        law = f"node `{node.name}` scores what `{rollout.name}` samples at temperature {drawn}: "
+    if isinstance(sampled, ValueSchedule) and not all(value for _, value in sampled.points):
+        law = f"node `{node.name}` scores what `{rollout.name}` samples at temperature {sampled}: "
         law += "at 0 there is no distribution to score by"
         remedy = f"let {rollout.name}.temperature stay above 0"
         yield Problem("temperature", law, node.mark, (), remedy)
@@ -137,24 +137,22 @@ def _rows_come_when_read(view: CadenceView) -> Iterator[Problem]:
         if holds_rows(node):
             continue
         runs = available[node.name] if node.writes else node.when
-        writers = [graph.writers[column] for column in node.reads]
-        late = [
-            writer
-            for writer in writers
-            if not holds_rows(writer) and not within(runs, available[writer.name])
-        ]
-        if late:
-            yield _misses_rows(view, node, late[0], runs)
+        for column in node.reads:
+            writer = graph.writers[column]
+            if not holds_rows(writer) and not within(runs, available[writer.name]):
+                yield _misses_rows(view, node, writer, runs)
+                break
 
 
-def _misses_rows(view: CadenceView, node: Node, late: Node, runs: Cadences) -> Problem:
-    graph, comes = view.graph, view.available[late.name]
-    origin = next(n for n in graph.in_order if n.writes and n.when and view.available[n.name] == comes)
+def _misses_rows(view: CadenceView, node: Node, writer: Node, runs: Cadences) -> Problem:
+    graph, available = view.graph, view.available[writer.name]
+    origin = next(n for n in graph.in_order if n.writes and n.when and view.available[n.name] == available)
     law = f"node `{node.name}` runs {words(runs) or 'in every iteration'}; what it reads of "
-    law += f"`{origin.name}` comes {words(comes)}"
-    maker = graph.domains[str(late.domain)].maker
-    replay = f"{{op: replay, rows: {maker}, fresh: true, capacity: 1024, max_age: {comes[0].every - 1}}}"
-    remedy = f"set: {{{node.name}.every: {comes[0].every}, {node.name}.from: {comes[0].first}}}; or let rows "
+    law += f"`{origin.name}` comes {words(available)}"
+    maker = graph.domains[str(writer.domain)].maker
+    cadence = available[0]
+    replay = f"{{op: replay, rows: {maker}, fresh: true, capacity: 1024, max_age: {cadence.every - 1}}}"
+    remedy = f"set: {{{node.name}.every: {cadence.every}, {node.name}.from: {cadence.first}}}; or let rows "
     remedy += f"last: add: {{kept: {replay}}}, and set: {{{node.name}.rows: kept}}"
     mark = origin.edited or origin.mark
     return Problem("misses-rows", law, mark, (), remedy, draw(graph, [origin.name, node.name]))
@@ -168,40 +166,40 @@ def _held_rows_last(view: CadenceView) -> Iterator[Problem]:
         lines = view.graph.origins(node.domain)
         if not lines or not all(line and line[-1].held for line in lines):
             continue
-        held = lines[0][-1]
-        empty = _iteration_without_rows(node.when, view.available[held.maker], held.ages)
+        rows = lines[0][-1]
+        empty = _iteration_without_rows(node.when, view.available[rows.maker], rows.ages)
         if empty is not None:
-            yield _no_rows_held(view, node, held, empty)
+            yield _no_rows_held(view, node, rows, empty)
 
 
-def _no_rows_held(view: CadenceView, node: Node, held: GraphDomain, iteration: int) -> Problem:
-    graph, comes = view.graph, view.available[held.maker]
-    holder = graph.node(held.maker)
-    youngest, oldest = held.ages
+def _no_rows_held(view: CadenceView, node: Node, rows: GraphDomain, iteration: int) -> Problem:
+    graph, available = view.graph, view.available[rows.maker]
+    holder = graph.node(rows.maker)
+    youngest, oldest = rows.ages
     law = f"in iteration {iteration} `{holder.name}` has no rows for `{node.name}`: they come "
-    law += f"{words(comes) or 'in every iteration'}, and are given when they are {youngest} to {oldest} "
+    law += f"{words(available) or 'in every iteration'}, and are given when they are {youngest} to {oldest} "
     law += "iterations old"
     settings = []
     if youngest:
         settings.append(f"{holder.name}.{holder.called.name_of('fresh')}: true")
-    longest_gap = max(oldest, cycle([comes]) - 1)
+    longest_gap = max(oldest, cycle([available]) - 1)
     if longest_gap > oldest:
         settings.append(f"{holder.name}.{holder.called.name_of('oldest')}: {longest_gap}")
-    if _iteration_without_rows(node.when, comes, (0, longest_gap)):
+    if _iteration_without_rows(node.when, available, (0, longest_gap)):
         origin = next((n for n in graph.in_order if n.writes and n.when), node)
         settings.append(f"{origin.name}.from: 1")
     remedy = f"set: {{{', '.join(settings)}}}"
     return Problem("no-rows-held", law, holder.edited or holder.mark, (), remedy)
 
 
-def _iteration_without_rows(when: Cadences, comes: Cadences, ages: tuple[int, int]) -> int | None:
+def _iteration_without_rows(runs: Cadences, available: Cadences, ages: tuple[int, int]) -> int | None:
     """Return the first iteration in which a node runs, and no rows of these ages have come."""
     youngest, oldest = ages
-    end = min(settled([when, comes]) + cycle([when, comes]) + oldest, COUNTED)
-    came = [due(comes, iteration) and iteration > 0 for iteration in range(end + 1)]
+    end = min(settled([runs, available]) + cycle([runs, available]) + oldest, COUNTED)
+    has_come = [due(available, iteration) and iteration > 0 for iteration in range(end + 1)]
     for iteration in range(1, end + 1):
-        usable = came[max(iteration - oldest, 1) : iteration - youngest + 1]
-        if due(when, iteration) and not any(usable):
+        usable = has_come[max(iteration - oldest, 1) : iteration - youngest + 1]
+        if due(runs, iteration) and not any(usable):
             return iteration
     return None
 

@@ -6,6 +6,7 @@ the update computes itself: the ratio is 1 at every token, and its gradient is t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rlgraph.ir.graph import Graph, Node
@@ -19,52 +20,62 @@ def elide(graph: Graph) -> Graph:
     It stays with ``keep: true``, with several optimizer steps, and where anything else reads it.
     """
     for node in graph.nodes:
-        if reader := _only_reader(graph, node):
+        reader = _only_reader(graph, node)
+        if reader:
             graph = _without(graph, node, reader)
-    return replace(graph, notes=graph.notes + _twins(graph))
+    return replace(graph, notes=(*graph.notes, *_twins(graph)))
 
 
 def _only_reader(graph: Graph, node: Node) -> Node | None:
     """Return the update that makes a node redundant, if there is one."""
     if not node.call or node.call.value("keep", True):  # what can be left out has an attribute to keep it
         return None
-    readers = graph.readers(node.writes[0])
-    if len(readers) != 1 or not readers[0].trains or node.writes[0] in graph.report.values():
+    (column, *_) = node.writes
+    readers = graph.readers(column)
+    if len(readers) != 1 or column in graph.report.values():
         return None
-    (reader,) = readers
-    same = (reader.model, reader.version) == (node.model, node.version)
-    ports = [port for port, column in reader.called.ins.items() if column == node.writes[0]]
-    alike = reader.called.value("temperature") == node.call.value("temperature")
-    alike = alike and reader.called.course("temperature") == node.call.course("temperature")
-    return reader if same and alike and ports == [COLUMN] and reader.optimizer_steps == 1 else None
+    reader = readers[0]
+    if not reader.trains or reader.optimizer_steps != 1:
+        return None
+    ports = [port for port, name in reader.called.ins.items() if name == column]
+    is_same = ports == [COLUMN] and _weights(reader) == _weights(node)
+    return reader if is_same and _temperature(reader) == _temperature(node) else None
+
+
+def _weights(node: Node) -> tuple[str | None, int | None]:
+    return node.model, node.version
+
+
+def _temperature(node: Node) -> tuple[object, object]:
+    """Return a node's temperature, and how it changes over the iterations."""
+    return node.called.value("temperature"), node.called.course("temperature")
 
 
 def _without(graph: Graph, node: Node, reader: Node) -> Graph:
+    """Return the graph without a node whose column an update computes itself."""
     (column,) = node.writes
-    ins = {port: source for port, source in reader.called.ins.items() if port != COLUMN}
+    ins = {port: name for port, name in reader.called.ins.items() if port != COLUMN}
     changed = replace(
         reader,
         call=replace(reader.called, ins=ins),
-        reads=tuple(read for read in reader.reads if read != column),
+        reads=tuple(name for name in reader.reads if name != column),
         after=tuple(name for name in reader.after if name != node.name),
     )
-    nodes = tuple(changed if n is reader else n for n in graph.nodes if n is not node)
-    why = f"`{reader.name}` makes one optimizer step from {node.model}@v, so its own log-probs are these"
-    note = f"left out `{node.name}`: {why} (keep it by {node.name}.keep=true)"
-    columns = {name: kept for name, kept in graph.columns.items() if name != column}
-    return replace(graph, nodes=nodes, columns=columns, notes=(*graph.notes, note))
+    nodes = [changed if other is reader else other for other in graph.nodes if other is not node]
+    reason = f"`{reader.name}` makes one optimizer step from {node.model}@v, so its own log-probs are these"
+    note = f"left out `{node.name}`: {reason} (keep it by {node.name}.keep=true)"
+    columns = {name: value for name, value in graph.columns.items() if name != column}
+    return replace(graph, nodes=tuple(nodes), columns=columns, notes=(*graph.notes, note))
 
 
-def _twins(graph: Graph) -> tuple[str, ...]:
-    """Return notes of nodes that compute the same from the same: reported, never merged."""
-    seen: dict[str, str] = {}
-    notes = []
+def _twins(graph: Graph) -> Iterator[str]:
+    """Yield notes of nodes that compute the same from the same: reported, never merged."""
+    by_work: dict[str, str] = {}
     for node in graph.nodes:
-        if node.call and node.op.engine == "train" and not node.trains:
-            call, weights = node.call, (node.model, node.version)
-            key = repr((call.target, weights, node.reads, sorted(call.attributes.items()), call.courses))
-            twin = seen.setdefault(key, node.name)
-            if twin != node.name:
-                both = f"`{twin}` and `{node.name}`"
-                notes.append(f"{both} compute the same: one could read the other's column")
-    return tuple(notes)
+        if not node.call or node.op.engine != "train" or node.trains:
+            continue
+        attributes = sorted(node.call.attributes.items())
+        work = repr((node.call.target, _weights(node), node.reads, attributes, node.call.courses))
+        twin = by_work.setdefault(work, node.name)
+        if twin != node.name:
+            yield f"`{twin}` and `{node.name}` compute the same: one could read the other's column"

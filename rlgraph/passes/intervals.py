@@ -12,7 +12,7 @@ as well: with it runs all that leads to it, and what reads it; rows last longer 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rlgraph.errors import raise_problems
@@ -31,41 +31,54 @@ def skip(graph: Graph) -> Graph:
     """
     if graph.report:  # an evaluation runs whole
         return replace(graph, nodes=tuple(replace(node, when=()) for node in graph.nodes))
-    comes = _comes(graph)
+    comes = _available(graph)
     view = CadenceView(graph, comes)
     raise_problems(problem for law in CADENCE_LAWS for problem in law(view))
     if not any(node.when for node in graph.nodes):
         return graph
+    when = _when_needed(graph, comes)
+    changed = replace(graph, nodes=tuple(replace(node, when=when[node.name]) for node in graph.nodes))
+    raise_problems(no_idle_iteration(changed))
+    return replace(changed, notes=(*changed.notes, *_never_run(changed)))
+
+
+def _when_needed(graph: Graph, available: Mapping[str, Cadences]) -> dict[str, Cadences]:
+    """Return the iterations in which each node runs: those of its readers, as far as its rows are there."""
     inserted = {node.name for node in graph.nodes if node.inserted}
     when: dict[str, Cadences] = {}
     for node in reversed(graph.in_order):
-        leads = [
-            when[reader]
-            for reader, columns in graph.needs.predecessors(node.name).items()
-            if columns or inserted & {reader, node.name}
-        ]
-        wanted, own = union(leads) if leads else node.when, comes[node.name]
+        users = []
+        for reader, columns in graph.needs.predecessors(node.name).items():
+            waits_for_insertion = node.name in inserted or reader in inserted
+            if columns or waits_for_insertion:
+                users.append(when[reader])
+        needed = union(users) if users else node.when
+        comes = available[node.name]
         if holds_rows(node):  # it takes in all that comes
-            when[node.name] = union([wanted, own])
+            when[node.name] = union([needed, comes])
         else:
-            when[node.name] = wanted if within(wanted, own) else own
-    changed = replace(graph, nodes=tuple(replace(node, when=when[node.name]) for node in graph.nodes))
-    raise_problems(no_idle_iteration(changed))
-    last = graph.schedule.iterations
-    late = [node for node in changed.nodes if node.updates and last and not count(node.when, last)]
-    never = (f"`{node.name}` never runs: {words(node.when)}, of {last} iterations" for node in late)
-    return replace(changed, notes=(*changed.notes, *never))
+            when[node.name] = needed if within(needed, comes) else comes
+    return when
 
 
-def _comes(graph: Graph) -> Mapping[str, Cadences]:
+def _never_run(graph: Graph) -> Iterator[str]:
+    """Yield notes of updates that run in no iteration."""
+    iterations = graph.schedule.iterations
+    for node in graph.nodes:
+        if node.updates and iterations and not count(node.when, iterations):
+            yield f"`{node.name}` never runs: {words(node.when)}, of {iterations} iterations"
+
+
+def _available(graph: Graph) -> Mapping[str, Cadences]:
     """Return in which iterations what each node reads is there; of one that holds rows, new ones."""
-    comes: dict[str, Cadences] = {}
-    writers = {column: node for node in graph.nodes for column in node.writes}
+    available: dict[str, Cadences] = {}
     for node in graph.in_order:
-        own = (node.when,) if node.writes else ()
-        read = (comes[writer.name] for column in node.reads if not holds_rows(writer := writers[column]))
-        comes[node.name] = max((*read, *own), key=_seldom, default=())
-    return comes
+        writers = [graph.writers[column] for column in node.reads]
+        cadences = [available[writer.name] for writer in writers if not holds_rows(writer)]
+        if node.writes:
+            cadences.append(node.when)
+        available[node.name] = max(cadences, key=_seldom, default=())
+    return available
 
 
 def _seldom(when: Cadences) -> tuple[int, int]:

@@ -153,7 +153,7 @@ def in_one_process(plan: Plan) -> Plan:
 def _within_process(plan: Plan, step: Step) -> Step:
     if not step.source:
         return step
-    serve = plan.models[next(iter(step.models))].serve
+    serve = plan.models[step.model].serve
     if serve is None or serve.addresses:
         return step
     return replace(step, path=serving(serve).paths[0])

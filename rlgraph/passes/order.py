@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.ir.graph import Graph
+from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.regions import collects, members
 
 
@@ -16,9 +16,14 @@ def order(graph: Graph) -> Graph:
     """
     graph = replace(graph, nodes=graph.in_order)
     for collect in collects(graph.nodes):
-        # the nodes of a region stand right before the collect of their rows: they are repeated as one
-        region, at = members(graph, collect), graph.nodes.index(collect)
-        inside = {node.name for node in region}
-        before = (node for node in graph.nodes[:at] if node.name not in inside)
-        graph = replace(graph, nodes=(*before, *region, *graph.nodes[at:]))
+        graph = replace(graph, nodes=_with_region_together(graph, collect))
     return graph
+
+
+def _with_region_together(graph: Graph, collect: Node) -> tuple[Node, ...]:
+    """Return the nodes, those of a region, which are repeated as one, right before their collect."""
+    region = members(graph, collect)
+    inside = {node.name for node in region}
+    position = graph.nodes.index(collect)
+    outside = [node for node in graph.nodes[:position] if node.name not in inside]
+    return (*outside, *region, *graph.nodes[position:])

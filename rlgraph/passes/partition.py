@@ -11,6 +11,7 @@ if that pool has as many devices, or all rows lie on one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rlgraph.ir.graph import Column, Graph, Node
@@ -31,25 +32,38 @@ def partition(graph: Graph) -> Graph:
     columns = dict(graph.columns)
     moved: dict[tuple[str, RowLayout, int], str] = {}  # (column, layout, devices) -> its copy in that layout
     nodes: list[Node] = []
-    # domain -> mini-batches of its updates (of the first, where they differ)
-    updates = [node for node in reversed(graph.nodes) if node.trains]
-    steps = {node.domain: int(node.called.value("minibatches", 1)) for node in updates}
+    minibatches = _minibatches(graph)
     for node in graph.in_order:
-        layout, devices = _layout(node, graph, columns, steps), graph.devices[node.pool]
-        fixed = node.kind.facts.in_place  # others take rows from wherever they are
-        elsewhere = [c for c in node.reads if fixed and not lies_so(graph, columns[c], layout, node.pool)]
-        wrong = [c for c in elsewhere if (c, layout, devices) not in moved]
-        if wrong:
+        layout, devices = _layout(node, graph, columns, minibatches), graph.devices[node.pool]
+        elsewhere = []
+        if node.kind.facts.in_place:  # other kinds take rows from wherever they are
+            for name in node.reads:
+                if not lies_so(graph, columns[name], layout, node.pool):
+                    elsewhere.append(name)
+        missing = [name for name in elsewhere if (name, layout, devices) not in moved]
+        if missing:
             place = layout if len(graph.devices) == 1 else f"{node.pool}/{layout}"
-            moves = {c: f"{c}@{place}" for c in wrong}
-            moved.update({(c, layout, devices): copy for c, copy in moves.items()})
-            for column, copy in moves.items():
-                there = replace(columns[column], name=copy, layout=layout, pool=node.pool, moved=True)
-                columns[copy] = replace(there, copy_of=there.copy_of or column)
-            nodes.append(_repartition(node, moves, layout, {columns[c].pool for c in wrong}))
-        nodes.append(_reading(node, {c: moved[c, layout, devices] for c in elsewhere}, layout))
-        columns.update({c: replace(columns[c], layout=layout, pool=node.pool) for c in node.writes})
+            copies = {name: f"{name}@{place}" for name in missing}
+            for name, copy in copies.items():
+                origin = columns[name].copy_of or name
+                columns[copy] = replace(
+                    columns[name], name=copy, layout=layout, pool=node.pool, moved=True, copy_of=origin
+                )
+                moved[name, layout, devices] = copy
+            nodes.append(_repartition(node, copies, layout, {columns[name].pool for name in missing}))
+        nodes.append(_reading(node, {name: moved[name, layout, devices] for name in elsewhere}, layout))
+        for name in node.writes:
+            columns[name] = replace(columns[name], layout=layout, pool=node.pool)
     return replace(graph, nodes=tuple(nodes), columns=columns)
+
+
+def _minibatches(graph: Graph) -> dict[str | None, int]:
+    """Return domain -> mini-batches of its updates; of the first, where they differ."""
+    minibatches: dict[str | None, int] = {}
+    for node in graph.nodes:
+        if node.trains:
+            minibatches.setdefault(node.domain, int(node.called.value("minibatches", 1)))
+    return minibatches
 
 
 def lies_so(graph: Graph, column: Column, layout: RowLayout, pool: str) -> bool:
@@ -58,36 +72,39 @@ def lies_so(graph: Graph, column: Column, layout: RowLayout, pool: str) -> bool:
     return column.layout == layout and alike
 
 
-def _layout(node: Node, graph: Graph, columns: dict[str, Column], steps: dict[str | None, int]) -> RowLayout:
+def _layout(
+    node: Node, graph: Graph, columns: Mapping[str, Column], minibatches: Mapping[str | None, int]
+) -> RowLayout:
+    """Return how the rows of a node lie on its pool's devices."""
     if graph.devices[node.pool] == 1:
         return ONE
     if node.kind.facts.layout == EVEN:
         return EVEN
     if node.kind.facts.layout == "filter":
-        (filtered,) = node.after
-        return columns[graph.node(filtered).writes[0]].layout
+        (filtering,) = node.after
+        return columns[graph.node(filtering).writes[0]].layout
     rows = node.op.declared.rows
-    scattered = rows == "group" and DOMAINS[graph.ancestors(node.domain)[-1].kind].answered
-    if node.op.source or rows == "all" or scattered:  # a source's samples lie by row, not by group
+    is_scattered = rows == "group" and DOMAINS[graph.ancestors(node.domain)[-1].kind].answered
+    if node.op.source or rows == "all" or is_scattered:  # a source's samples lie by row, not by group
         return ONE
     if node.op.declared.makes:
         return EVEN
     if node.op.engine == "train":
-        return RowLayout("balanced", node.called.value("minibatches", steps.get(node.domain, 1)))
+        return RowLayout("balanced", node.called.value("minibatches", minibatches.get(node.domain, 1)))
     weights: Counter[RowLayout] = Counter()
     for name in node.reads:
         # a number per token weighs more to move than a number per row
         weights[columns[name].layout] += 100 if columns[name].type.axis else 1
     if rows == "group" or node.op.declared.filters:
-        return max((ONE, EVEN), key=lambda layout: (weights[layout], layout == EVEN))
+        return ONE if weights[ONE] > weights[EVEN] else EVEN
     return max(weights, key=lambda layout: weights[layout])
 
 
 def _repartition(reader: Node, moves: dict[str, str], layout: RowLayout, origins: set[str]) -> Node:
-    who = f"the {reader.kind} for `{reader.name}`" if reader.inserted else f"`{reader.name}`"
-    why = BECAUSE[layout.way]
+    subject = f"the {reader.kind} for `{reader.name}`" if reader.inserted else f"`{reader.name}`"
+    reason = BECAUSE[layout.way]
     if origins != {reader.pool}:
-        why = f"runs on pool {reader.pool}, and they are on {' and '.join(sorted(origins))}"
+        reason = f"runs on pool {reader.pool}, and they are on {' and '.join(sorted(origins))}"
     return Node(
         name=f"repartition:{reader.name}",
         kind=Kind.REPARTITION,
@@ -96,7 +113,7 @@ def _repartition(reader: Node, moves: dict[str, str], layout: RowLayout, origins
         domain=reader.domain,
         pool=reader.pool,
         layout=layout,
-        because=f"{who} {why}",
+        because=f"{subject} {reason}",
     )
 
 

@@ -9,6 +9,7 @@ nodes     on a model: where its engine is. Others: where they say, else where mo
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rlgraph.errors import raise_problems
@@ -24,31 +25,43 @@ def place(graph: Graph) -> Graph:
         GraphError: a pool that nothing runs on, or on which what streams would wait for itself.
     """
     pools: dict[str, str] = {}
-    weights = {name: 100 if column.type.axis else 1 for name, column in graph.columns.items()}
-    writer = {column: node.name for node in graph.nodes for column in node.writes}
     for node in graph.in_order:
-        pools[node.name] = _fixed(graph, node, pools)
-        if not pools[node.name]:
-            near: Counter[str] = Counter()
-            for column in node.reads:
-                near[pools[writer[column]]] += weights[column]
-            pools[node.name] = near.most_common(1)[0][0] if near else next(iter(graph.devices))
+        pools[node.name] = _fixed(graph, node, pools) or _near(graph, node, pools)
     view = PlacedView(graph, pools)
     raise_problems(problem for law in PLACE_LAWS for problem in law(view))
     return replace(graph, nodes=tuple(replace(node, pool=pools[node.name]) for node in graph.nodes))
 
 
-def _fixed(graph: Graph, node: Node, pools: dict[str, str]) -> str:
+def _near(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
+    """Return the pool where most of what a node reads is; the first pool for one that reads nothing."""
+    weights: Counter[str] = Counter()
+    for column in node.reads:
+        # numbers per token weigh more to move than numbers per row
+        weights[pools[graph.writers[column].name]] += 100 if graph.columns[column].type.axis else 1
+    if not weights:
+        return next(iter(graph.devices))
+    ((pool, _),) = weights.most_common(1)
+    return pool
+
+
+def _fixed(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
     """Return the pool that a node has to be on, if there is one."""
     if node.kind.facts.collects and graph.regions[node.after[0]].streams:
-        trains = (other for other in graph.nodes if other.updates)  # what streams goes to where it is read
-        return graph.engines[f"{next(trains).model}.train"]
+        update = next(other for other in graph.nodes if other.updates)
+        return graph.engines[f"{update.model}.train"]  # what streams goes to where it is read
     if node.kind.facts.at_filter:
         return pools[node.after[0]]  # the pool of its filter, which marks the rows that stay
     if node.call and node.op.engine:
         return graph.engines[f"{node.model}.{node.op.engine}"]
     if node.call and node.op.source and not node.pool:
-        readers = [reader for column in node.writes for reader in graph.readers(column)]
-        pools_near = (graph.engines[f"{r.model}.{r.op.engine}"] for r in readers if r.call and r.op.engine)
-        return next(pools_near, "")
+        return _pool_of_reader(graph, node)
     return node.pool
+
+
+def _pool_of_reader(graph: Graph, source: Node) -> str:
+    """Return the pool of the first node on a model that reads a source; "" where there is none."""
+    for column in source.writes:
+        for reader in graph.readers(column):
+            if reader.call and reader.op.engine:
+                return graph.engines[f"{reader.model}.{reader.op.engine}"]
+    return ""

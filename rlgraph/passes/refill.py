@@ -20,7 +20,7 @@ from rlgraph.ir.steps import Kind
 from rlgraph.laws.regions import REGION_LAWS, same_source
 from rlgraph.laws.views import RegionView
 
-TOLD = ("text[samples]", "float32[samples]")
+RECORDED = ("text[samples]", "float32[samples]")
 
 
 def refill(graph: Graph) -> Graph:
@@ -51,61 +51,74 @@ def _selects(graph: Graph, filtering: Node) -> list[Node]:
 
 
 def _collected(graph: Graph, filtering: Node) -> Graph:
+    """Return the graph with one ``collect`` in place of the selections of a filter's rows."""
     selects, region = _selects(graph, filtering), _region(graph, filtering)
     replaced = {node.name for node in selects}
-    tries = f"in {region.rounds} rounds at most" if region.rounds > 1 else "in one round"
-    because = f"`{filtering.name}` refills: the steps from `{region.source}` on are repeated with the next "
-    because += f"{region.kind} until {region.rows} rows stay, {tries}"
-    if region.streams:
-        because = f"`schedule.stream`: rows come as they finish, and an iteration takes {region.rows} that "
-        because += f"were begun at most {region.keep} update{'s' * (region.keep != 1)} before"
-    told = _told(graph, filtering, selects) if region.streams else {}
+    recorded = _recorded_columns(graph, filtering, selects) if region.streams else {}
     collect = Node(
         name=f"collect:{filtering.name}",
         kind=Kind.COLLECT,
-        reads=(*(node.reads[0] for node in selects), *told),
-        writes=(*(node.writes[0] for node in selects), *(column.name for column in told.values())),
+        reads=(*(node.reads[0] for node in selects), *recorded),
+        writes=(*(node.writes[0] for node in selects), *(column.name for column in recorded.values())),
         domain=selects[0].domain,
         after=(filtering.name,),
-        because=because,
+        because=_why_collected(region),
     )
-    known = {**graph.columns, **{column.name: column for column in told.values()}}
-    rewritten = {name: replace(known[name], writer=collect.name) for name in collect.writes}
+    columns = {**graph.columns}
+    columns.update((column.name, column) for column in recorded.values())
+    for name in collect.writes:
+        columns[name] = replace(columns[name], writer=collect.name)
+    remaining = [node for node in graph.nodes if node.name not in replaced]
     return replace(
         graph,
-        nodes=(*(node for node in graph.nodes if node.name not in replaced), collect),
-        columns={**graph.columns, **rewritten},
+        nodes=(*remaining, collect),
+        columns=columns,
         regions={**graph.regions, filtering.name: region},
     )
 
 
-def _told(graph: Graph, filtering: Node, selects: Sequence[Node]) -> dict[str, Column]:
-    """Return what a samples file tells of a row, and nothing behind the filter reads -> its column there."""
-    read, like = {node.reads[0] for node in selects}, graph.columns[selects[0].writes[0]]
-    return {
-        name: replace(column, name=f"{name}/{filtering.name}", domain=like.domain, copy_of=name)
-        for name, column in graph.columns.items()
-        if column.domain == filtering.domain and not column.copy_of and name not in read
-        if str(column.type) in TOLD and name != filtering.writes[0]
-    }
+def _why_collected(region: Region) -> str:
+    if region.streams:
+        updates = "update" if region.keep == 1 else "updates"
+        reason = f"`schedule.stream`: rows come as they finish, and an iteration takes {region.rows} that "
+        return reason + f"were begun at most {region.keep} {updates} before"
+    tries = f"in {region.rounds} rounds at most" if region.rounds > 1 else "in one round"
+    reason = f"`{region.filter}` refills: the steps from `{region.source}` on are repeated with the next "
+    return reason + f"{region.kind} until {region.rows} rows stay, {tries}"
+
+
+def _recorded_columns(graph: Graph, filtering: Node, selects: Sequence[Node]) -> dict[str, Column]:
+    """Return what a samples file has of a row, and nothing behind the filter reads -> its column there."""
+    read = {node.reads[0] for node in selects}
+    domain = graph.columns[selects[0].writes[0]].domain
+    recorded = {}
+    for name, column in graph.columns.items():
+        is_original = column.domain == filtering.domain and not column.copy_of
+        is_recorded = str(column.type) in RECORDED and name != filtering.writes[0]
+        if is_original and is_recorded and name not in read:
+            copy = f"{name}/{filtering.name}"
+            recorded[name] = replace(column, name=copy, domain=domain, copy_of=name)
+    return recorded
 
 
 def _region(graph: Graph, filtering: Node) -> Region:
     assert filtering.refill
-    wanted, line = filtering.refill, graph.ancestors(filtering.domain)
+    refill = filtering.refill
+    line = graph.ancestors(filtering.domain)
     source = graph.node(line[-1].maker)
     batch = source.called.value("rows", 0)
     times = prod(domain.times for domain in line)
+    rows = batch * times if isinstance(batch, int) else 0
     return Region(
         filter=filtering.name,
         source=source.name,
         kind=line[-1].kind,
-        rows=wanted.rows or (batch * times if isinstance(batch, int) else 0),
+        rows=refill.rows or rows,
         times=times,
-        rounds=wanted.rounds,
-        expected=wanted.expected,
-        over_sample=wanted.over_sample,
-        keep=wanted.keep,
-        policy=wanted.policy or "",
+        rounds=refill.rounds,
+        expected=refill.expected,
+        over_sample=refill.over_sample,
+        keep=refill.keep,
+        policy=refill.policy or "",
         streams=graph.schedule.stream is not None,
     )

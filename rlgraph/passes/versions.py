@@ -7,6 +7,7 @@ weights that the model had k iterations ago, ``policy@v-k``: it runs that far ah
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rlgraph.errors import raise_problems
@@ -23,47 +24,71 @@ def version(graph: Graph) -> Graph:
     Raises:
         GraphError: generation is to run ahead of training, but no pool is its own.
     """
-    updates: dict[str, list[Node]] = defaultdict(list)
+    graph, copies = _with_copied_versions(graph)
     readers: dict[str, list[Node]] = defaultdict(list)
-    terms: dict[str, list[Node]] = defaultdict(list)
-    graph, first = _copies(graph)
+    updates: dict[str, list[Node]] = defaultdict(list)
+    terms: dict[str, list[Node]] = defaultdict(list)  # by the update that they join
     for node in graph.nodes:
-        terms[node.joins].append(node)
-        if node.model and not node.joins:
-            (updates if node.updates else readers)[node.model].append(node)
-    changed: dict[str, Node] = {}
+        if node.joins:
+            terms[node.joins].append(node)
+        elif node.model:
+            nodes_of = updates if node.updates else readers
+            nodes_of[node.model].append(node)
+    versioned: dict[str, Node] = {}
     for model, nodes in readers.items():
         for node in nodes:
-            last = tuple(n.name for n in updates[model][-1:]) if node.reads_next else ()
-            at = len(updates[model]) if node.reads_next else -len(updates[model]) * ahead(graph, node)
-            if node.op.declared.recorded:  # sampled before the run, by weights of an unknown version
-                last, at = (), -1
-            changed[node.name] = replace(node, version=at, after=node.after + last)
+            versioned[node.name] = _reading(graph, node, updates[model])
     for model, nodes in updates.items():
-        before = (*(n.name for n in readers[model] if not n.reads_next), *first[model])
-        for count, node in enumerate(nodes):
-            earlier = tuple(other.name for other in nodes[:count][-1:])
-            for term in terms[node.name]:
-                changed[term.name] = replace(term, version=count, after=term.after + earlier)
-            before += tuple(term.name for term in terms[node.name])
-            changed[node.name] = replace(node, version=count, after=node.after + before)
-            before = (node.name,)
+        earlier = [node.name for node in readers[model] if not node.reads_next] + copies[model]
+        for node in _updating(nodes, terms, earlier):
+            versioned[node.name] = node
     raise_problems(runs_ahead(graph))
-    return replace(graph, nodes=tuple(changed.get(node.name, node) for node in graph.nodes))
+    return replace(graph, nodes=tuple(versioned.get(node.name, node) for node in graph.nodes))
 
 
-def _copies(graph: Graph) -> tuple[Graph, dict[str, list[str]]]:
-    """Return the graph with the versions that copies copy; per model, the copies before its updates."""
-    first: dict[str, list[str]] = defaultdict(list)
+def _reading(graph: Graph, node: Node, updates: Sequence[Node]) -> Node:
+    """Return a node that reads its model with the version that it reads."""
+    if node.op.declared.recorded:  # sampled before the run, by weights of an unknown version
+        return replace(node, version=-1)
+    if node.reads_next:
+        final = tuple(update.name for update in updates[-1:])
+        return replace(node, version=len(updates), after=node.after + final)
+    return replace(node, version=-len(updates) * ahead(graph, node))
+
+
+def _updating(
+    updates: Sequence[Node], terms: Mapping[str, Sequence[Node]], earlier: Sequence[str]
+) -> Iterator[Node]:
+    """Yield the updates of a model, one after the other, and before each the terms that join it.
+
+    The first comes after the nodes ``earlier``, which read the version on entry.
+    """
+    previous: tuple[str, ...] = ()
+    for version, update in enumerate(updates):
+        joining = terms.get(update.name, ())
+        for term in joining:
+            yield replace(term, version=version, after=term.after + previous)
+        waits = previous if previous else tuple(earlier)
+        names = tuple(term.name for term in joining)
+        yield replace(update, version=version, after=update.after + waits + names)
+        previous = (update.name,)
+
+
+def _with_copied_versions(graph: Graph) -> tuple[Graph, dict[str, list[str]]]:
+    """Return the graph with the versions that copies copy, and per model the copies before its updates."""
+    copies: dict[str, list[str]] = defaultdict(list)
     nodes = []
     for node in graph.nodes:
-        if node.of:
-            updates = [other.name for other in graph.nodes if other.updates and other.model == node.of]
-            last = tuple(updates[-1:]) if node.of_next else ()
-            first[node.of] += [] if node.of_next else [node.name]
-            node = replace(node, of_version=len(updates) * node.of_next, after=node.after + last)
+        copied = node.of
+        if copied:
+            updates = [other.name for other in graph.nodes if other.updates and other.model == copied]
+            if node.of_next:
+                node = replace(node, of_version=len(updates), after=(*node.after, *updates[-1:]))
+            else:
+                copies[copied].append(node.name)
+                node = replace(node, of_version=0)
         nodes.append(node)
-    return replace(graph, nodes=tuple(nodes)), first
+    return replace(graph, nodes=tuple(nodes)), copies
 
 
 def ahead(graph: Graph, node: Node) -> int:

@@ -101,7 +101,7 @@ def lent(plan: Plan, because: str) -> Plan:
     sync = next(
         step for step in plan.steps if step.facts.syncs and step.models.keys() & drawing.models.keys()
     )
-    pool, serve = lender(plan), plan.models[next(iter(drawing.models))].serve
+    pool, serve = lender(plan), plan.models[drawing.model].serve
     assert serve
     step = replace(
         sync,
@@ -130,7 +130,7 @@ def lender(plan: Plan) -> str:
 def unfit(plan: Plan) -> str:
     """Return why the pool that trains can't be lent, whatever its devices hold; "" where it can."""
     drawing, stream = _drawing(plan), plan.schedule.stream
-    serve = plan.models[next(iter(drawing.models))].serve
+    serve = plan.models[drawing.model].serve
     assert serve and stream
     if serve.addresses:
         return "its weights go to servers at addresses"

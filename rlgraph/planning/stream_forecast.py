@@ -118,7 +118,7 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
     lengths, rows = work.limited(function), region.rows / region.expected
     chunk = float(function.attributes.get("chunk") or lengths.longest)
     rounds = max(math.ceil(lengths.longest / chunk / ROUNDS), 1)  # that are simulated as one
-    serve = pricing.serve(next(iter(drawn.models)))
+    serve = pricing.serve(drawn.model)
     # at servers samples stay in flight from round to round
     gap = 0.0 if serving(serve).own_servers else pricing.calibrated("round", grade, ASSUMED.round.__getitem__)
     step = ASSUMED.step[grade]

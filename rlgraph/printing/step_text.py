@@ -201,7 +201,7 @@ def _cache_text(plan: Plan, step: Step) -> str:
     if step.node not in plan.predicted.in_flight:
         return ""
     in_flight, waves = plan.predicted.in_flight[step.node]
-    model = next(iter(step.models))
+    model = step.model
     serve = plan.models[model].serve
     assert serve
     if serve.addresses:

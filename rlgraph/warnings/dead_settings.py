@@ -94,20 +94,23 @@ class Search:
 
         It matters too where the graph can't be without it, or refuses another value for more than its type.
         """
-        legal, section = False, bool(self.tree.at(path).items)
+        is_section = bool(self.tree.at(path).items)
+        has_legal_change = False
         for leaf, value in self._changes(path):
             try:
                 changed = put(self.written, leaf, None if value is None else Tree.of(value), None)
                 plan = self.plan_of(interpolate(changed))
             except GraphError as error:
-                of_type = {problem.kind for problem in error.problems} == {"wrong-value"}
-                if (section and leaf == path) or not (section or value is None or of_type):
+                is_needed = is_section and leaf == path
+                is_of_wrong_type = {problem.kind for problem in error.problems} == {"wrong-value"}
+                may_be_refused = is_section or value is None or is_of_wrong_type
+                if is_needed or not may_be_refused:
                     return False
                 continue
             if _decided(plan) != _decided(self.plan):
                 return False
-            legal = True
-        return legal
+            has_legal_change = True
+        return has_legal_change
 
     def _changes(self, path: TreePath) -> Iterator[tuple[TreePath, Any]]:
         """Yield what may be changed at a path, and into what; None takes it out."""

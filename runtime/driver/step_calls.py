@@ -84,7 +84,7 @@ def _sync(execution: Execution, step: Step) -> list[WorkerCall]:
 
 
 def _transition(execution: Execution, step: Step) -> list[WorkerCall]:
-    model = next(iter(step.models))
+    model = step.model
     return _each(step, "engine", lambda _: (("move", step.kind, model, step.parts), ()))
 
 

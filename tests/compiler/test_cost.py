@@ -40,6 +40,7 @@ from rlgraph.lengths import Lengths
 from rlgraph.lowering import plan_tree
 from rlgraph.planning.auto_settings import fixed
 from rlgraph.planning.predict import DoesNotFitError, Scenario, predict
+from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import compile_again, parse
 from rlgraph.request import PlanRequest
 from rlgraph.search.evaluate import Evaluator
@@ -435,3 +436,11 @@ def test_passes_that_score_have_a_size_of_their_own() -> None:
 
     as_updates, small = (planned(f"models.ref.train.score_tokens={n}") for n in ("null", 1024))
     assert small[0] > as_updates[0] and small[1] == as_updates[1]
+
+
+@pytest.mark.parametrize("name", ["sdft", "sdpo"])
+def test_a_plan_for_a_cluster_whose_update_copies_weights_prints(name: str) -> None:
+    """An update that copies another model's weights works on two models."""
+    plan = compile_graph(name, target=Target("h100-8"))
+    (copy,) = [step for step in plan.steps if step.copied and step.updates]
+    assert f"{copy.id}. run {copy.node}" in plan_text(plan)

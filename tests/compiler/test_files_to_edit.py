@@ -55,3 +55,19 @@ def test_a_pass_is_its_file_and_a_line_of_the_table(function: str) -> None:
     (module,) = {f.__module__ for f in PASSES if f.__name__ == function}
     imports = named(rf"\bfrom {re.escape(module)} import .*\b{function}\b")
     assert imports == {"rlgraph/passes/__init__.py", *ASKED.get(function, ())}
+
+
+def test_laws_alone_find_what_is_wrong_behind_binding() -> None:
+    """Passes and the search for warnings check laws; they make no problem themselves."""
+    making = named(r"\b(Problem|fail|refusal|warning)\(")
+    assert [file for file in making if file.startswith(("rlgraph/passes/", "rlgraph/warnings/"))] == []
+    assert len([file for file in making if file.startswith("rlgraph/laws/")]) >= 9
+
+
+def test_every_law_is_checked() -> None:
+    """A function from a view to problems is listed, or called by another law."""
+    texts = {path: path.read_text() for path in sorted((ROOT / "rlgraph/laws").glob("*.py"))}
+    laws = re.findall(r"^def (\w+)\(view: \w+View\) -> Iterator\[Problem\]:", "".join(texts.values()), re.M)
+    others = "".join(path.read_text() for path in WRITTEN if path.suffix == ".py")
+    assert [law for law in laws if len(re.findall(rf"\b{law}\b", others)) < 2] == []
+    assert len(laws) > 80

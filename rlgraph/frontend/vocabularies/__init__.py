@@ -12,21 +12,31 @@ from rlgraph.variables import with_values
 NAMES = Path(__file__).parent / "vocabularies.yaml"
 
 
-def share_tokens(one: Model, other: Model) -> tuple[bool, bool]:
+def share_tokens(model: Model, other: Model) -> tuple[bool, bool]:
     """Return whether tokens of one model are those of another, as far as can be told, and whether the graph
     tells it: where it does not, a machine that has the files of both compares them."""
-    if one.path == other.path or OPEN in (one.path, other.path):
+    if model.path == other.path or OPEN in (model.path, other.path):
         return True, True
-    names = [model.spec.vocabulary or _by_name(with_values(model.path)) for model in (one, other)]
-    files = [Path(with_values(model.path)) / "tokenizer.json" for model in (one, other)]
-    if all(file.is_file() for file in files) and not (one.spec.vocabulary or other.spec.vocabulary):
-        return _alike(*((file, file.stat().st_mtime_ns) for file in files)), all(names)
-    return names[0] == names[1] or not all(names), all(names)
+    name, other_name = _vocabulary(model), _vocabulary(other)
+    are_named = bool(name and other_name)
+    files = [Path(with_values(path)) / "tokenizer.json" for path in (model.path, other.path)]
+    is_said = bool(model.spec.vocabulary or other.spec.vocabulary)
+    if not is_said and all(file.is_file() for file in files):
+        versions = [(file, file.stat().st_mtime_ns) for file in files]
+        return _same_numbers(*versions), are_named
+    return name == other_name or not are_named, are_named
+
+
+def _vocabulary(model: Model) -> str | None:
+    """Return the name of a model's vocabulary: as the graph says, else by the model's own name."""
+    return model.spec.vocabulary or _by_name(with_values(model.path))
 
 
 def _by_name(path: str) -> str | None:
-    fitting = (name for name, models in _known().items() if any(fnmatch(path, like) for like in models))
-    return next(fitting, None)
+    for name, patterns in _known().items():
+        if any(fnmatch(path, pattern) for pattern in patterns):
+            return name
+    return None
 
 
 @cache
@@ -36,21 +46,25 @@ def _known() -> dict[str, list[str]]:
 
 
 @cache
-def _alike(*files: tuple[Path, int]) -> bool:
-    """Return whether two files ``tokenizer.json`` agree on each number that both have."""
-    one, other = (file.read_bytes() for file, _ in files)
-    if one == other:
+def _same_numbers(version: tuple[Path, int], other: tuple[Path, int]) -> bool:
+    """Return whether two files ``tokenizer.json`` agree on each number that both have.
+
+    With each file comes the time of its last change, so that one that has changed is read anew.
+    """
+    content, other_content = version[0].read_bytes(), other[0].read_bytes()
+    if content == other_content:
         return True
-    first, second = _numbers(one), _numbers(other)
-    return all(second.get(number, token) == token for number, token in first.items())
+    tokens, other_tokens = _numbers(content), _numbers(other_content)
+    return all(other_tokens.get(number, token) == token for number, token in tokens.items())
 
 
 def _numbers(file: bytes) -> dict[int, str]:
     """Return the number of each token -> its text, added tokens among them."""
     content = json.loads(file)
-    vocabulary = content["model"]["vocab"]  # of unigrams a list, with scores
-    pairs = (
-        vocabulary.items() if isinstance(vocabulary, dict) else ((v[0], i) for i, v in enumerate(vocabulary))
-    )
-    added = {token["id"]: token["content"] for token in content.get("added_tokens", ())}
-    return {**{number: text for text, number in pairs}, **added}
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        tokens = {number: text for text, number in vocabulary.items()}
+    else:  # of unigrams: a list of texts with scores
+        tokens = {number: entry[0] for number, entry in enumerate(vocabulary)}
+    tokens |= {token["id"]: token["content"] for token in content.get("added_tokens", ())}
+    return tokens

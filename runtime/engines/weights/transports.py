@@ -202,5 +202,5 @@ def _problem(step: Step, earlier: Step | None, serve: ServePlan, remote: bool) -
     if not inside and not remote:
         return "its two engines are in one process"
     if step.path == "disk" and not serve.sync_folder:
-        return f"models.{next(iter(step.models))}.serve.sync_folder names no folder"
+        return f"models.{step.model}.serve.sync_folder names no folder"
     return ""
