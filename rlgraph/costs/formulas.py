@@ -30,26 +30,30 @@ def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, g
     max[(weights + live cached rows) / bandwidth, 2 N live / FLOPS] + overhead. ``graphs``: the engine replays
     CUDA graphs, so that launches cost nothing.
     """
-    read = size.touched(live) * rates.width + live * size.cache_bytes(rates.width, context)
+    bytes_read = size.touched(live) * rates.width + live * size.cache_bytes(rates.width, context)
     work = live * (2 * size.multiplied + 2 * size.asked * context)
     overhead = rates.efficiency.decode_step[rates.grade] + rates.reduced(size, live)
-    overhead += 0.0 if graphs else rates.launch(size.config.num_hidden_layers)
-    return max(read / rates.memory, work / rates.flops(rates.efficiency.decode)) + overhead
+    if not graphs:
+        overhead += rates.launch(size.config.num_hidden_layers)
+    return max(bytes_read / rates.memory, work / rates.flops(rates.efficiency.decode)) + overhead
 
 
 @lru_cache(maxsize=4096)  # a search has many layouts that generate alike
 def decode_seconds(
     size: Size, rates: Rates, rows: float, slots: float, prompt: float, lengths: Lengths, graphs: bool = False
 ) -> float:
-    """Return the seconds of full slots until none waits, then of a batch that shrinks to the longest."""
-    last = min(rows, slots)
-    waiting = rows - last
-    steps = waiting * lengths.mean / last
-    full = steps * decode_step_seconds(size, rates, last, prompt + lengths.mean / 2, graphs) if steps else 0.0
-    return full + sum(
-        count * decode_step_seconds(size, rates, live, prompt + done, graphs)
-        for done, live, count in lengths.alive(last)
+    """Return the seconds of full slots until no row waits, then of a shrinking batch."""
+    batch = min(rows, slots)
+    waiting = rows - batch
+    steps = waiting * lengths.mean / batch
+    full = 0.0
+    if steps:
+        full = steps * decode_step_seconds(size, rates, batch, prompt + lengths.mean / 2, graphs)
+    shrinking = sum(
+        count * decode_step_seconds(size, rates, live, prompt + generated, graphs)
+        for generated, live, count in lengths.alive(batch)
     )
+    return full + shrinking
 
 
 @dataclass(frozen=True)
@@ -138,9 +142,9 @@ def update_bytes(
     Embeddings, last norm and head are gathered once: the backward pass needs no embeddings, and the others
     are kept for it. ``adapters``: the numbers of a device that train beside frozen weights; None: all do.
     """
-    others, beside = rates.devices - 1, adapters or 0
-    weights = gather_bytes(size, rates.devices, rates.width) + others * beside * rates.width
-    gradients = gather_bytes(size, rates.devices) if adapters is None else others * beside * MASTER
+    received_adapters = (rates.devices - 1) * (adapters or 0)
+    weights = gather_bytes(size, rates.devices, rates.width) + received_adapters * rates.width
+    gradients = gather_bytes(size, rates.devices) if adapters is None else received_adapters * MASTER
     if _gathers_once(size, rates):
         return optimizer_steps * (weights + gradients)
     once = padded(size.root_tensors, rates.devices) * rates.away * rates.width
@@ -170,13 +174,14 @@ def exchange_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> 
 def _exchanges(size: Size, rates: Rates, tokens: float) -> Iterator[tuple[Rates, int, float]]:
     """Yield which devices exchange something, how often in each layer, and the bytes of all layers."""
     config, numbers = size.config, size.config.num_hidden_layers * tokens * rates.width
-    seen = config.keys + config.values
+    keys_and_values = config.keys + config.values
     ring = ring_ranks(config.key_heads, rates.devices)
     within = replace(rates, devices=rates.devices // ring, replicas=rates.replicas * ring)
     if within.devices > 1:
-        yield within, 4, numbers * (config.queries + config.outputs + seen) / rates.devices * within.away
+        heads = config.queries + config.outputs + keys_and_values
+        yield within, 4, numbers * heads / rates.devices * within.away
     if ring > 1:
-        yield rates, 2, numbers * seen / within.devices * (ring - 1) / ring
+        yield rates, 2, numbers * keys_and_values / within.devices * (ring - 1) / ring
 
 
 def dispatch_bytes(size: Size, rates: Rates, tokens: float) -> float:
@@ -198,21 +203,21 @@ def dispatch_seconds(size: Size, rates: Rates, tokens: float, passes: float) -> 
 def host_step_seconds(numbers: int, rates: Rates) -> float:
     """Return the seconds of an optimizer step on the host (ZeRO-Offload, arXiv 2101.06840): gradients come,
     masters are stepped, weights go back. At best two of these hide behind the longest."""
-    come, go = (host_seconds(numbers * width, rates) for width in (MASTER, rates.width))
+    gradients, weights = (host_seconds(numbers * width, rates) for width in (MASTER, rates.width))
     rate = rates.cluster.host_step or rates.efficiency.host_step[rates.grade]
-    parts = come, numbers / rate, go
-    return max(parts) if rates.grade == BEST else sum(parts)
+    stages = (gradients, numbers / rate, weights)
+    return max(stages) if rates.grade == BEST else sum(stages)
 
 
 def activation_seconds(size: Size, rates: Rates, work: Tokens) -> float:
     """Return the seconds in which inputs of layers go to the host and come back, beyond what is hidden: at
     best the forward pass, one of four, hides the way there and the others the way back; at worst none."""
     config = size.config
-    there = host_seconds(config.num_hidden_layers * config.hidden_size * rates.width * work.tokens, rates)
+    one_way = host_seconds(config.num_hidden_layers * config.hidden_size * rates.width * work.tokens, rates)
     if rates.grade == WORST:
-        return 2 * there
+        return 2 * one_way
     forward = _compute(size, rates, work, 1, rates.efficiency.update)
-    return max(there - forward, 0.0) + max(there - 3 * forward, 0.0)
+    return max(one_way - forward, 0.0) + max(one_way - 3 * forward, 0.0)
 
 
 def reduction_bytes(size: Size, rates: Rates, tokens: float, factor: float) -> float:
@@ -242,18 +247,19 @@ def sync_bytes(size: Size, devices: int, width: int = MASTER, tensor: int = 1) -
 
     Where layers are divided in ``tensor`` parts, or experts, that is of one part, and then the others.
     """
-    part, whole = part_of(size, tensor), size.parameters
-    return gather_bytes(part, devices, width) + (whole - part.parameters + elsewhere(size, 1)) * width
+    part = part_of(size, tensor)
+    not_in_part = size.parameters - part.parameters + elsewhere(size, 1)
+    return gather_bytes(part, devices, width) + not_in_part * width
 
 
 def sync_bound(size: Size, devices: int, width: int, group: int = 1, tensor: int = 1) -> float:
-    """Return what it must receive: its group's part of the weights, but what lies in its own shard.
+    """Return the bytes that a device must receive: its group's part of the weights, without its own shard.
 
-    Shards lie over so many devices, each of one of ``tensor`` parts; a device of another pool has none: 0.
-    Each device of a serve engine, a group, has its part of every layer, with ``width`` bytes per number.
+    Shards are over ``devices``, each of one of ``tensor`` parts; 0 for a device of another pool, which has no
+    shard. Each device of a serve engine, a group, has its part of every layer, of ``width`` bytes per number.
     """
-    kept = part_of(size, tensor).parameters / size.parameters / devices if devices else 0.0
-    return size.parameters * width * max(1 / group - kept, 0.0)
+    shard = part_of(size, tensor).parameters / size.parameters / devices if devices else 0.0
+    return size.parameters * width * max(1 / group - shard, 0.0)
 
 
 def sync_seconds(size: Size, rates: Rates, width: int = MASTER) -> float:
@@ -271,6 +277,6 @@ def host_seconds(moved: float, rates: Rates) -> float:
     return moved / (rates.cluster.host_link * rates.efficiency.link[rates.grade])
 
 
-def changes_seconds(whole: float, rates: Rates) -> float:
+def changes_seconds(nbytes: float, rates: Rates) -> float:
     """Return the seconds in which weights come to a host, changes are found, and weights go to a device."""
-    return 2 * host_seconds(whole, rates) + whole / rates.efficiency.changes[rates.grade]
+    return 2 * host_seconds(nbytes, rates) + nbytes / rates.efficiency.changes[rates.grade]

@@ -191,12 +191,13 @@ def staging(
         bucket: bytes of a bucket.
         parts: in which layers or experts are divided; embeddings and head are whole.
     """
-    most = last = 0
-    for together in limits.buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width, size=bucket):
-        whole = padded(together, devices)
-        needed = whole // devices + whole * (1 if len(together) == 1 else 2)
-        if parts > 1 and together != [tensors[0]]:
-            needed = 2 * whole + 2 * whole // parts
-        most = max(most, last + needed)
-        last = padded(together[-1:], devices)
-    return most * width
+    peak = previous_tensor = 0
+    for bucket_tensors in limits.buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width, size=bucket):
+        gathered = padded(bucket_tensors, devices)
+        copies = 1 if len(bucket_tensors) == 1 else 2
+        needed = gathered // devices + gathered * copies
+        if parts > 1 and bucket_tensors != [tensors[0]]:
+            needed = 2 * gathered + 2 * gathered // parts
+        peak = max(peak, previous_tensor + needed)
+        previous_tensor = padded(bucket_tensors[-1:], devices)
+    return peak * width

@@ -1,4 +1,4 @@
-"""A model's tensors and bytes follow from the fields of its ``config.json``: no weights, no hub, no torch."""
+"""Derives a model's tensors and bytes from its ``config.json``: without weights, the hub or torch."""
 
 import math
 import os
@@ -42,9 +42,10 @@ class Size:
         # a layer of each kind, and how many there are
         self.unlike = {kinds.index(kind): count for kind, count in Counter(kinds).items()}
         self.windows = Counter(window for window, _ in kinds)
-        whole, active = ({kinds[i]: config.layer(i, only) for i in self.unlike} for only in (False, True))
-        self.layers = [whole[kind] for kind in kinds]
-        self.active_layers = [active[kind] for kind in kinds]
+        all_parameters = {kinds[index]: config.layer(index) for index in self.unlike}
+        active_parameters = {kinds[index]: config.layer(index, active=True) for index in self.unlike}
+        self.layers = [all_parameters[kind] for kind in kinds]
+        self.active_layers = [active_parameters[kind] for kind in kinds]
 
     @property
     def head_tensors(self) -> list[tuple[int, int]]:
@@ -63,9 +64,11 @@ class Size:
     @cached_property
     def tensors(self) -> tuple[tuple[int, int], ...]:
         """Return the tensors of the whole model, in its order. See ``Config.tensors``."""
-        embedding, *rest = self.root_tensors
-        layers = range(self.config.num_hidden_layers)
-        return (embedding, *(tensor for index in layers for tensor in self.config.tensors(index)), *rest)
+        embedding, *others = self.root_tensors
+        tensors = [embedding]
+        for index in range(self.config.num_hidden_layers):
+            tensors += self.config.tensors(index)
+        return (*tensors, *others)
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -85,9 +88,12 @@ class Size:
         """
         if (width, fused) not in self._buckets:
             layer = self.config.tensors if fused else self.config.weights
-            embedding, *rest = self.root_tensors
-            layers = (tensor for index in range(self.config.num_hidden_layers) for tensor in layer(index))
-            filled = buckets([embedding, *layers, *rest], lambda tensor: tensor[0] * tensor[1] * width)
+            embedding, *others = self.root_tensors
+            tensors = [embedding]
+            for index in range(self.config.num_hidden_layers):
+                tensors += layer(index)
+            tensors += others
+            filled = buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width)
             self._buckets[width, fused] = len([*filled])
         return self._buckets[width, fused]
 
@@ -109,22 +115,26 @@ class Size:
         its state a token multiplies three times, to read it, to correct it and to ask it.
         """
         config = self.config
-        seen = (config.queries + config.outputs) * sum((w or 0) * count for w, count in self.windows.items())
-        return self._weighed + seen + 3 * config.state * self.windows[0]
+        window_tokens = sum((window or 0) * count for window, count in self.windows.items())
+        in_windows = (config.queries + config.outputs) * window_tokens
+        return self._weighed + in_windows + 3 * config.state * self.windows[0]
 
     @cached_property
     def chosen(self) -> float:
         """Return the parameters of the experts that one token chooses, in all layers."""
-        chosen, idle = self.config.num_experts_per_tok, sum(self.layers) - sum(self.active_layers)
-        return idle * chosen / (self.config.experts - chosen) if idle else 0.0
+        chosen = self.config.num_experts_per_tok
+        idle = sum(self.layers) - sum(self.active_layers)
+        if not idle:
+            return 0.0
+        return idle * chosen / (self.config.experts - chosen)
 
     def touched(self, rows: float) -> float:
-        """Return the parameters that a decode step of ``rows`` tokens reads, with chosen experts alone."""
-        config, whole, active = self.config, sum(self.layers), sum(self.active_layers)
-        if whole == active:
+        """Return the parameters that a decode step of ``rows`` tokens reads: of experts, the chosen ones."""
+        total, active = sum(self.layers), sum(self.active_layers)
+        if total == active:
             return self._weighed
-        chosen = config.num_experts_per_tok / config.experts
-        experts = (whole - active) / (1 - chosen)
+        chosen = self.config.num_experts_per_tok / self.config.experts
+        experts = (total - active) / (1 - chosen)
         idle: float = (1 - chosen) ** rows
         return self._weighed - experts * chosen + experts * (1 - idle)
 
@@ -155,8 +165,9 @@ class Size:
 
         A layer with a window keeps what the next token sees: one token less than the window has.
         """
-        kept = sum(count * min(tokens, (w or math.inf) - 1) for w, count in self.windows.items() if w != 0)
-        return kept * (self.config.cached * width) + self.state_bytes(width)
+        limits = [(window or math.inf, count) for window, count in self.windows.items() if window != 0]
+        kept_tokens = sum(count * min(tokens, limit - 1) for limit, count in limits)
+        return kept_tokens * (self.config.cached * width) + self.state_bytes(width)
 
     def attention_flops(self, length: float) -> float:
         """Return the forward FLOPs of causal attention to all tokens in one sequence: s^2 for each number of
@@ -240,19 +251,28 @@ def _size(name: str, file: Path | None, _time: int, head: str, fields: tuple[tup
 
 
 def _checked(tree: Tree, name: str, changed: dict[str, Any]) -> Config:
-    family = str(kind.plain()) if (kind := tree.items.get("model_type")) else ""
+    kind = tree.items.get("model_type")
+    family = str(kind.plain()) if kind else ""
     if family in TEXTS:
-        # some have the fields of their text apart, but for whether embedding and head are one
-        text, tied = tree.items.get("text_config", tree), "tie_word_embeddings"
-        own = {"model_type": Tree(TEXTS[family], tree.mark), tied: tree.items.get(tied)}
-        fields = {**text.items, **{key: value for key, value in own.items() if value}}
-        tree = Tree(fields, tree.mark)
+        tree = _text_config(tree, family)
     elif kind and family not in get_args(Family):
         law = f"{family}: sizes of models of this type are not known, so memory and times can't be predicted"
         remedy = f"{WITHOUT}, or name a model of one of these types that has about its size"
         raise fail("unknown-size", law, kind.mark, get_args(Family), remedy)
-    after = {key: Tree(value, tree.mark) for key, value in changed.items()}
-    return read_record(Config, Tree({**tree.items, **after}, tree.mark), name)
+    changes = {key: Tree(value, tree.mark) for key, value in changed.items()}
+    return read_record(Config, Tree({**tree.items, **changes}, tree.mark), name)
+
+
+def _text_config(tree: Tree, family: str) -> Tree:
+    """Return the fields of a model's text.
+
+    Some models have these in a section, except for whether embedding and head are one.
+    """
+    fields = {**tree.items.get("text_config", tree).items, "model_type": Tree(TEXTS[family], tree.mark)}
+    tied = tree.items.get("tie_word_embeddings")
+    if tied:
+        fields["tie_word_embeddings"] = tied
+    return Tree(fields, tree.mark)
 
 
 @cache
@@ -274,17 +294,22 @@ def known_models() -> tuple[str, ...]:
 
 
 def _unknown(path: str) -> GraphError:
-    law = f"the size of `{path}` is not known: it is no folder with a `config.json`, no shipped card, and "
-    law += "in no cache of the hub on this machine"
+    if path == OPEN:
+        law, remedy = "the model's path is still open", "give it as models.NAME.path=..."
+        return fail("unknown-size", law, None, (), remedy)
+    if "://" in path:
+        law = f"the size of `{path}` is not known: only a run copies what is at a URL, and none has here"
+        remedy = f"copy the model's `config.json` into a folder and plan with its path; {WITHOUT}"
+        return fail("unknown-size", law, None, (), remedy)
+    law = (
+        f"the size of `{path}` is not known: it is no folder with a `config.json`, no shipped card, and "
+        "in no cache of the hub on this machine"
+    )
     remedy = "put the model's `config.json` into a folder and give its path"
     if ON_HUB.fullmatch(path):
         remedy += f", or fetch it into the cache: hf download {path} config.json"
     remedy += f"; {WITHOUT}"
-    if path == OPEN:
-        law, remedy = "the model's path is still open", "give it as models.NAME.path=..."
-    elif "://" in path:
-        law = f"the size of `{path}` is not known: only a run copies what is at a URL, and none has here"
-        remedy = f"copy the model's `config.json` into a folder and plan with its path; {WITHOUT}"
-    elif near := nearest(path, known_models()):
+    near = nearest(path, known_models())
+    if near:
         remedy += f"\n  {near}"
     return fail("unknown-size", law, None, (), remedy)

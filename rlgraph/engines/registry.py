@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import chain
 from typing import Protocol
 
 from rlgraph.engines import sglang_options
@@ -162,21 +161,30 @@ class AdapterSection(Protocol):
 
 def no_adapter(serve: ServeSection, lora: AdapterSection) -> str:
     """Return why an engine can't serve adapters beside its weights, or nothing."""
-    engine, groups = serve.engine, serving(serve).adapters
-    if serving(serve).merges_adapters:
+    record = serving(serve)
+    if record.merges_adapters:
         return ""
-    if not groups:
-        return f"the engine {engine} has no adapters"
+    if not record.adapters:
+        return f"the engine {serve.engine} has no adapters"
     if serve.addresses:
         return "servers at addresses hold weights that the run did not choose"
-    without = sorted(serving(serve).without_adapters)
-    if clash := [key for key in without if getattr(serve, key) not in (1, None)]:
-        return f"the engine {engine} loads no adapters where {' and '.join(clash)} is set"
-    targets = {*chain(*groups)} if lora.targets == "all-linear" else {*lora.targets}
-    if unknown := sorted(targets.difference(*groups)):
+    conflicts = [key for key in sorted(record.without_adapters) if getattr(serve, key) not in (1, None)]
+    if conflicts:
+        return f"the engine {serve.engine} loads no adapters where {' and '.join(conflicts)} is set"
+    return _unserved_layers(serve.engine, record.adapters, lora.targets)
+
+
+def _unserved_layers(engine: str, groups: Sequence[frozenset[str]], chosen: str | Sequence[str]) -> str:
+    """Return why an engine can't serve adapters of the chosen layers, or nothing."""
+    if chosen == "all-linear":
+        return ""
+    targets = {*chosen}
+    unknown = sorted(targets.difference(*groups))
+    if unknown:
         return f"the engine {engine} has no adapters of {', '.join(unknown)}"
-    if parted := [group for group in groups if group & targets and group - targets]:
-        return f"adapters of {', '.join(sorted(parted[0]))} go together in the engine {engine}, all or none"
+    for group in groups:
+        if group & targets and group - targets:
+            return f"adapters of {', '.join(sorted(group))} go together in the engine {engine}, all or none"
     return ""
 
 

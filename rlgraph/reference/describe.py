@@ -1,10 +1,9 @@
 """Descriptions of ops and losses from their declarations: for the terminal, the reference and the schema."""
 
-import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +34,13 @@ STANDS = {
     "tool": "`tools: {any_name: {kind: NAME}}` of rollout.agent; its columns likewise",
     "parser": "`parser: {kind: NAME}` of rollout.agent",
 }
-WIDTH, CELL = 110, 26  # characters per line, and the widest cell but the last
+WIDTH = 110  # characters per line
+CELL = 26  # characters of the widest cell, except in the last column
 
 
 @dataclass(frozen=True)
 class OpEntry:
-    """An op, a loss or such, in words. Rows of a table are as wide as its heading."""
+    """An op, a loss, or another function that graphs name, in words."""
 
     name: str
     doc: Docstring
@@ -52,11 +52,12 @@ class OpEntry:
 
 def catalog_text() -> str:
     """Return every shipped op, loss, agent loop, tool and parser with its summary, in groups."""
-    width = max(len(name) for known in GROUPS.values() for name in known)
+    width = max(len(name) for names in GROUPS.values() for name in names)
     lines = []
-    for title, known in GROUPS.items():
+    for title, names in GROUPS.items():
         lines.append(f"{title}:")
-        lines += [f"  {name:<{width}}  {entry_of(name).doc.summary}" for name in known]
+        for name in names:
+            lines.append(f"  {name:<{width}}  {entry_of(name).doc.summary}")
     return "\n".join([*lines, "", "`rlgraph nodes NAME` says all of one; NAME may be my_ops.py:name.", ""])
 
 
@@ -68,13 +69,24 @@ def describe(name: str) -> str:
     """
     entry = entry_of(name)
     summary = textwrap.fill(entry.doc.summary, WIDTH, initial_indent="  ", subsequent_indent="  ")
-    blocks = [f"{entry.name}\n{summary}", textwrap.indent(entry.doc.body, "  ")]
-    tables = {"reads": entry.reads, "writes": entry.writes, "": entry.facts, "attributes": entry.attributes}
-    for title, rows in tables.items():
-        blocks.append("\n".join([*filter(None, [title]), *_aligned(rows, 2 * bool(title))]) if rows else "")
+    blocks = [
+        f"{entry.name}\n{summary}",
+        textwrap.indent(entry.doc.body, "  "),
+        _table("reads", entry.reads),
+        _table("writes", entry.writes),
+        "\n".join(_aligned(entry.facts, indent=0)),
+        _table("attributes", entry.attributes),
+    ]
     if entry.doc.example:
         blocks.append(f"example\n{textwrap.indent(entry.doc.example, '  ')}")
-    return "\n\n".join(filter(None, blocks)) + "\n"
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _table(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return rows below a title; empty if there are none."""
+    if not rows:
+        return ""
+    return "\n".join([title, *_aligned(rows, indent=2)])
 
 
 def entry_of(name: str) -> OpEntry:
@@ -84,18 +96,28 @@ def entry_of(name: str) -> OpEntry:
         GraphError: there is none, or its file can't be read.
     """
     op = find(name)
-    doc, word = op.docstring(), op.kind.word if op.kind else ""
-    only = {p.name: f", only where {op.declared.when[p.name]} is true" for p in op.outputs if p.optional}
-    outputs = () if word else op.outputs
-    facts = [*(hook_facts(op, word) if word else op_facts(op)), ("source", ", ".join(doc.sources))]
+    doc = op.docstring()
+    facts = hook_facts(op, op.kind.word) if op.kind else op_facts(op)
+    facts.append(("source", ", ".join(doc.sources)))
     return OpEntry(
         name=name,
         doc=doc,
         reads=tuple((port.name, str(port.type), condition(op, port)) for port in op.inputs),
-        writes=tuple((p.name or "(the node's name)", p.type + only.get(p.name, "")) for p in outputs),
+        writes=tuple(_written(op)),
         facts=tuple((title, text) for title, text in facts if text),
         attributes=tuple(attribute_rows(op)),
     )
+
+
+def _written(op: Op) -> Iterator[tuple[str, str]]:
+    """Yield name and type of each column that an op writes; a hook's outputs are no columns."""
+    if op.kind:
+        return
+    for port in op.outputs:
+        kind = str(port.type)
+        if port.optional:
+            kind += f", only where {op.declared.when[port.name]} is true"
+        yield port.name or "(the node's name)", kind
 
 
 def find(name: str) -> Op:
@@ -109,21 +131,31 @@ def find(name: str) -> Op:
     for word, shipped in HOOKS.items():
         if name in shipped:
             return load(shipped[name], name, KINDS[word])
-    place, colon, _ = name.rpartition(":")
-    if not (colon and Path(place).suffix == ".py"):
-        law, known = f"there is no op or loss `{name}`", [*itertools.chain(*GROUPS.values())]
+    file, colon, _ = name.rpartition(":")
+    if not colon or Path(file).suffix != ".py":
+        law = f"there is no op or loss `{name}`"
+        known = [*itertools.chain(*GROUPS.values())]
         raise fail("unknown-op", law, None, known, nearest(name, known) or "or your own: my_ops.py:name")
+    return _find_in_file(name)
+
+
+def _find_in_file(name: str) -> Op:
+    """Return the declaration of a function in a file, which may be an op or a hook of any kind."""
     mark = Mark(Source("command line", name), 1, 1)
     try:
         op, _ = find_op(name, mark)
     except GraphError:
-        for kind in (PairLoss, Loop, Parser, Tool):  # the first whose signature fits
+        for kind in (PairLoss, Loop, Parser, Tool):  # the first kind whose signature fits
             with suppress(GraphError):
-                return find_hook(kind, name, mark)[0]
+                hook, _ = find_hook(kind, name, mark)
+                return hook
         raise
-    # a loss reads what ``update.policy`` computes, the log-probs of now
+    # a loss reads the log-probs that ``update.policy`` computes, which no node writes
     is_loss = {*Loss.provides} <= {port.name for port in op.inputs}
-    return find_hook(Loss, name, mark)[0] if is_loss else op
+    if is_loss:
+        loss, _ = find_hook(Loss, name, mark)
+        return loss
+    return op
 
 
 def condition(op: Op, port: Port) -> str:
@@ -139,36 +171,43 @@ def condition(op: Op, port: Port) -> str:
 
 def op_facts(op: Op) -> list[tuple[str, str]]:
     """Return facts of an op: where it runs, the rows it needs to see, what it makes and what it assumes."""
-    facts = [("runs", _engine(op)), ("sees", ROWS[op.declared.rows]), ("makes", _made(op))]
+    facts = [("runs", _engine(op)), ("sees", ROWS[op.declared.rows]), ("makes", _new_rows(op))]
     if "tokenizer" in op.handles.values():
         facts.append(("tokenizer", "`tokenizer: MODEL`; by default that of the one trained language model"))
-    return [*facts, ("assumes", _assumed(op))]
+    facts.append(("assumes", _assumptions(op)))
+    return facts
 
 
 def hook_facts(op: Op, word: str) -> list[tuple[str, str]]:
-    """Return facts of a loss or such: where it is named, what the policy gives a tool, what it assumes."""
-    facts = [("runs", STANDS[word].replace("NAME", op.name)), ("assumes", _assumed(op))]
+    """Return facts of a loss, a tool or another hook: where graphs name it, and what it assumes.
+
+    For a tool they also say what the policy passes to it.
+    """
+    facts = [("runs", STANDS[word].replace("NAME", op.name)), ("assumes", _assumptions(op))]
     if word == "tool":
         parameters = tool_schema(op.name, op.body)["function"]["parameters"]["properties"]
-        facts += [(name, f"given by the policy: {in_words(schema)}") for name, schema in parameters.items()]
+        for name, schema in parameters.items():
+            facts.append((name, f"given by the policy: {in_words(schema)}"))
     return facts
 
 
 def attribute_rows(op: Op) -> list[tuple[str, str, str, str]]:
     """Return name, type in words, default and description of each attribute."""
-    said = op.docstring().attributes
+    descriptions = op.docstring().attributes
     rows = []
     for name, schema in attribute_schemas(op).items():
         kind = _hook_in_words(op, name) if name in op.hooks else in_words(schema)
         default = default_of(schema, op.attributes.model_fields[name].is_required())
-        rows.append((name, kind, default, said.get(name, "")))
+        rows.append((name, kind, default, descriptions.get(name, "")))
     return rows
 
 
 def _hook_in_words(op: Op, name: str) -> str:
-    word, one = op.hooks[name].word, "{kind: NAME, ...}"
+    word = op.hooks[name].word
+    if name not in op.several:
+        return f"a {word}: {{kind: NAME, ...}}"
     plural = f"{word}es" if word.endswith("s") else f"{word}s"
-    return f"{plural} by name: {{NAME: {one}}}" if name in op.several else f"a {word}: {one}"
+    return f"{plural} by name: {{NAME: {{kind: NAME, ...}}}}"
 
 
 def attribute_schemas(op: Op) -> dict[str, Any]:
@@ -177,8 +216,9 @@ def attribute_schemas(op: Op) -> dict[str, Any]:
     for name, field in op.attributes.model_fields.items():
         if holds(PathMarker, field.annotation, *field.metadata):
             schema = schemas[name]
-            for part in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
-                part.update({"format": "path"} if part.get("type") == "string" else {})
+            for option in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
+                if option.get("type") == "string":
+                    option["format"] = "path"
     return schemas
 
 
@@ -199,24 +239,26 @@ def _engine(op: Op) -> str:
     return "on the pool's devices, without a model"
 
 
-def _made(op: Op) -> str:
-    makes, times = op.declared.makes, op.declared.times
+def _new_rows(op: Op) -> str:
+    """Return which rows an op makes that were not there before; empty if it makes none."""
+    domain, times = op.declared.makes, op.declared.times
     if op.declared.filters:
         return "a part of its rows: a node with `rows: THIS_NODE` reads those alone"
     if op.declared.holds:
-        return (
-            f"a new domain of {makes}: some of those that it has seen, with every column that is read of them"
-        )
-    if makes is None:
+        which = "some of those that it has seen, with every column that is read of them"
+        return f"a new domain of {domain}: {which}"
+    if domain is None:
         return ""
     if op.source:
-        return f"rows from nothing: a new domain of {makes}"
+        return f"rows from nothing: a new domain of {domain}"
     if op.declared.counts:
-        return f"a new domain of {makes}: for each row that it reads as many as `{op.declared.counts}` says"
-    return f"a new domain of {makes}" + (f": `{times}` for each row that it reads" if times else "")
+        return f"a new domain of {domain}: for each row that it reads as many as `{op.declared.counts}` says"
+    if times:
+        return f"a new domain of {domain}: `{times}` for each row that it reads"
+    return f"a new domain of {domain}"
 
 
-def _assumed(op: Op) -> str:
+def _assumptions(op: Op) -> str:
     sentences = []
     for name in op.declared.assumes:
         doc = inspect.getdoc(CALL_LAWS[name]) or name
@@ -225,13 +267,18 @@ def _assumed(op: Op) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
-    """Return cells under one another, each wrapped; the last takes the rest of the width."""
-    *widths, _ = (min(max(map(len, column)), CELL) for column in zip(*rows, strict=True))
+    """Return cells below one another, each wrapped; the last column takes the rest of the width."""
+    if not rows:
+        return []
+    *widths, _ = [min(max(map(len, column)), CELL) for column in zip(*rows, strict=True)]
     widths.append(WIDTH - indent - sum(widths) - 2 * len(widths))
     lines = []
     for row in rows:
-        wrapped = map(functools.partial(textwrap.wrap, break_on_hyphens=False), row, widths)
-        for parts in itertools.zip_longest(*wrapped, fillvalue=""):
-            text = "  ".join(f"{part:<{width}}" for part, width in zip(parts, widths, strict=True))
-            lines.append((" " * indent + text).rstrip())
+        cells = [
+            textwrap.wrap(text, width, break_on_hyphens=False)
+            for text, width in zip(row, widths, strict=True)
+        ]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            padded = [f"{part:<{width}}" for part, width in zip(parts, widths, strict=True)]
+            lines.append((" " * indent + "  ".join(padded)).rstrip())
     return lines

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from rlgraph.frontend.bind_call import joins
 from rlgraph.nodes import HOOKS, OPS
-from rlgraph.ops.declare import Op, Port
+from rlgraph.ops.declare import Hook, Op, Port
 from rlgraph.reference import schema_parts as parts
 from rlgraph.reference.describe import OpEntry, attribute_schemas, entry_of, find
 from rlgraph.reference.schema_parts import OPEN, PARTS, Schema, ref
@@ -29,13 +29,13 @@ FRAGMENT = {"not": {"anyOf": [{"required": [name]} for name in ("graph", "extend
 def graph_schema() -> Schema:
     """Return the schema of a graph file; ``???`` and ``${...}`` stand for any value."""
     root = GraphFile.model_json_schema()
-    definitions = {name: parts.told(part) for name, part in root.pop("$defs").items()}
+    definitions = {name: parts.section_schema(part) for name, part in root.pop("$defs").items()}
     of_eval = definitions["Eval"]["properties"]
-    of_eval["nodes"] = parts.named(ref("changed"), of_eval["nodes"])
-    properties = parts.told(root)["properties"]
+    of_eval["nodes"] = parts.by_name(ref("changed"), of_eval["nodes"])
+    properties = parts.section_schema(root)["properties"]
     for name in ("models", "nodes", "pools"):
         inner = ref("node") if name == "nodes" else properties[name]["additionalProperties"]
-        properties[name] = parts.named(inner, properties[name])
+        properties[name] = parts.by_name(inner, properties[name])
     properties["edits"]["items"] = ref("edit")
     for name in {*properties} - {"seed"}:
         properties[name].pop("default", None)
@@ -65,26 +65,33 @@ def _node_definitions() -> dict[str, Schema]:
         **PARTS["definitions"],
         "op": _choice({name: f"op.{name}" for name in OPS}, "Which op the node runs", "an op"),
         "node": _by_name("op", [*OPS], "op.", "custom", "op"),
-        "refill": parts.told(Refill.model_json_schema()) | DEFAULTS_OR_MAP,
+        "refill": parts.section_schema(Refill.model_json_schema()) | DEFAULTS_OR_MAP,
     }
-    for word, known in HOOKS.items():
-        definitions[f"{word}_kind"] = _choice(known, f"Which {word}", f"a {word}")
-        definitions[word] = _by_name("kind", [*known], f"{word}.", f"custom_{word}", f"{word}_kind")
+    for word, hooks in HOOKS.items():
+        definitions[f"{word}_kind"] = _choice(hooks, f"Which {word}", f"a {word}")
+        definitions[word] = _by_name("kind", [*hooks], f"{word}.", f"custom_{word}", f"{word}_kind")
         definitions[f"custom_{word}"] = {"type": "object", "properties": {"kind": {}}}
-        definitions |= {f"{word}.{name}": _function("kind", name) for name in known}
-    definitions |= {f"op.{name}": _function("op", name) for name in OPS}
-    spliced = [name for name in OPS if find(name).inputs and len(find(name).outputs) == 1]
-    definitions["inserted"] = _by_name("op", spliced, "inserted.", "custom", "op")
-    return definitions | {f"inserted.{name}": _inserted(name, definitions[f"op.{name}"]) for name in spliced}
+        for name in hooks:
+            definitions[f"{word}.{name}"] = _function("kind", name)
+    for name in OPS:
+        definitions[f"op.{name}"] = _function("op", name)
+    insertable = [name for name in OPS if find(name).inputs and len(find(name).outputs) == 1]
+    definitions["inserted"] = _by_name("op", insertable, "inserted.", "custom", "op")
+    for name in insertable:
+        definitions[f"inserted.{name}"] = _inserted(name, definitions[f"op.{name}"])
+    return definitions
 
 
 def _function(key: str, name: str) -> Schema:
     """Return the schema of a node of one op, or of a hook: every key that may stand in it."""
     op, entry = find(name), entry_of(name)
-    keys = {key: {}, **_model_keys(op), **_attributes(op, entry), **({} if op.kind else _edges(op))}
-    needed = [attribute for attribute, field in op.attributes.model_fields.items() if field.is_required()]
-    needed += ["model"] * (op.engine is not None or op.declared.recorded)
-    return {**_document(entry), "properties": keys, "required": needed, "additionalProperties": False}
+    keys = {key: {}, **_model_keys(op), **_attributes(op, entry)}
+    if not op.kind:
+        keys |= _edges(op)
+    required = [attribute for attribute, field in op.attributes.model_fields.items() if field.is_required()]
+    if op.engine is not None or op.declared.recorded:
+        required.append("model")
+    return {**_document(entry), "properties": keys, "required": required, "additionalProperties": False}
 
 
 def _inserted(name: str, node: Schema) -> Schema:
@@ -95,20 +102,24 @@ def _inserted(name: str, node: Schema) -> Schema:
 
 
 def _attributes(op: Op, entry: OpEntry) -> dict[str, Schema]:
-    schemas, attributes = attribute_schemas(op), {}
+    schemas = attribute_schemas(op)
+    attributes = {}
     for name, kind, default, text in entry.attributes:
-        adapts = not op.kind and name in op.declared.measures
-        schema = _hooks(op, name) if name in op.hooks else parts.changing(parts.opened(schemas[name]), adapts)
         if name in op.structural:
             schema = parts.opened(schemas[name])
-        attributes[name] = {**schema, **parts.said(text, kind, default)}
+        elif name in op.hooks:
+            schema = _hooks(op, name)
+        else:
+            adapts = not op.kind and name in op.declared.measures
+            schema = parts.changing(parts.opened(schemas[name]), adapts)
+        attributes[name] = {**schema, **parts.described(text, kind, default)}
     return attributes
 
 
 def _hooks(op: Op, name: str) -> Schema:
-    """Return the schema of a hook, or several by name; null where there may be none."""
-    one = ref(op.hooks[name].word)
-    hooks = {"type": "object", "additionalProperties": one} if name in op.several else one
+    """Return the schema of a hook, or of several by name; null is accepted if there may be none."""
+    hook = ref(op.hooks[name].word)
+    hooks = {"type": "object", "additionalProperties": hook} if name in op.several else hook
     if op.attributes.model_fields[name].is_required():
         return hooks
     return {"anyOf": [hooks, {"type": "null"}, ref("open")], "default": None}
@@ -117,29 +128,42 @@ def _hooks(op: Op, name: str) -> Schema:
 def _model_keys(op: Op) -> dict[str, Schema]:
     keys = {}
     if op.engine:
-        head = "" if op.copies else f"; it needs head {op.declared.head}"
-        later = LATER * (not op.declared.updates)
-        keys["model"] = {**MODEL, "description": f"The model, by its name in `models`{head}.{later}"}
+        text = "The model, by its name in `models`"
+        if not op.copies:
+            text += f"; it needs head {op.declared.head}"
+        text += "."
+        if not op.declared.updates:
+            text += LATER
+        keys["model"] = {**MODEL, "description": text}
     if op.declared.recorded:
         keys["model"] = {**MODEL, "description": "The model that sampled the rows, by its name in `models`."}
     return keys | _chosen(of=op.copies, tokenizer="tokenizer" in op.handles.values())
 
 
 def _edges(op: Op) -> dict[str, Schema]:
-    """Return the schema of ``in`` and ``out``, with the op's names of its columns, and of what else a node of
-    it may have."""
+    """Return the schema of ``in`` and ``out``, with the op's names for its columns, and of further keys."""
     edges = {}
-    ports = {port.name: port for port in op.inputs}
+    inputs = {port.name: port for port in op.inputs}
     for kind in op.hooks.values():
-        shipped = [find(name) for name in HOOKS[kind.word]] if kind.reads else []
-        ports |= {p.name: p for hook in shipped for p in hook.inputs if p.name not in kind.provides}
-    if ports:
-        edges["in"] = _columns(ports, "in", bool(op.hooks or op.more))
+        if kind.reads:
+            inputs |= _columns_of_hooks(kind)
+    if inputs:
+        edges["in"] = _columns(inputs, "in", bool(op.hooks or op.more))
     if op.outputs:
-        outs = {port.name: port for port in op.outputs if port.name}
-        edges["out"] = _columns(outs, "out", not outs)
+        outputs = {port.name: port for port in op.outputs if port.name}
+        edges["out"] = _columns(outputs, "out", not outputs)
     edges |= _chosen(rows=not op.source, state=op.declared.state == "reads", joins=joins(op))
     return edges | _chosen(refill=op.declared.filters, every=True, **{"from": True}, pool=not op.engine)
+
+
+def _columns_of_hooks(kind: type[Hook]) -> dict[str, Port]:
+    """Return the columns that shipped hooks of a kind read, without those that their op computes."""
+    ports = {}
+    for name in HOOKS[kind.word]:
+        for port in find(name).inputs:
+            if port.name not in kind.provides:
+                ports[port.name] = port
+    return ports
 
 
 def _chosen(**keys: bool) -> dict[str, Schema]:
@@ -147,31 +171,40 @@ def _chosen(**keys: bool) -> dict[str, Schema]:
 
 
 def _columns(ports: Mapping[str, Port], key: str, more: bool) -> Schema:
-    properties = {n: {**COLUMN, "description": f"A column of {port.type}."} for n, port in ports.items()}
+    properties = {
+        name: {**COLUMN, "description": f"A column of {port.type}."} for name, port in ports.items()
+    }
     schema = {"type": "object", "properties": properties, "additionalProperties": COLUMN if more else False}
     return {**parts.opened(schema), **PARTS[key]}
 
 
-def _choice(known: Mapping[str, str], what: str, one: str) -> Schema:
-    """Return the schema of a shipped name, each with its documentation, or a function in a file."""
-    options = [{"const": name, **_document(entry_of(name))} for name in known]
-    own = {"type": "string", "pattern": FUNCTION, "description": f"{one} in a file: `my_ops.py:name`."}
-    return {"description": f"{what}; `rlgraph nodes` lists them.", "anyOf": [*options, own, ref("open")]}
+def _choice(shipped: Mapping[str, str], what: str, custom: str) -> Schema:
+    """Return the schema of a shipped name, each with its documentation, or of a function in a file."""
+    options = [{"const": name, **_document(entry_of(name))} for name in shipped]
+    in_file = {"type": "string", "pattern": FUNCTION, "description": f"{custom} in a file: `my_ops.py:name`."}
+    return {"description": f"{what}; `rlgraph nodes` lists them.", "anyOf": [*options, in_file, ref("open")]}
 
 
-def _by_name(key: str, known: list[str], prefix: str, custom: str, choice: str) -> Schema:
+def _by_name(key: str, shipped: list[str], prefix: str, custom: str, choice: str) -> Schema:
     """Return the schema of a mapping whose other keys depend on one: an if/then for each of its values."""
-    cases = [{"if": _where(key, {"const": name}), "then": ref(f"{prefix}{name}")} for name in known]
-    cases.append({"if": _where(key, {"type": "string", "pattern": FUNCTION}), "then": ref(custom)})
-    about = {"properties": {key: ref(choice)}, "required": [key], "allOf": cases}
-    return {"type": ["object", "string"], "pattern": OPEN, **about}
+    cases = [{"if": _has(key, {"const": name}), "then": ref(f"{prefix}{name}")} for name in shipped]
+    cases.append({"if": _has(key, {"type": "string", "pattern": FUNCTION}), "then": ref(custom)})
+    return {
+        "type": ["object", "string"],
+        "pattern": OPEN,
+        "properties": {key: ref(choice)},
+        "required": [key],
+        "allOf": cases,
+    }
 
 
-def _where(key: str, value: Schema) -> Schema:
+def _has(key: str, value: Schema) -> Schema:
     return {"type": "object", "properties": {key: value}, "required": [key]}
 
 
 def _document(entry: OpEntry) -> Schema:
     doc = entry.doc
-    parts = [doc.summary, doc.body, f"```yaml\n{doc.example}\n```" if doc.example else ""]
-    return {"description": doc.summary, "markdownDescription": "\n\n".join(part for part in parts if part)}
+    blocks = [doc.summary, doc.body]
+    if doc.example:
+        blocks.append(f"```yaml\n{doc.example}\n```")
+    return {"description": doc.summary, "markdownDescription": "\n\n".join(filter(None, blocks))}

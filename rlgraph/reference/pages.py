@@ -46,41 +46,53 @@ ops and losses, and `extends: NAME` makes any of these the start of your own."""
 
 def reference() -> str:
     """Return the page of ops, losses and sections."""
-    blocks = [REFERENCE, "## Sections", *(section_markdown(title, kind) for title, kind in SECTIONS.items())]
-    for title, known in GROUPS.items():
-        blocks += [f"## {title.capitalize()}", *(entry_markdown(entry_of(name)) for name in known)]
+    blocks = [REFERENCE, "## Sections"]
+    for title, section in SECTIONS.items():
+        blocks.append(section_markdown(title, section))
+    for title, names in GROUPS.items():
+        blocks.append(f"## {title.capitalize()}")
+        for name in names:
+            blocks.append(entry_markdown(entry_of(name)))
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 
 def entry_markdown(entry: OpEntry) -> str:
     """Describe an op or a loss: its purpose, the columns it reads and writes, its attributes, an example."""
-    blocks = [f"### {entry.name}", entry.doc.summary, entry.doc.body]
-    blocks += [_table(("reads", "type", ""), entry.reads), _table(("writes", "type"), entry.writes)]
-    blocks.append("\n".join(f"- {title}: {text}" for title, text in entry.facts))
-    blocks.append(_table(("attribute", "type", "default", ""), entry.attributes))
-    blocks.append(f"```yaml\n{entry.doc.example}\n```" if entry.doc.example else "")
-    return "\n\n".join(filter(None, blocks))
+    blocks = [
+        f"### {entry.name}",
+        entry.doc.summary,
+        entry.doc.body,
+        _table(("reads", "type", ""), entry.reads),
+        _table(("writes", "type"), entry.writes),
+        "\n".join(f"- {title}: {text}" for title, text in entry.facts),
+        _table(("attribute", "type", "default", ""), entry.attributes),
+    ]
+    if entry.doc.example:
+        blocks.append(f"```yaml\n{entry.doc.example}\n```")
+    return "\n\n".join(block for block in blocks if block)
 
 
 def section_markdown(title: str, section: type[Section]) -> str:
     """Describe a section: its purpose, and its keys."""
     schema = section.model_json_schema()
     required = schema.get("required", ())
-    rows = [
-        (name, in_words(value), default_of(value, name in required), " ".join(value["description"].split()))
-        for name, value in schema["properties"].items()
-    ]
+    rows = []
+    for name, value in schema["properties"].items():
+        text = " ".join(value["description"].split())
+        rows.append((name, in_words(value), default_of(value, name in required), text))
     table = _table(("attribute", "type", "default", ""), rows)
     if section is settings.GraphFile:  # its required keys depend on `extends`, and have defaults for it
         table = _table(("section", "type", ""), [(name, kind, text) for name, kind, _, text in rows])
     return f"### {title}\n\n{schema['description']}\n\n{table}".replace("``", "`")
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rows = [(f"`{name}`", *(cell.replace("|", "\\|") for cell in cells)) for name, *cells in rows]
-    if not rows:
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = []
+    for name, *cells in rows:
+        lines.append([f"`{name}`", *(cell.replace("|", "\\|") for cell in cells)])
+    if not lines:
         return ""
-    lines = [heads, ["---"] * len(heads), *rows]
+    lines = [[*headings], ["---"] * len(headings), *lines]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
@@ -123,8 +135,8 @@ def _opening(name: str) -> tuple[str, str]:
 def _edits(parent: str, name: str) -> str:
     """Return what `rlgraph diff` prints of two graphs, less their names and abouts."""
     old, new = as_written(parent), as_written(name)
-    for said in ("graph", "about"):
-        old = old.with_item(said, new.items[said])
+    for key in ("graph", "about"):
+        old = old.with_item(key, new.items[key])
     return diff_text(old, new).rstrip()
 
 

@@ -46,44 +46,51 @@ def changing(schema: Schema, adapts: bool = False) -> Schema:
         >>> changing(opened({"type": "number"}))["type"], changing(opened({"type": "boolean"}))["type"]
         (['number', 'string', 'object'], ['boolean', 'string'])
     """
-    if any({"number", "integer"} & {*_types(option)} for option in schema.get("anyOf", ())):
-        return {**schema, "anyOf": [*schema["anyOf"], ref("course"), *([ref("adaptive")] if adapts else [])]}
-    if options := schema.get("anyOf"):
-        return {**schema, "anyOf": [*map(changing, options)]}
-    if isinstance(named := schema.get("additionalProperties"), dict):
-        return {**schema, "additionalProperties": changing(named)}
-    if not {"number", "integer"} & {*_types(schema)}:
+    options = schema.get("anyOf", [])
+    if any(_is_number(option) for option in options):
+        schedules = [ref("course"), ref("adaptive")] if adapts else [ref("course")]
+        return {**schema, "anyOf": [*options, *schedules]}
+    if options:
+        return {**schema, "anyOf": [changing(option) for option in options]}
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict):
+        return {**schema, "additionalProperties": changing(values)}
+    if not _is_number(schema):
         return schema
-    known: Schema = {"if": {"required": ["adaptive"]}, "then": ref("adaptive"), "else": ref("course")}
-    course = {"if": {"type": "object"}, "then": known if adapts else ref("course")}
-    return {**schema, "type": [*_types(schema), "object"], **course}
+    schedule: Schema = ref("course")
+    if adapts:
+        schedule = {"if": {"required": ["adaptive"]}, "then": ref("adaptive"), "else": ref("course")}
+    return {**schema, "type": [*_types(schema), "object"], "if": {"type": "object"}, "then": schedule}
+
+
+def _is_number(schema: Schema) -> bool:
+    return bool({"number", "integer"} & {*_types(schema)})
 
 
 def _types(schema: Schema) -> list[str]:
-    kinds = schema.get("type", [])
-    return [kinds] if isinstance(kinds, str) else kinds
+    types = schema.get("type", [])
+    return [types] if isinstance(types, str) else types
 
 
-def said(text: str, kind: str, default: str) -> Schema:
-    """Return a description, and as Markdown with the type and the default."""
+def described(text: str, kind: str, default: str) -> Schema:
+    """Return a description, and the same as Markdown with the type and the default."""
     text = " ".join(text.replace("``", "`").split())
     ending = default if default == "required" else f"default `{default}`"
     return {"description": text, "markdownDescription": f"{text}\n\n*{kind}; {ending}*"}
 
 
-def told(section: Schema) -> Schema:
+def section_schema(section: Schema) -> Schema:
     """Return a section's schema as pydantic makes it, with its text as Markdown and every value open."""
     required = section.get("required", ())
     properties = {}
     for name, schema in section["properties"].items():
-        text = schema.get("description", "")
-        about = said(text, in_words(schema), default_of(schema, name in required))
-        properties[name] = {**opened(schema), **about}
+        text, default = schema.get("description", ""), default_of(schema, name in required)
+        properties[name] = {**opened(schema), **described(text, in_words(schema), default)}
     text = section.get("description", "").replace("``", "`")
     return opened({**section, "description": text, "properties": properties})
 
 
-def named(values: Schema, schema: Schema) -> Schema:
+def by_name(values: Schema, schema: Schema) -> Schema:
     """Return the schema of a mapping of names to values."""
     return {**schema, "propertyNames": {"pattern": NAME}, "additionalProperties": values}
 
@@ -94,9 +101,11 @@ def marked_down(schema: Any) -> Any:
         return [marked_down(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    copied = {key: marked_down(value) for key, value in schema.items()}
     text = schema.get("description")
-    about = {"markdownDescription": text} if isinstance(text, str) else {}
-    return about | {key: marked_down(value) for key, value in schema.items()}
+    if isinstance(text, str):
+        return {"markdownDescription": text} | copied
+    return copied
 
 
 def ref(name: str) -> Schema:
@@ -107,7 +116,9 @@ def ref(name: str) -> Schema:
 def _inside(schema: Schema) -> Schema:
     """Return the schema without the parts that no editor uses, and with its values opened."""
     inner = {key: value for key, value in schema.items() if key not in ("title", "format")}
-    inner |= {key: opened(inner[key]) for key in ITEMS if isinstance(inner.get(key), dict)}
+    for key in ITEMS:
+        if isinstance(inner.get(key), dict):
+            inner[key] = opened(inner[key])
     if isinstance(inner.get("default"), dict):
         del inner["default"]
     return inner
@@ -126,25 +137,38 @@ def edit_schema(properties: Mapping[str, Schema], definitions: Mapping[str, Sche
         "insert": {"type": "object", "additionalProperties": ref("inserted")},
     }
     edits = {word: {"description": text, **kinds.get(word, by_path)} for word, text in EDITS.items()}
-    one = {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
-    return {"type": "object", "properties": edits, **one}
+    return {
+        "type": "object",
+        "properties": edits,
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
 
 
 def _paths(
-    at: str, properties: Mapping[str, Schema], definitions: Mapping[str, Schema], above: str
+    location: str, properties: Mapping[str, Schema], definitions: Mapping[str, Schema], prefix: str
 ) -> Iterator[tuple[str, Schema]]:
-    """Yield a pattern for each path into the sections, and a reference to the schema of its value."""
+    """Yield a pattern for each path into the sections, and a reference to the schema of its value.
+
+    Args:
+        location: where ``properties`` are in the schema.
+        properties: the sections.
+        definitions: records that sections refer to.
+        prefix: the pattern of the path to the sections.
+    """
     for name, schema in properties.items():
-        path, place = f"{above}{name}", f"{at}/{name}"
         if name in ("nodes", "extends", "use", "edits"):
             continue
+        path, place = f"{prefix}{name}", f"{location}/{name}"
         yield f"^{path}$", {"$ref": place}
-        if isinstance(schema.get("additionalProperties"), dict):
-            schema = schema["additionalProperties"]
+        values = schema.get("additionalProperties")
+        if isinstance(values, dict):
+            schema = values
             path, place = f"{path}\\.[^.]+", f"{place}/additionalProperties"
             yield f"^{path}$", {"$ref": place}
-        for inner in (schema, *schema.get("anyOf", ())):
-            target = str(inner.get("$ref", "")).removeprefix("#/$defs/")
+        for option in (schema, *schema.get("anyOf", ())):
+            target = str(option.get("$ref", "")).removeprefix("#/$defs/")
             if target in definitions:
-                below = definitions[target]["properties"]
-                yield from _paths(f"#/$defs/{target}/properties", below, definitions, f"{path}\\.")
+                fields = definitions[target]["properties"]
+                yield from _paths(f"#/$defs/{target}/properties", fields, definitions, f"{path}\\.")

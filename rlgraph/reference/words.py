@@ -32,38 +32,57 @@ def in_words(schema: Mapping[str, Any]) -> str:
     if "const" in schema:
         return str(schema["const"])
     if schema.get("type") == "array":
-        low, high = schema.get("minItems"), schema.get("maxItems")
-        count = f" {low}" if low == high and low else f" {low} or more" if low else ""
-        return f"list of{count}: {in_words(schema.get('items', {}))}"
-    plain = PLAIN.get(schema.get("type", ""), "mapping" if "$ref" in schema else "anything")
-    return ", ".join([FORMATS.get(schema.get("format", ""), plain), *bounds(schema)])
+        return f"list of{_count(schema)}: {in_words(schema.get('items', {}))}"
+    words = [FORMATS.get(schema.get("format", ""), _type(schema)), *bounds(schema)]
+    return ", ".join(words)
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    default = "mapping" if "$ref" in schema else "anything"
+    return PLAIN.get(schema.get("type", ""), default)
+
+
+def _count(schema: Mapping[str, Any]) -> str:
+    """Return how many items a list has, as `` 2 or more``; empty if that is free."""
+    low, high = schema.get("minItems"), schema.get("maxItems")
+    if not low:
+        return ""
+    return f" {low}" if low == high else f" {low} or more"
 
 
 def bounds(schema: Mapping[str, Any]) -> list[str]:
     """Return the bounds of a number, as ``at least 1``."""
     low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and low == high:
-        return [f"only {low:g}"]
     if low is not None and high is not None:
-        return [f"{low:g} to {high:g}"]
-    said = [f"at least {low:g}"] if low is not None else []
-    said += [f"above {schema['exclusiveMinimum']:g}"] if "exclusiveMinimum" in schema else []
-    said += [f"at most {high:g}"] if high is not None else []
-    return said + ([f"below {schema['exclusiveMaximum']:g}"] if "exclusiveMaximum" in schema else [])
+        return [f"only {low:g}"] if low == high else [f"{low:g} to {high:g}"]
+    words = []
+    if low is not None:
+        words.append(f"at least {low:g}")
+    if "exclusiveMinimum" in schema:
+        words.append(f"above {schema['exclusiveMinimum']:g}")
+    if high is not None:
+        words.append(f"at most {high:g}")
+    if "exclusiveMaximum" in schema:
+        words.append(f"below {schema['exclusiveMaximum']:g}")
+    return words
 
 
 def default_of(schema: Mapping[str, Any], required: bool) -> str:
-    """Return a default as it is written in a graph; ``required`` where there is none."""
+    """Return a default as it is written in a graph; ``required`` if there is none."""
     if required:
         return "required"
     value = schema.get("default")
     if isinstance(value, dict) or "$ref" in schema:
         return "{}"
-    return value if isinstance(value, str) and value else json.dumps(value)
+    if isinstance(value, str) and value:
+        return value
+    return json.dumps(value)
 
 
 def listed(options: list[str]) -> str:
     """Return ``a, b or c``."""
     *most, last = options
-    comma = "," if any("," in option for option in options) else ""
-    return f"{', '.join(most)}{comma} or {last}" if most else last
+    if not most:
+        return last
+    has_commas = any("," in option for option in options)
+    return f"{', '.join(most)}{',' if has_commas else ''} or {last}"

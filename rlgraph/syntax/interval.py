@@ -1,4 +1,4 @@
-"""Intervals that are no number of iterations: a duration, or epochs of a source's rows.
+"""Intervals that are not a number of iterations: a duration, or epochs of a source's rows.
 
 save_every: 50                       iterations
 save_every: 30 min                   of the run's time: s, min, h, days
@@ -34,9 +34,9 @@ class Interval(TextValue):
     """A duration or a number of epochs, as ``30 min`` or ``0.5 epochs of prompts``.
 
     Attributes:
-        seconds: of a duration; 0 of epochs.
-        epochs: how often all rows of the source are taken; 0 of a duration. Exact, as it is written.
-        source: the node that gives the rows; "" where it is not named, as of a graph with one source.
+        seconds: the length of a duration; 0 for epochs.
+        epochs: how often all rows of the source are taken, exactly as it is written; 0 for a duration.
+        source: the node that gives the rows; "" if it is not named, since the graph has one source.
 
     Example:
         >>> Interval.parse("30min"), Interval.parse("1.0 epochs").of("prompts")
@@ -51,14 +51,14 @@ class Interval(TextValue):
 
     def __new__(cls, count: Fraction, unit: str, source: str = "") -> Self:
         number = f"{float(count):.12f}".rstrip("0").rstrip(".")
-        count = Fraction(number)  # as it is read again
-        if unit in EPOCHS:
-            unit = "epoch" if count == 1 else "epochs"
-        else:
-            unit = "day" if (short := SHORT[UNITS[unit]]) == "days" and count == 1 else short
-        interval = super().__new__(cls, f"{number} {unit}{f' of {source}' if source else ''}")
-        interval.epochs = count if unit in EPOCHS else Fraction(0)
-        interval.seconds = 0.0 if unit in EPOCHS else float(count * UNITS[unit])
+        count = Fraction(number)  # the number that is read back from the text
+        text = f"{number} {_shown_unit(unit, count)}"
+        if source:
+            text += f" of {source}"
+        interval = super().__new__(cls, text)
+        is_epochs = unit in EPOCHS
+        interval.epochs = count if is_epochs else Fraction(0)
+        interval.seconds = 0.0 if is_epochs else float(count * UNITS[unit])
         interval.source = source
         return interval
 
@@ -71,7 +71,9 @@ class Interval(TextValue):
         """
         match = FORM.fullmatch(text.strip())
         count, unit, source = match.groups() if match else ("", "", "")
-        if unit not in (*UNITS, *EPOCHS) or (source and unit not in EPOCHS):
+        is_epochs = unit in EPOCHS
+        is_duration = unit in UNITS and not source
+        if not is_epochs and not is_duration:
             raise ValueError(_law(text, count))
         if not Fraction(count):
             raise ValueError(f"must be more than 0 {unit}")
@@ -87,7 +89,7 @@ class Interval(TextValue):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        # of a union with numbers: what is neither is told which forms there are, and not that it is no text
+        # in a union with numbers, an error about any other value then lists the forms of an interval
         return core_schema.no_info_plain_validator_function(cls._read)
 
     @classmethod
@@ -95,10 +97,19 @@ class Interval(TextValue):
         return {"type": "string", "pattern": PATTERN, "format": "interval"}
 
 
+def _shown_unit(unit: str, count: Fraction) -> str:
+    if unit in EPOCHS:
+        return "epoch" if count == 1 else "epochs"
+    short = SHORT[UNITS[unit]]
+    return "day" if short == "days" and count == 1 else short
+
+
 def _law(text: str, count: str) -> str:
     """Return what an interval has to be, with the forms that are nearest to what was written."""
-    if compound := seconds_of(re.sub(r"\s", "", text)):  # as --time-limit takes it
+    compound = seconds_of(re.sub(r"\s", "", text))  # a duration as --time-limit takes it, such as 3h50m
+    if compound:
         return f"must be a duration in one unit, as '{compound / 60:g} min'"
-    short, medium, *longer = (f"'{count or 30} {unit}'" for unit in SHORT.values())
-    durations = f"{short}, {medium}, {longer[0]} or {longer[1]}"
-    return f"must be a duration, as {durations}, or epochs, as '{count or 30} epochs'"
+    number = count or "30"
+    seconds, minutes, hours, days = (f"'{number} {unit}'" for unit in SHORT.values())
+    durations = f"{seconds}, {minutes}, {hours} or {days}"
+    return f"must be a duration, as {durations}, or epochs, as '{number} epochs'"

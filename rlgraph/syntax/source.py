@@ -35,7 +35,9 @@ NOWHERE = Mark(Source("diff", ""), 1, 1)  # the mark of values that no file has
 STAND_IN = "\ue000\ue000\ue000"
 # what PyYAML gives to values without a tag
 TAGS = ("str", "int", "float", "bool", "null", "timestamp", "value", "map", "seq", "merge")
-MAX_DEPTH, MAX_SIZE, MAX_BYTES = 100, 200_000, 2**25
+MAX_DEPTH = 100  # of values in one another
+MAX_SIZE = 200_000  # values of a graph
+MAX_BYTES = 2**25  # of a file
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Tree:
 
     @property
     def items(self) -> dict[str, Tree]:
-        """Return the mapping, empty where this is none."""
+        """Return the mapping; empty if this is not one."""
         return self.value if isinstance(self.value, dict) else {}
 
     def get(self, name: str) -> Tree | None:
@@ -71,10 +73,12 @@ class Tree:
 
     @staticmethod
     def of(value: Any) -> Tree:
-        """Return a plain value as a tree, of no place in any file."""
+        """Return a plain value as a tree that has no place in any file."""
         if isinstance(value, Mapping):
             return Tree({str(name): Tree.of(child) for name, child in value.items()}, NOWHERE)
-        return Tree([*map(Tree.of, value)] if isinstance(value, list) else value, NOWHERE)
+        if isinstance(value, list):
+            return Tree([Tree.of(child) for child in value], NOWHERE)
+        return Tree(value, NOWHERE)
 
     def plain(self) -> Any:
         """Return the tree as ordinary dicts, lists and scalars."""
@@ -86,14 +90,17 @@ class Tree:
 
     def written(self) -> Tree:
         """Return the tree as files have it: with references to the environment in place of its numbers."""
-        return self.mapped(lambda leaf: replace(leaf, value=leaf.reference) if leaf.reference else leaf)
+        return self.mapped(Tree._with_reference)
+
+    def _with_reference(self) -> Tree:
+        return replace(self, value=self.reference) if self.reference else self
 
     def mapped(self, change: Callable[[Tree], Tree]) -> Tree:
         """Return the tree with each scalar changed."""
         if isinstance(self.value, dict):
             items = {name: child.mapped(change) for name, child in self.value.items()}
-            same = all(map(operator.is_, items.values(), self.value.values()))
-            return self if same else replace(self, value=items)
+            is_same = all(map(operator.is_, items.values(), self.value.values()))
+            return self if is_same else replace(self, value=items)
         if isinstance(self.value, list):
             return replace(self, value=[child.mapped(change) for child in self.value])
         return change(self)
@@ -126,8 +133,11 @@ class Tree:
         tree = self
         for part in path:
             value = tree.value
-            is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
-            if not is_index and not (isinstance(value, dict) and part in value):
+            if isinstance(value, list):
+                is_inside = isinstance(part, int) and part < len(value)
+            else:
+                is_inside = isinstance(value, dict) and part in value
+            if not is_inside:
                 break
             tree = value[part]
         return tree
@@ -140,7 +150,8 @@ def read(path: Path) -> Tree:
         GraphError: it is not there, can't be read, is too large, is no YAML, or holds no mapping.
     """
     try:
-        if (size := path.stat().st_size) > MAX_BYTES:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
             raise fail("too-large", f"{path}: has {size:,} bytes; a graph has {MAX_BYTES:,} at most", None)
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -166,11 +177,7 @@ def parse(source: Source, start: int = 0) -> Tree:
         _shallow(text, source)
         root = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as error:
-        mark = _mark(error.problem_mark or error.context_mark, source)
-        if error.context_mark and not source.line(mark.line).strip():  # the value was begun and never ended
-            mark = _mark(error.context_mark, source)
-        if mark.line > source.text.count("\n") + 1:
-            mark = Mark(source, 1, start + 1)
+        mark = _place_of(error, source, start)
         law = f"this is no YAML: {error.problem}"
         raise fail("not-yaml", law, mark, remedy=_mended(source, mark)) from error
     except yaml.reader.ReaderError as error:
@@ -186,6 +193,16 @@ def parse(source: Source, start: int = 0) -> Tree:
     return tree
 
 
+def _place_of(error: yaml.MarkedYAMLError, source: Source, start: int) -> Mark:
+    """Return the place of an error; a value that never ends has its at the start of the value."""
+    mark = _mark(error.problem_mark or error.context_mark, source)
+    if error.context_mark and not source.line(mark.line).strip():
+        mark = _mark(error.context_mark, source)
+    if mark.line > source.text.count("\n") + 1:
+        return Mark(source, 1, start + 1)
+    return mark
+
+
 def _mended(source: Source, mark: Mark) -> str:
     """Return how a line may become YAML."""
     line = source.line(mark.line)
@@ -193,20 +210,23 @@ def _mended(source: Source, mark: Mark) -> str:
         return "indent with spaces, not tabs"
     if re.search(r"[\[{,:] *\$\{", line):
         return 'in a list or a mapping a text with ${...} is quoted: ["${env:DATA}/train.jsonl"]'
-    ends = [line.count(open_) > line.count(close) for open_, close in ("[]", "{}")]
-    if source.name == "command line" and any(ends):
+    is_open = line.count("[") > line.count("]") or line.count("{") > line.count("}")
+    if is_open and source.name == "command line":
         return f"quote it for the shell, which cuts it at blanks: '{source.text.strip()} ...'"
     return ""
 
 
 def _shallow(text: str, source: Source) -> None:
-    """Refuse deep nesting, on which composing would overflow the C stack, and too much to compose."""
+    """Refuse nesting so deep that composing would overflow the C stack, and texts with too many values."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=LOADER)):
         if count > 3 * MAX_SIZE:  # a value in a mapping is two events, a mapping two of its own
             law = f"the text up to here makes more than {MAX_SIZE} values"
             raise fail("too-large", law, _mark(event.start_mark, source))
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
         if depth > MAX_DEPTH:
             law = f"the value is nested over {MAX_DEPTH} deep"
             raise fail("too-deep", law, _mark(event.start_mark, source))

@@ -68,14 +68,16 @@ def validate(
     keys: tuple[str, ...] = (),
     elsewhere: Callable[[str], str] = lambda name: "",
 ) -> Any:
-    """Return a tree as a strict record, or None with the problems noted. Values written ??? are passed over.
+    """Return a tree as a strict record, or None with its problems noted. Values written ??? are not checked.
 
     Args:
-        section: type of the record.
-        tree: the values, and ``path``, the graph's name for them, as ``models.policy``.
+        section: the type of the record.
+        tree: the values.
+        path: the graph's name for them, as ``models.policy``.
         binder: where problems are noted.
         what: the name of the reader of the values, as ``op rollout``.
-        keys: further keys that are accepted, and ``elsewhere``, what has one that is not, for the message.
+        keys: further keys that are accepted.
+        elsewhere: says, for the message, what has a key that this record lacks.
     """
     values = tree.plain()
     if not isinstance(values, dict):
@@ -84,12 +86,14 @@ def validate(
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        if (texts := _texts(error, tree)) is not tree:
+        texts = _texts(error, tree)
+        if texts is not tree:
             return validate(section, texts, path, binder, what, keys, elsewhere)
         wrong: dict[Mark, list[Any]] = {}
         for item in error.errors(include_url=False):
             place = tree.at(item["loc"])
-            if place.value != OPEN or item["type"] == "extra_forbidden":
+            is_open = place.value == OPEN and item["type"] != "extra_forbidden"
+            if not is_open:
                 wrong.setdefault(place.key or place.mark, []).append(item)
         for items in wrong.values():
             binder.problems += _explain(items, section, tree, path, what, keys, elsewhere)
@@ -97,7 +101,7 @@ def validate(
 
 
 def read_record(section: type[StrictRecord], tree: Tree, path: str) -> StrictRecord:
-    """Return a tree as a strict record; arguments as those of ``validate``.
+    """Return a tree as a strict record. The arguments are those of ``validate``.
 
     Raises:
         GraphError: with every problem.
@@ -110,7 +114,7 @@ def read_record(section: type[StrictRecord], tree: Tree, path: str) -> StrictRec
 
 
 def _texts(error: ValidationError, tree: Tree) -> Tree:
-    """Return a tree with references where a text is asked for and the environment has a number."""
+    """Return a tree with references in place of numbers from the environment where a text is required."""
     for item in error.errors(include_url=False):
         name = str(item["loc"][0]) if item["loc"] else ""
         if item["type"] == "string_type" and tree.at(item["loc"]).reference:
@@ -120,12 +124,13 @@ def _texts(error: ValidationError, tree: Tree) -> Tree:
 
 
 def _constructed(section: type[BaseModel], values: Mapping[str, Any]) -> Any:
-    """Return a record with open values: defaults stand in for them where there are any."""
-    known = {n: v for n, v in values.items() if v != OPEN or section.model_fields[n].is_required()}
-    for name, value in known.items():
+    """Return a record with open values, which have their defaults if there are any."""
+    known = {}
+    for name, value in values.items():
+        if value == OPEN and not section.model_fields[name].is_required():
+            continue
         inner = _nested(section, name)
-        if inner and isinstance(value, dict):
-            known[name] = _constructed(inner, value)
+        known[name] = _constructed(inner, value) if inner and isinstance(value, dict) else value
     return section.model_construct(**known)
 
 
@@ -139,13 +144,16 @@ def _explain(
     elsewhere: Callable[[str], str],
 ) -> Iterable[Problem]:
     """Yield the problems of one place, from pydantic's errors there."""
-    others, place = [], tree.at(items[0]["loc"])
+    wrong_values = []
+    place = tree.at(items[0]["loc"])
     mark = place.key or place.mark
     for item in items:
         name = str(item["loc"][-1])
         if item["type"] == "extra_forbidden":
             known = [*_fields(section, item["loc"][:-1]), *keys]
-            law = f"`{path}` has no attribute `{name}`" + (f" ({what})" if what else "")
+            law = f"`{path}` has no attribute `{name}`"
+            if what:
+                law += f" ({what})"
             remedy = nearest(name, known) or elsewhere(name)
             yield Problem("unknown-attribute", law, mark, tuple(known), remedy)
         elif name == "[key]":  # of a mapping whose keys are a Literal
@@ -155,19 +163,27 @@ def _explain(
             yield Problem("unknown-attribute", law, mark, tuple(known), nearest(name, known))
         elif item["type"] == "missing":
             inside = ".".join(map(str, (path, *item["loc"][:-1])))
-            law = f"`{inside}` has no `{name}`" + (f", which {what} needs" if what else "")
+            law = f"`{inside}` has no `{name}`"
+            if what:
+                law += f", which {what} needs"
             yield Problem("missing-attribute", law, mark, remedy=f"add `{name}: ...`")
         else:
-            others.append(item)
-    if others:
-        place = tree.at(others[0]["loc"])
-        where = ".".join(map(str, (path, *_known_part(tree, others[0]["loc"]))))
-        wanted = " or ".join(dict.fromkeys(map(_wanted, others))).replace("or must be", "or")
-        value = place.written().plain()
-        remedy = nearest(str(value), QUOTED.findall(wanted))
-        if any(item["type"] == "list_type" for item in others) and isinstance(value, str):
-            remedy = f"as a list: {where}: {flow([value])}; for a shell, '{where}={flow([value])}'"
-        yield Problem("wrong-value", f"`{where}` {wanted}; it is {value!r}", place.mark, (), remedy)
+            wrong_values.append(item)
+    if wrong_values:
+        yield _wrong_value(wrong_values, tree, path)
+
+
+def _wrong_value(items: list[Any], tree: Tree, path: str) -> Problem:
+    """Return the problem with one value, from pydantic's errors about each type that it may have."""
+    place = tree.at(items[0]["loc"])
+    where = ".".join(map(str, (path, *_known_part(tree, items[0]["loc"]))))
+    wanted = " or ".join(dict.fromkeys(_wanted(item) for item in items)).replace("or must be", "or")
+    value = place.written().plain()
+    remedy = nearest(str(value), QUOTED.findall(wanted))
+    may_be_list = any(item["type"] == "list_type" for item in items)
+    if may_be_list and isinstance(value, str):
+        remedy = f"as a list: {where}: {flow([value])}; for a shell, '{where}={flow([value])}'"
+    return Problem("wrong-value", f"`{where}` {wanted}; it is {value!r}", place.mark, (), remedy)
 
 
 def _wanted(item: Any) -> str:
@@ -180,7 +196,7 @@ def _wanted(item: Any) -> str:
 
 
 def _known_part(tree: Tree, loc: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the part of pydantic's location that names something in the tree: it adds branches of unions."""
+    """Return pydantic's location without the branches of unions, which name nothing in the tree."""
     for count, part in enumerate(loc):
         if tree.at((part,)) is tree:
             return loc[:count]
@@ -198,6 +214,10 @@ def _fields(section: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
 
 def _nested(section: type[BaseModel], name: str) -> type[BaseModel] | None:
     """Return the record in a field's type, which may be a union."""
-    annotation = section.model_fields[name].annotation if name in section.model_fields else None
-    options = getattr(annotation, "__args__", (annotation,))
-    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+    if name not in section.model_fields:
+        return None
+    annotation = section.model_fields[name].annotation
+    for option in getattr(annotation, "__args__", (annotation,)):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None

@@ -7,6 +7,8 @@ from typing import Any
 
 from rlgraph.syntax.source import OPEN, Tree, scalar
 
+ESCAPES = {"\n": "\\n", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
+
 
 def show_text(tree: Tree, origin: bool = False) -> str:
     """Return a composed graph as YAML; with ``origin``, each value's place as a comment."""
@@ -14,28 +16,35 @@ def show_text(tree: Tree, origin: bool = False) -> str:
 
 
 def _yaml(tree: Tree, depth: int, origin: bool) -> Iterator[str]:
-    pad = "  " * depth
+    indent = "  " * depth
     for name, child in tree.items.items():
-        name = _word(name)
+        key = f"{indent}{_word(name)}:"
         if child.is_map and child.items:
-            yield f"{pad}{name}:"
+            yield key
             yield from _yaml(child, depth + 1, origin)
+        elif origin:
+            line = f"{key} {flow(child)}"
+            yield f"{line:<60}  # {place(child)}"
         else:
-            line = f"{pad}{name}: {flow(child)}"
-            yield f"{line:<60}  # {place(child)}" if origin else line
+            yield f"{key} {flow(child)}"
 
 
 def place(tree: Tree) -> str:
     """Return where a value came from: ``file:line``, or the command line."""
     source = tree.mark.source.name
-    return source if source == "command line" else f"{source.rpartition('/')[2]}:{tree.mark.line}"
+    if source == "command line":
+        return source
+    _, _, file = source.rpartition("/")
+    return f"{file}:{tree.mark.line}"
 
 
 def flow(value: Any) -> str:
     """Return a tree or a plain value in YAML's flow style, on one line, reading back as the same value."""
-    value = value.value if isinstance(value, Tree) else value
+    if isinstance(value, Tree):
+        value = value.value
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_word(str(name))}: {flow(child)}" for name, child in value.items()) + "}"
+        items = [f"{_word(str(name))}: {flow(child)}" for name, child in value.items()]
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(flow(child) for child in value) + "]"
     if isinstance(value, str):
@@ -44,10 +53,14 @@ def flow(value: Any) -> str:
 
 
 def _word(value: str) -> str:
-    """Return a text as it is where YAML reads it back so, else in double quotes."""
-    plain = re.fullmatch(r"[A-Za-z_./][\w./@-]*( [\w./@-]+)*", value)
-    if value == OPEN or (plain and scalar(value) == value):
+    """Return a text as it is if YAML reads it back the same, otherwise in double quotes."""
+    is_plain = re.fullmatch(r"[A-Za-z_./][\w./@-]*( [\w./@-]+)*", value)
+    if value == OPEN or (is_plain and scalar(value) == value):
         return value
-    short = {"\n": "\\n", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
-    escaped = (short.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in value)
-    return '"' + "".join(escaped) + '"'
+    return '"' + "".join(_escaped(character) for character in value) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in ESCAPES:
+        return ESCAPES[character]
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -1,4 +1,4 @@
-"""The tensors of a decoder layer, as transformers has them, follow from a model's ``config.json``.
+"""Derives the tensors of a decoder layer, as transformers has them, from a model's ``config.json``.
 
 Covers Llama, Mistral, Qwen2, Qwen3, Phi 3 and 4, OLMo 2 and 3, GLM 4, Gemma 2 and the text of Gemma 3;
 mixtures of experts: Qwen3-MoE, Mixtral, GLM 4.5, gpt-oss; DeepSeek V3 with its latent attention (arXiv
@@ -127,73 +127,98 @@ class Config(Fields):
 
     def window(self, layer: int) -> int | None:
         """Return how many tokens a layer's attention sees; None: all before; 0: none, it has a state."""
-        every = self.full_attention_interval or self.sliding_window_pattern or EVERY.get(self.model_type)
+        kind = self._attention_kind(layer)
+        if kind == "linear_attention":
+            return 0
+        return self.sliding_window if kind.startswith("s") else None
+
+    def _attention_kind(self, layer: int) -> str:
+        """Return linear_attention, full_attention, or a kind that begins with sliding."""
         if self.layer_types:
-            kind = self.layer_types[layer]
-        elif every and (layer + 1) % every:
-            kind = "linear_attention" if self.model_type == "qwen3_next" else "sliding_attention"
-        else:
-            kind = "sliding_attention" if self.model_type in WINDOWED else "full_attention"
-        return 0 if kind == "linear_attention" else self.sliding_window if kind[0] == "s" else None
+            return self.layer_types[layer]
+        every = self.full_attention_interval or self.sliding_window_pattern or EVERY.get(self.model_type)
+        if every and (layer + 1) % every:
+            return "linear_attention" if self.model_type == "qwen3_next" else "sliding_attention"
+        return "sliding_attention" if self.model_type in WINDOWED else "full_attention"
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""
         if self.model_type in ("mixtral", "gpt_oss"):
             return True
-        mixes = self.experts > 0 and layer not in (self.mlp_only_layers or [])
-        return mixes and layer >= self.first_k_dense_replace and (layer + 1) % self.decoder_sparse_step == 0
+        if not self.experts or layer in (self.mlp_only_layers or []):
+            return False
+        return layer >= self.first_k_dense_replace and (layer + 1) % self.decoder_sparse_step == 0
 
     def layer(self, index: int, active: bool = False) -> int:
-        """Return the parameters of one decoder layer; ``active``: of them, what one token multiplies with."""
-        whole = sum(rows * numbers for rows, numbers in self.tensors(index))
+        """Return the parameters of one decoder layer; ``active``: those that one token multiplies with."""
+        total = sum(rows * numbers for rows, numbers in self.tensors(index))
         if not active or not self.is_sparse(index):
-            return whole
-        return whole - (self.experts - self.num_experts_per_tok) * sum(one.numbers for one in self._experts)
+            return total
+        per_expert = sum(tensor.numbers for tensor in self._experts)
+        return total - (self.experts - self.num_experts_per_tok) * per_expert
 
     def tensors(self, index: int) -> list[tuple[int, int]]:
         """Return the rows of each tensor of one decoder layer in transformers, and the numbers per row."""
-        return [(one.rows, one.numbers) for one in self._layer(index, self._experts)]
+        return _shapes(self._layer(index, self._experts))
 
     def fused(self, index: int) -> list[tuple[int, int]]:
         """Return those of ``tensors`` that have a row per expert."""
-        return [(one.rows, one.numbers) for one in self._experts] if self.is_sparse(index) else []
+        return _shapes(self._experts) if self.is_sparse(index) else []
 
     def weights(self, index: int) -> list[tuple[int, int]]:
-        """Return ``tensors``, but with each expert's weights by themselves, as a checkpoint has them."""
+        """Return ``tensors``, but with each expert's weights on their own, as a checkpoint has them."""
+        if self.model_type == "gpt_oss":  # its checkpoints have fused experts too
+            return self.tensors(index)
         hidden, inner, count = self.hidden_size, self.expert_size, self.experts
-        apart = [*[Tensor(inner, hidden)] * 2 * count, *[Tensor(hidden, inner)] * count]
-        fused = self.model_type == "gpt_oss"
-        return [(one.rows, one.numbers) for one in self._layer(index, self._experts if fused else apart)]
+        gates_and_ups = [Tensor(inner, hidden)] * 2 * count
+        downs = [Tensor(hidden, inner)] * count
+        return _shapes(self._layer(index, [*gates_and_ups, *downs]))
 
     def unfused(self, index: int) -> list[tuple[int, int]]:
-        """Return ``weights``, but of experts that are fused there too each matrix by itself."""
+        """Return ``weights``, but with each matrix of fused experts on its own too."""
         if self.model_type != "gpt_oss":
             return self.weights(index)
-        apart = [Tensor(self.hidden_size, 2 * self.expert_size), Tensor(self.expert_size, self.hidden_size)]
-        experts = [*apart * self.experts, *self._expert_biases]
-        return [(one.rows, one.numbers) for one in self._layer(index, experts)]
+        of_expert = [
+            Tensor(self.hidden_size, 2 * self.expert_size),
+            Tensor(self.expert_size, self.hidden_size),
+        ]
+        return _shapes(self._layer(index, [*of_expert * self.experts, *self._expert_biases]))
 
     def no_matrices(self, index: int) -> list[tuple[int, int]]:
-        """Return the tensors of a layer that have several numbers per row and are no matrices: biases of
-        experts, and convolutions."""
-        convolution = [Tensor(self.convolved, self.linear_conv_kernel_dim)] * (self.window(index) == 0)
-        return [(one.rows, one.numbers) for one in [*self._expert_biases, *convolution]]
+        """Return the tensors of a layer that have several numbers per row but are not matrices.
+
+        They are biases of experts, and convolutions.
+        """
+        tensors = [*self._expert_biases]
+        if self.window(index) == 0:
+            tensors.append(Tensor(self.convolved, self.linear_conv_kernel_dim))
+        return _shapes(tensors)
 
     def linear(self, index: int) -> dict[str, tuple[int, int]]:
-        """Return outputs and inputs of a layer's linear layers that can have adapters, by name; in a mixture
-        of experts, those of softmax attention alone."""
+        """Return outputs and inputs of a layer's linear layers that can have adapters, by name.
+
+        In a mixture of experts only those of softmax attention can.
+        """
         window = self.window(index)
-        there = [*self._attention(window), *self._mlp(False, ())]
-        if self.experts:
-            there = [] if window == 0 else [*self._attention(window)]
-        return {one.name: (one.rows, one.numbers) for one in there if one.name}
+        tensors: list[Tensor] = []
+        if window != 0 or not self.experts:
+            tensors += self._attention(window)
+        if not self.experts:
+            tensors += self._mlp(False, ())
+        return {tensor.name: (tensor.rows, tensor.numbers) for tensor in tensors if tensor.name}
 
     def expert_linear(self, index: int) -> dict[str, tuple[int, int]]:
-        """Return outputs and inputs of the linear layers of one expert of a layer, by their names in targets
-        of adapters; gate and up are one."""
+        """Return outputs and inputs of the linear layers of one expert of a layer.
+
+        Their names are those in the targets of adapters, where gate and up are one.
+        """
+        if not self.is_sparse(index):
+            return {}
         hidden, inner = self.hidden_size, self.expert_size
-        shapes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
-        return {f"{EXPERTS}{name}": shape for name, shape in shapes.items()} if self.is_sparse(index) else {}
+        return {
+            f"{EXPERTS}gate_up_proj": (2 * inner, hidden),
+            f"{EXPERTS}down_proj": (hidden, inner),
+        }
 
     def _layer(self, index: int, experts: Iterable[Tensor]) -> Iterator[Tensor]:
         yield from self._attention(self.window(index))
@@ -219,8 +244,9 @@ class Config(Fields):
             yield from _linear(name, rows, hidden, biased)
         yield from _linear("o_proj", hidden, queries, biased and family not in ("qwen2", "glm4", "glm4_moe"))
         if self.normed:
-            whole = family in ("olmo2", "olmo3")
-            yield from (Tensor(width if whole else self.head_size, 1) for width in (queries, keys))
+            for width in (queries, keys):
+                of_all_heads = family in ("olmo2", "olmo3")
+                yield Tensor(width if of_all_heads else self.head_size, 1)
 
     def _latent_attention(self) -> Iterator[Tensor]:
         hidden, rank, biased = self.hidden_size, self.q_lora_rank, self.attention_bias
@@ -249,8 +275,10 @@ class Config(Fields):
             yield from self._dense(self.intermediate_size)
             return
         router = _linear("", self.experts, self.hidden_size, self.model_type == "gpt_oss")
-        first = self.model_type in ROUTED_FIRST
-        yield from [*router, *experts] if first else [*experts, *router]
+        if self.model_type in ROUTED_FIRST:
+            yield from (*router, *experts)
+        else:
+            yield from (*experts, *router)
         if self.shared_size:
             yield from self._dense(self.shared_size)
         if self.model_type == "qwen3_next":
@@ -259,16 +287,18 @@ class Config(Fields):
     @property
     def _experts(self) -> list[Tensor]:
         """Return the tensors into which a layer's experts are fused."""
-        count, hidden, size = self.experts, self.hidden_size, self.expert_size
-        up, down = Tensor(count, 2 * size * hidden), Tensor(count, size * hidden)
-        if biases := self._expert_biases:
-            return [up, biases[0], down, biases[1]]
-        return [up, down]
+        count, hidden, inner = self.experts, self.hidden_size, self.expert_size
+        up, down = Tensor(count, 2 * inner * hidden), Tensor(count, inner * hidden)
+        if not self._expert_biases:
+            return [up, down]
+        up_bias, down_bias = self._expert_biases
+        return [up, up_bias, down, down_bias]
 
     @property
     def _expert_biases(self) -> list[Tensor]:
-        biased = self.model_type == "gpt_oss"
-        return [Tensor(self.experts, width) for width in (2 * self.expert_size, self.hidden_size)] * biased
+        if self.model_type != "gpt_oss":
+            return []
+        return [Tensor(self.experts, 2 * self.expert_size), Tensor(self.experts, self.hidden_size)]
 
     def _dense(self, inner: int) -> Iterator[Tensor]:
         hidden, biased = self.hidden_size, self.mlp_bias
@@ -284,3 +314,7 @@ def _linear(name: str, rows: int, inputs: int, biased: bool) -> Iterator[Tensor]
     yield Tensor(rows, inputs, name)
     if biased:
         yield Tensor(rows, 1)
+
+
+def _shapes(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    return [(tensor.rows, tensor.numbers) for tensor in tensors]
