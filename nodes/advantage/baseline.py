@@ -59,9 +59,9 @@ def optimal_token_baseline(
     width = max(earned.lengths.tolist(), default=0)
     together = earned.spread(members).values * width + earned.place_of  # one number for a group's t-th tokens
     count = torch.bincount(together)
-    above = torch.zeros(len(count), dtype=torch.float64).index_add(0, together, to_go * weights)
-    below = torch.zeros(len(count), dtype=torch.float64).index_add(0, together, weights)
-    baseline = torch.where(count > 1, above / (below + EPSILON), 0)
+    weighted_return = torch.zeros(len(count), dtype=torch.float64).index_add(0, together, to_go * weights)
+    total_weight = torch.zeros(len(count), dtype=torch.float64).index_add(0, together, weights)
+    baseline = torch.where(count > 1, weighted_return / (total_weight + EPSILON), 0)
     return scatter(to_go - baseline[together], loss_mask)
 
 
@@ -88,14 +88,14 @@ def running(
         advantages: {op: advantage.running, in: {question: source}}
     """
     means, now = ctx.state, rewards.double()
-    every = means.get("", float(now.mean()))
+    mean_of_all = means.get("", float(now.mean()))
     keys = [*map(text_key, question)]
-    baseline = torch.tensor([means.get(one, every) for one in keys], dtype=torch.float64)
+    baseline = torch.tensor([means.get(key, mean_of_all) for key in keys], dtype=torch.float64)
     members: dict[str, list[int]] = {"": [*range(len(keys))]}
-    for row, one in enumerate(keys):
-        members.setdefault(one, []).append(row)
-    for one, rows in members.items():
+    for row, key in enumerate(keys):
+        members.setdefault(key, []).append(row)
+    for key, rows in members.items():
         mean = float(now[rows].mean())
-        means[one] = decay * means[one] + (1 - decay) * mean if one in means else mean
+        means[key] = decay * means[key] + (1 - decay) * mean if key in means else mean
     ctx.record("baseline", baseline)
     return scatter(loss_mask.spread(now - baseline).values[loss_mask.values], loss_mask)

@@ -56,11 +56,11 @@ def turns(
         advantages: {op: advantage.turns}
     """
     written = torch.where(loss_mask.values, turn.values, 0).long()
-    last = written.new_zeros(len(turn)).scatter_reduce(0, turn.row_of, written, "amax")  # [samples]
-    if not last.any():
+    last_turn = written.new_zeros(len(turn)).scatter_reduce(0, turn.row_of, written, "amax")  # [samples]
+    if not last_turn.any():
         return loss_mask.like(torch.zeros(len(written)))
-    exists = torch.arange(int(last.max())) < last[:, None]  # [samples, turns]
-    earned = _earned(rewards, turn_rewards, last, exists)
+    exists = torch.arange(int(last_turn.max())) < last_turn[:, None]  # [samples, turns]
+    earned = _earned(rewards, turn_rewards, last_turn, exists)
     returns = _summed(earned, gamma)
     states, ways = _states(group, tokens, turn, loss_mask, exists)
     alone = torch.bincount(states[exists])[states] == 1

@@ -100,21 +100,23 @@ class Chat:
             raise LimitReached
         limit = min(room, self.limits.max_turn_tokens or room)
         request = Request((*self.prompt, *self.seen), [self.seed + self.turns], str(self.seed), limit)
-        asked, self.turns = (self.number, self.turns), self.turns + 1
-        generation = await self._timed("generation", self.engine.generate(asked, request))
-        self._join(generation.tokens, asked[1] + 1, generation)
+        turn_key, self.turns = (self.number, self.turns), self.turns + 1
+        generation = await self._timed("generation", self.engine.generate(turn_key, request))
+        self._join(generation.tokens, turn_key[1] + 1, generation)
         self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
         if not generation.is_whole:
             raise LimitReached
-        text = self._said(generation)
+        text = self._text_of(generation)
         return Turn(text, self.parser(text) if self.tools.offers else [], list(generation.tokens))
 
-    def _said(self, generation: Generation) -> str:
+    def _text_of(self, generation: Generation) -> str:
         """Return what a turn says: without its end token, but with one of the graph that is text."""
         tokenizer, tokens = self.pieces.tokenizer, list(generation.tokens)
         if generation.finish == "stop":
-            last, asked = tokens[-1], self.engine.sampling.stop_token_ids
-            tokens = tokens[:-1] if last not in asked or last in tokenizer.all_special_ids else tokens
+            last_token, end_ids = tokens[-1], self.engine.sampling.stop_token_ids
+            is_text = last_token in end_ids and last_token not in tokenizer.all_special_ids
+            if not is_text:
+                tokens = tokens[:-1]
         return str(tokenizer.decode(tokens))
 
     async def use(self, calls: Sequence[ToolCall]) -> list[str]:
@@ -129,11 +131,11 @@ class Chat:
             return []
         if self.turns == self.limits.max_turns:
             raise LimitReached
-        left = max(self.limits.max_calls - self.calls, 0)
+        remaining = max(self.limits.max_calls - self.calls, 0)
         refused = f"error: no more than {self.limits.max_calls} calls are allowed"
-        answers = await self._timed("tools", asyncio.gather(*map(self.tools.run, calls[:left])))
-        answers = [*answers, *[refused] * (len(calls) - left)]
-        self.calls += min(len(calls), left)
+        answers = await self._timed("tools", asyncio.gather(*map(self.tools.run, calls[:remaining])))
+        answers = [*answers, *[refused] * (len(calls) - remaining)]
+        self.calls += min(len(calls), remaining)
         known = self.tools.offers
         self._read([("tool", call.name if call.name in known else "unknown") for call in calls], answers)
         return answers
@@ -146,12 +148,12 @@ class Chat:
         """
         self._read([(role, "")], [text])
 
-    async def _timed(self, what: str, waiting: Awaitable[Any]) -> Any:
+    async def _timed(self, activity: str, waiting: Awaitable[Any]) -> Any:
         start = time.time()
         try:
             return await waiting
         finally:
-            self.spans.append((what, start, time.time()))
+            self.spans.append((activity, start, time.time()))
 
     @property
     def seen(self) -> list[int]:
@@ -181,13 +183,13 @@ class Chat:
             raise LimitReached
         self._join(ids, self.turns)
 
-    def _join(self, ids: Sequence[int], turn: int, drawn: Generation | None = None) -> None:
+    def _join(self, ids: Sequence[int], turn: int, new_ids: Generation | None = None) -> None:
         self.tokens += ids
         self.forgotten += [0] * len(ids)
         self.turn_of += [turn] * len(ids)
-        self.written += [drawn is not None] * len(ids)
-        self.logprobs += drawn.logprobs if drawn else [0.0] * len(ids)
-        self.versions += drawn.versions if drawn else [-1] * len(ids)
+        self.written += [new_ids is not None] * len(ids)
+        self.logprobs += new_ids.logprobs if new_ids else [0.0] * len(ids)
+        self.versions += new_ids.versions if new_ids else [-1] * len(ids)
 
 
 async def single_turn(chat: Chat) -> None:
@@ -214,8 +216,8 @@ async def tool_loop(chat: Chat, *, forget: str | None = None) -> None:
     """
     decode = chat.pieces.tokenizer.decode
     while (turn := await chat.turn()).calls:
-        first, ids = len(chat.tokens) - len(turn.tokens), list(turn.tokens)
+        turn_start, ids = len(chat.tokens) - len(turn.tokens), list(turn.tokens)
         if forget and forget in turn.text:
             end = bisect_left(range(len(ids)), True, key=lambda n: str(forget) in decode(ids[:n]))
-            chat.forget(first, first + end)
+            chat.forget(turn_start, turn_start + end)
         await chat.use(turn.calls)

@@ -48,7 +48,13 @@ class LiveChat:
 
 
 class LiveChats:
-    """The conversations of one node on its worker, which go on with its next call."""
+    """The conversations of one node on its worker, which go on with its next call.
+
+    Invariants:
+        - Conversations, tools and batching run on ``loop`` alone; the worker's own thread waits for it.
+        - ``live`` has the conversations that the last round asked for; all others were cancelled.
+        - Between ``settle`` and the next round nothing calls the engine.
+    """
 
     def __init__(self, engine: RequestBatcher, parallel: int) -> None:
         """Start with none. So many calls of tools that are not async run at a time."""
@@ -81,15 +87,18 @@ class LiveChats:
         """
 
         async def driven() -> list[LiveChat]:
-            asked = [self.live.get(key) for key in keys] + [None] * (samples - len(keys))
-            await self._give_up([*{*self.live.values()}.difference(asked)])
-            chats = [one or self._begun(begin(place), n, loop) for place, one in enumerate(asked)]
-            self.live = {one.key: one for one in chats}
-            await self._drive([chats[first : first + n] for first in range(0, samples, n)], is_due)
-            failed = [one for one in chats if one.reward.done() and one.reward.exception()]
-            if failed:
-                await self._give_up(chats)
-                failed[0].reward.result()
+            requested = [self.live.get(key) for key in keys] + [None] * (samples - len(keys))
+            await self._give_up([*{*self.live.values()}.difference(requested)])
+            chats = []
+            for place, live_chat in enumerate(requested):
+                chats.append(live_chat or self._start(begin(place), n, loop))
+            self.live = {live_chat.key: live_chat for live_chat in chats}
+            groups = [chats[start : start + n] for start in range(0, samples, n)]
+            await self._drive(groups, is_due)
+            for live_chat in chats:
+                if live_chat.reward.done() and live_chat.reward.exception():
+                    await self._give_up(chats)
+                    live_chat.reward.result()  # raises what the conversation raised
             return chats
 
         return self._wait(driven())
@@ -110,7 +119,7 @@ class LiveChats:
     def _wait(self, work: Coroutine[Any, Any, Finished]) -> Finished:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
-    def _begun(self, chat: Chat, n: int, loop: Loop | None) -> LiveChat:
+    def _start(self, chat: Chat, n: int, loop: Loop | None) -> LiveChat:
         self.engine.going_on.add(chat.number)
         reward = asyncio.ensure_future(conversation(chat, n, loop))
         reward.add_done_callback(lambda _: self.engine.changed.set())
@@ -127,8 +136,10 @@ class LiveChats:
             return
 
         def is_over() -> bool:
-            ended = any(all(one.reward.done() for one in group) for group in groups)
-            return ended or (is_due is not None and is_due())
+            for group in groups:
+                if all(live_chat.reward.done() for live_chat in group):
+                    return True
+            return is_due is not None and is_due()
 
         engine.gate.set()
         await asyncio.sleep(0)  # those that were begun ask
@@ -139,11 +150,11 @@ class LiveChats:
                 await asyncio.wait_for(engine.changed.wait(), LOOK if is_due else MOMENT)
 
     async def _give_up(self, chats: Sequence[LiveChat]) -> None:
-        for one in chats:
-            one.reward.cancel()
-        await asyncio.gather(*(one.reward for one in chats), return_exceptions=True)
-        for one in chats:
-            self.engine.leave(one.chat.number)
+        for live_chat in chats:
+            live_chat.reward.cancel()
+        await asyncio.gather(*(live_chat.reward for live_chat in chats), return_exceptions=True)
+        for live_chat in chats:
+            self.engine.leave(live_chat.chat.number)
 
     async def _close(self) -> None:
         await self._give_up([*self.live.values()])
@@ -159,8 +170,8 @@ async def conversation(chat: Chat, n: int, loop: Loop | None) -> float:
         return await _lead(chat, loop)
     except Exception as error:
         if not any(note.startswith("it was in ") for note in getattr(error, "__notes__", ())):
-            which = f"sample {chat.number}, which is of prompt {chat.number // n}, in turn {chat.turns}"
-            error.add_note(f"it was in {which}")
+            description = f"sample {chat.number}, which is of prompt {chat.number // n}, in turn {chat.turns}"
+            error.add_note(f"it was in {description}")
         raise
 
 

@@ -40,7 +40,13 @@ class PendingRequest:
 
 
 class RequestBatcher:
-    """Batches requests of one seed each."""
+    """Batches requests of one seed each.
+
+    Invariants:
+        - Of an engine whose calls overlap ``waiting`` is empty; of any other ``calls`` is.
+        - While ``gate`` is closed no call begins on an engine whose calls overlap.
+        - ``changed`` is set whenever a request was made or a conversation has ended.
+    """
 
     def __init__(self, engine: ServeEngine, sampling: Sampling, chunk: int | None = None) -> None:
         """Start with no conversation. A round draws ``chunk`` tokens of a turn, or all of them."""
@@ -53,20 +59,24 @@ class RequestBatcher:
         self.gate, self.changed = asyncio.Event(), asyncio.Event()  # changed: one asks, or is over
         self.gate.set()
 
-    async def generate(self, asked: tuple[int, int], request: Request) -> Generation:
-        """Return a request's answer; ``asked`` numbers its conversation and the call within that.
+    async def generate(self, turn: tuple[int, int], request: Request) -> Generation:
+        """Return a request's answer; ``turn`` numbers its conversation and the call within that.
 
         Where a round or new weights cut it, it goes on behind the tokens that there are.
         """
-        whole, longest = Generation(), request.limits(self.sampling)[1]
+        generation = Generation()
+        _, longest = request.limits(self.sampling)
         while True:
-            rest, left = request.behind(whole.tokens, self.sampling), longest - len(whole.tokens)
-            limit = min(left, self.chunk or left)
-            rest = replace(rest, max_new_tokens=limit)
-            whole = extended(whole, await self._piece(asked, rest), self.engine, self.sampling.stop)
-            is_cut = whole.finish == "abort" or (whole.finish == "length" and limit < left)
-            if not is_cut or len(whole.tokens) >= longest:
-                return whole
+            remaining_tokens = longest - len(generation.tokens)
+            limit = min(remaining_tokens, self.chunk or remaining_tokens)
+            next_request = request.behind(generation.tokens, self.sampling)
+            next_request = replace(next_request, max_new_tokens=limit)
+            drawn = await self._draw_once(turn, next_request)
+            generation = extended(generation, drawn, self.engine, self.sampling.stop)
+            was_aborted = generation.finish == "abort"
+            ended_by_chunk = generation.finish == "length" and limit < remaining_tokens
+            if len(generation.tokens) >= longest or not (was_aborted or ended_by_chunk):
+                return generation
 
     def leave(self, conversation: int) -> None:
         """Note that a conversation has ended."""
@@ -81,7 +91,7 @@ class RequestBatcher:
 
     async def all_wait(self) -> None:
         """Return once all conversations that go on wait for the engine."""
-        while len(self.waiting) < len(self.going_on) or self._asked() != self.going_on:
+        while len(self.waiting) < len(self.going_on) or self._conversations_waiting() != self.going_on:
             self.changed.clear()
             await self.changed.wait()
 
@@ -95,7 +105,7 @@ class RequestBatcher:
             assert is_over
             return is_over() or len(self.waiting) > len(waiting)
 
-        self._asked()
+        self._conversations_waiting()
         waiting, self.waiting = sorted(self.waiting, key=lambda each: each.asked), []
         if not waiting:
             return False
@@ -122,9 +132,10 @@ class RequestBatcher:
         """Leave the engine alone until the gate is opened; what is in flight comes back as far as it is."""
         self.gate.clear()
         calls = asyncio.gather(*map(asyncio.wrap_future, [*self.calls]), return_exceptions=True)
-        whole = self.going_on and (self.sampling.regex or self.sampling.json_schema)  # a grammar can't be cut
+        has_grammar = bool(self.sampling.regex or self.sampling.json_schema)
         while not calls.done():
-            if not whole:
+            # a response that follows a grammar can't be taken up again where it was cut
+            if not (has_grammar and self.going_on):
                 await asyncio.to_thread(self.engine.abort)
             await asyncio.wait([calls], timeout=SWEEP)
 
@@ -133,7 +144,7 @@ class RequestBatcher:
         if self.threads:
             self.threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _piece(self, asked: tuple[int, int], request: Request) -> Generation:
+    async def _draw_once(self, turn: tuple[int, int], request: Request) -> Generation:
         if self.threads:
             await self.gate.wait()
             call = self.threads.submit(self.engine.generate, [request], self.sampling)
@@ -141,12 +152,12 @@ class RequestBatcher:
             call.add_done_callback(self.calls.discard)
             ((generation,),) = await asyncio.wrap_future(call)
             return generation
-        waiting = PendingRequest(asked, request, asyncio.get_running_loop().create_future())
+        waiting = PendingRequest(turn, request, asyncio.get_running_loop().create_future())
         self.waiting.append(waiting)
         self.changed.set()
         return await waiting.answer
 
-    def _asked(self) -> set[int]:
+    def _conversations_waiting(self) -> set[int]:
         """Return the conversations that wait; drop requests that were cancelled."""
         self.waiting = [each for each in self.waiting if not each.answer.done()]
         return {each.asked[0] for each in self.waiting}
@@ -160,14 +171,14 @@ def merged(requests: Sequence[Request]) -> tuple[list[Request], list[tuple[int, 
         [(0, 0), (1, 0), (0, 1)]
     """
     index_of: dict[tuple[Any, ...], int] = {}
-    whole: list[Request] = []
+    shared: list[Request] = []
     places = []
     for request in requests:
         index = index_of.setdefault(
-            (tuple(request.prompt), request.max_new_tokens, request.drawn), len(whole)
+            (tuple(request.prompt), request.max_new_tokens, request.drawn), len(shared)
         )
-        if index == len(whole):
-            whole.append(replace(request, seeds=[]))
-        places.append((index, len(whole[index].seeds)))
-        whole[index] = replace(whole[index], seeds=[*whole[index].seeds, *request.seeds])
-    return whole, places
+        if index == len(shared):
+            shared.append(replace(request, seeds=[]))
+        places.append((index, len(shared[index].seeds)))
+        shared[index] = replace(shared[index], seeds=[*shared[index].seeds, *request.seeds])
+    return shared, places

@@ -154,7 +154,7 @@ def agent(
     longest = limits.of_prompts(ctx, prompt_ids)
     settings = sampling.settings(limits.max_new_tokens, grammar)
     offers = OfferedTool.of(tools or {})
-    pieces = TemplatePieces(model.tokenizer, template_options)
+    template_pieces = TemplatePieces(model.tokenizer, template_options)
     chat_limits = ChatLimits(
         max_new_tokens=limits.max_new_tokens,
         max_turn_tokens=max_turn_tokens,
@@ -171,7 +171,7 @@ def agent(
             prompt=prompt_ids[place // n],
             seed=seed(ctx.seed, ctx.iteration, ctx.node, rows[place]),
             engine=engine,
-            pieces=pieces,
+            pieces=template_pieces,
             tools=Toolbox(offers, place // n, threads, tool_timeout),
             parser=parser.body if parser else hermes,
             limits=replace(chat_limits, max_new_tokens=longest[place // n]),
@@ -284,16 +284,16 @@ def _record(ctx: Context, chats: Sequence[Chat]) -> None:
     ctx.record("rollout/turns_", turns, kind=("min", "max"))
     ctx.record("rollout/called", [chat.calls > 0 for chat in chats], kind="share")
     ctx.record("rollout/tool_calls", [chat.calls for chat in chats])
-    errors = sum(chat.tools.errors for chat in chats)
-    calls = sum(chat.calls for chat in chats)
-    ctx.record("rollout/tool_errors", errors, calls, kind="share", over="calls")
+    tool_errors = sum(chat.tools.errors for chat in chats)
+    tool_calls = sum(chat.calls for chat in chats)
+    ctx.record("rollout/tool_errors", tool_errors, tool_calls, kind="share", over="calls")
     ctx.record("tokens/generated", lengths, kind="sum", over="tokens")
-    for what in ("generation", "tools"):
-        waited = [sum(end - start for name, start, end in chat.spans if name == what) for chat in chats]
-        ctx.record(f"perf/{what}_seconds/", waited, kind=("mean", "max"))
+    for activity in ("generation", "tools"):
+        waited = [sum(end - start for name, start, end in chat.spans if name == activity) for chat in chats]
+        ctx.record(f"perf/{activity}_seconds/", waited, kind=("mean", "max"))
     ctx.spans = [(f"sample {chat.number}", *span) for chat in chats[:TRACED] for span in chat.spans]
-    failures = [(chat, why) for chat in chats for why in chat.tools.broken]
+    failures = [(chat, reason) for chat in chats for reason in chat.tools.broken]
     if failures:
-        chat, why = failures[0]
-        first = f"the first, of sample {chat.number}: {visible(shortened(why))}"
-        log.warning(f"{len(failures)} calls of tools raised or were late; {first}")
+        chat, reason = failures[0]
+        first_failure = f"the first, of sample {chat.number}: {visible(shortened(reason))}"
+        log.warning(f"{len(failures)} calls of tools raised or were late; {first_failure}")

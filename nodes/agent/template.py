@@ -63,8 +63,8 @@ class TemplatePieces:
 
 def _message(role: str, name: str, content: str) -> dict[str, str]:
     """Return a message as templates take it; some want a tool's answer to name the call."""
-    named = {"name": name, "tool_call_id": "000000000"} if name else {}
-    return {"role": role, "content": content, **named}
+    tool_fields = {"name": name, "tool_call_id": "000000000"} if name else {}
+    return {"role": role, "content": content, **tool_fields}
 
 
 def unread_call(
@@ -79,10 +79,10 @@ def unread_call(
     policy was taught.
     """
     call = {"id": f"functions.{tool}:0", "type": "function", "function": {"name": tool, "arguments": {}}}
-    asks = {"role": "user", "content": "a question"}
+    user_turn = {"role": "user", "content": "a question"}
     calls = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
-        talk = for_template(tokenizer, [asks, calls], options)
+        talk = for_template(tokenizer, [user_turn, calls], options)
         begin = rendered(tokenizer, talk[:1], options)
         text = rendered(tokenizer, talk, options, begun=False)
     except TemplateError:
@@ -92,5 +92,5 @@ def unread_call(
         return ""
     ids = tokenizer(turn, add_special_tokens=False)["input_ids"]
     words = tokenizer.decode(ids, skip_special_tokens=True)
-    is_read = any(found.name == tool and not found.error for found in parser(words))
+    is_read = any(parsed.name == tool and not parsed.error for parsed in parser(words))
     return "" if is_read else turn.strip()

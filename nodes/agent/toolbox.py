@@ -46,15 +46,18 @@ def row_of(hook: Hook, row: int, filled: Collection[str]) -> dict[str, Any]:
 
     A value is a text, a number, a list of numbers, or None where no node writes the column.
     """
-    own = [name for name in hook.parameters if name not in filled]
-    columns = {name: _value(hook.columns.get(name), row) for name in own}
-    return columns | hook.attributes
+    values = {}
+    for name in hook.parameters:
+        if name not in filled:
+            values[name] = _value(hook.columns.get(name), row)
+    return values | hook.attributes
 
 
 def _value(column: Any, row: int) -> Any:
-    if column is None or isinstance(column, list):
-        return None if column is None else column[row]
-    return column[row].tolist()
+    if column is None:
+        return None
+    value = column[row]
+    return value if isinstance(column, list) else value.tolist()
 
 
 def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str, Any] | None) -> None:
@@ -67,10 +70,13 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
     if tools:
         TemplatePieces(tokenizer, options).between([("tool", "any")], [[]], -1)
     for name, tool in tools.items():
-        for attribute, field in signature(name, tool.body, Tool).attributes.model_fields.items():
-            if holds(PathMarker, field.annotation, *field.metadata) and (path := tool.attributes[attribute]):
-                for file in [path] if isinstance(path, str) else path:
-                    changed(file)
+        declared = signature(name, tool.body, Tool)
+        for attribute, field in declared.attributes.model_fields.items():
+            if not holds(PathMarker, field.annotation, *field.metadata):
+                continue
+            paths = tool.attributes[attribute] or []
+            for file in [paths] if isinstance(paths, str) else paths:
+                changed(file)
         check_before_run(tool)
 
 
@@ -80,7 +86,10 @@ class Toolbox:
     def __init__(
         self, offers: Mapping[str, OfferedTool], row: int, threads: Executor, timeout: float
     ) -> None:
-        self.offers, self.row, self.threads, self.timeout = offers, row, threads, timeout
+        self.offers = offers
+        self.row = row
+        self.threads = threads
+        self.timeout = timeout
         self.instances: dict[str, asyncio.Task[Any]] = {}  # instances of classes, by name
         self.errors = 0
         self.broken: list[str] = []  # why calls failed that the policy may not be to blame for
@@ -107,18 +116,18 @@ class Toolbox:
 
     async def reward(self) -> float:
         """Return the sum of the rewards that the called tools give the conversation."""
-        instances = [await task for task in self._whole()]
+        instances = [await task for task in self._ready_instances()]
         return float(sum([await self._do(tool.reward) for tool in instances if hasattr(tool, "reward")]))
 
     async def release(self) -> None:
         """Free the resources that the tools hold."""
-        for task in self._whole():
+        for task in self._ready_instances():
             if hasattr(tool := await task, "release"):
                 await self._do(tool.release)
         for task in self.instances.values():
             task.cancel()  # cancels an instance that is late and still being made
 
-    def _whole(self) -> list[asyncio.Task[Any]]:
+    def _ready_instances(self) -> list[asyncio.Task[Any]]:
         tasks = self.instances.values()
         return [task for task in tasks if task.done() and not task.cancelled() and task.exception() is None]
 

@@ -72,8 +72,8 @@ def recorded(
     iteration, folder = steps[ctx.iteration % len(steps)]
     ctx.record("iteration", iteration, over="iterations")
     loaded = load(folder, wanted_types(columns or {}))
-    own = {name: loaded.pop(name) for name in Rollout._fields if name in loaded}
-    return with_columns(Rollout(**own), loaded)
+    rollout_columns = {name: loaded.pop(name) for name in Rollout._fields if name in loaded}
+    return with_columns(Rollout(**rollout_columns), loaded)
 
 
 def recorded_steps(run: Path) -> dict[int, Path]:
@@ -92,8 +92,8 @@ def recorded_steps(run: Path) -> dict[int, Path]:
 def wanted_types(columns: Mapping[str, str]) -> dict[str, ColumnType]:
     """Return the columns that must be there, with their types: a rollout's and more."""
     hints = typing.get_type_hints(Rollout, include_extras=True)
-    own = {name: ColumnType.of(hint) for name, hint in hints.items() if hint is strip_none(hint)}
-    return own | {name: ColumnType.parse(text, "samples") for name, text in columns.items()}
+    rollout_types = {name: ColumnType.of(hint) for name, hint in hints.items() if hint is strip_none(hint)}
+    return rollout_types | {name: ColumnType.parse(text, "samples") for name, text in columns.items()}
 
 
 def _sampled_at(run: Path) -> float | None:
@@ -101,10 +101,15 @@ def _sampled_at(run: Path) -> float | None:
     if not (run / "plan.json").is_file():
         return None
     plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-    writers = [column["writer"] for name, column in plan["columns"]["train"].items() if _label(name) == BASE]
-    writing = [plan["functions"]["train"][name] for name in writers if name in plan["functions"]["train"]]
-    fixed = [function for function in writing if "temperature" not in function["courses"]]
-    return fixed[0]["attributes"].get("temperature") if fixed else None
+    functions = plan["functions"]["train"]
+    for name, column in plan["columns"]["train"].items():
+        function = functions.get(column["writer"])
+        if _label(name) != BASE or function is None:
+            continue
+        if "temperature" not in function["courses"]:
+            temperature: float | None = function["attributes"].get("temperature")
+            return temperature
+    return None
 
 
 def load(folder: Path, types: Mapping[str, ColumnType]) -> dict[str, Any]:
@@ -114,9 +119,14 @@ def load(folder: Path, types: Mapping[str, ColumnType]) -> dict[str, Any]:
         RecordError: one is not there, or of another type.
     """
     places = _places(folder, types)
-    paths = {place.path for place in places.values()}
-    tables = {path: read(path, [p.column for p in places.values() if p.path == path]) for path in paths}
-    return {name: _value(tables[p.path][p.column], p.times, types[name]) for name, p in places.items()}
+    columns_of: dict[Path, list[str]] = {}
+    for place in places.values():
+        columns_of.setdefault(place.path, []).append(place.column)
+    tables = {path: read(path, columns) for path, columns in columns_of.items()}
+    loaded = {}
+    for name, place in places.items():
+        loaded[name] = _value(tables[place.path][place.column], place.times, types[name])
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -142,12 +152,13 @@ def _place(
 ) -> RecordedPlace:
     """Find a column by its name, first among those per sample, then among those per prompt."""
     for path in paths:
-        named = {_label(column): column for column in files[path].types}
-        if name in named:
-            stored = ColumnType.parse(files[path].types[named[name]])
+        column_of_label = {_label(column): column for column in files[path].types}
+        if name in column_of_label:
+            stored = ColumnType.parse(files[path].types[column_of_label[name]])
             if (stored.dtype, stored.axis, len(stored.fixed)) != (kind.dtype, kind.axis, len(kind.fixed)):
                 raise RecordError(f"{folder} has `{name}` as {stored}; the graph says {kind}")
-            return RecordedPlace(path, named[name], 1 if path == paths[0] else files[paths[0]].times)
+            samples_per_row = 1 if path == paths[0] else files[paths[0]].times
+            return RecordedPlace(path, column_of_label[name], samples_per_row)
     known = sorted({_label(column) for path in paths for column in files[path].types})
     raise RecordError(f"{folder} has no column `{name}` for its samples; it has {', '.join(known)}")
 

@@ -61,9 +61,12 @@ class SourceAttributes(AttributeGroup):
 
     def with_file_columns(self, written: OutputRecord, data: DataSet, rows: Sequence[int]) -> OutputRecord:
         """Return what an op writes of rows of a set, with the columns of its files that a graph names."""
-        types = {name: type_of(spec) for name, spec in (self.columns or {}).items()}
-        values = data.more(rows) if types else []
-        more = {name: as_column(kind, [row[name] for row in values]) for name, kind in types.items()}
+        if not self.columns:
+            return with_columns(written, {})
+        values = data.more(rows)
+        more = {}
+        for name, spec in self.columns.items():
+            more[name] = as_column(type_of(spec), [row[name] for row in values])
         return with_columns(written, more)
 
     def next_rows(self, data: DataSet, ctx: Context, shuffle: bool, written_per_row: int = 1) -> list[int]:
@@ -82,8 +85,8 @@ class SourceAttributes(AttributeGroup):
             ctx.record("data/epoch", (position + self.batch) / len(data), over="iterations")
             return pick(len(data), self.batch, position, ctx.seed, shuffle)
         mixture = mixture_of(data.by_source, self.weights, ctx.courses, ctx.batch)
-        taken = mixture.given(position + self.batch)
-        for (name, rows_of_source), count in zip(data.by_source.items(), taken, strict=True):
+        rows_so_far = mixture.given(position + self.batch)
+        for (name, rows_of_source), count in zip(data.by_source.items(), rows_so_far, strict=True):
             ctx.record(f"data/epoch/{name}", count / len(rows_of_source), over="iterations")
         for name, course in ctx.courses.items():
             if name.startswith("weights."):
@@ -107,12 +110,14 @@ def record_dropped(
         is_limited: whether there is a limit of tokens.
         is_cut: whether rows that are too long are there all the same, shortened.
     """
-    left = len(data) if is_cut else len(data) + data.overlong
+    rows_after_filter = len(data) if is_cut else len(data) + data.overlong
     if is_filtered:
-        ctx.record("data/filtered", data.filtered, data.filtered + left, kind="share", over="rows")
+        ctx.record(
+            "data/filtered", data.filtered, data.filtered + rows_after_filter, kind="share", over="rows"
+        )
     if not is_limited:
         return
-    ctx.record("data/overlong", data.overlong, left, kind="share", over="rows")
+    ctx.record("data/overlong", data.overlong, rows_after_filter, kind="share", over="rows")
     if len(data.by_source) == 1:
         return
     for name, rows in data.by_source.items():

@@ -60,52 +60,65 @@ def answer_in(response: str) -> str:
         return normal(_boxes(text))
     hashes = HASHES.findall(text)
     if hashes:
-        return normal(_first(_plain(hashes[-1])) or hashes[-1])
+        return normal(_first_answer(_plain(hashes[-1])) or hashes[-1])
     if tags and not _plain(text).strip(".").isalpha() and "\n" not in text and not FORMULA.search(text):
         return normal(_plain(text))
     plain = _plain(text)
     phrases = [*PHRASE.finditer(plain)]
-    behind = plain[phrases[-1].end() :][:400] if phrases else ""
-    choice = CHOICE.match(behind)
-    answer = choice[1] if choice else _first(behind)
-    return normal(answer or _last(plain))
+    behind_phrase = plain[phrases[-1].end() :][:400] if phrases else ""
+    choice = CHOICE.match(behind_phrase)
+    answer = choice[1] if choice else _first_answer(behind_phrase)
+    return normal(answer or _last_answer(plain))
 
 
 def _boxes(text: str) -> str:
     """Return the last box, or the last boxes if they are one list; nothing where the last is not closed."""
+    spans = _closed_boxes(text)
+    if spans is None:
+        return ""
+    boxes: list[str] = []
+    begin, name = 0, ""
+    for start, end, content in reversed(spans):
+        labelled = NAMED.search(text[max(0, start - 20) : start])
+        between = text[end:begin]
+        if boxes and name and labelled and labelled[1] == name:
+            between = NAMED.sub("", between)
+        if boxes and not (SEPARATOR.fullmatch(between) and LISTED.search(between)):
+            break
+        boxes.insert(0, content)
+        begin, name = start, labelled[1] if labelled else ""
+    return ", ".join(dict.fromkeys(boxes))
+
+
+def _closed_boxes(text: str) -> list[tuple[int, int, str]] | None:
+    """Return the start, the end and the content of each innermost box; None where the last is not closed."""
     spans = []
     opened: list[tuple[int, int]] = []  # braces: where the box begins, or -1 for another's, and its content
     for brace in BRACE.finditer(text):
         if brace[0].endswith("{") and brace[0] != r"\{":
-            opened.append((brace.start() if len(brace[0]) > 1 else -1, brace.end()))
+            is_box = len(brace[0]) > 1
+            opened.append((brace.start() if is_box else -1, brace.end()))
         elif brace[0] == "}" and opened:
             start, inside = opened.pop()
             if start >= 0:
                 spans.append((start, brace.end(), text[inside : brace.start()]))
-    if spans and any(start > max(spans)[0] for start, _ in opened):
-        return ""  # the last box is not closed
-    spans = sorted(span for span in spans if span[2].strip() and "\\boxed" not in span[2])
-    listed: list[str] = []
-    begin, name = 0, ""
-    for start, end, content in reversed(spans):
-        named = NAMED.search(text[max(0, start - 20) : start])
-        between = text[end:begin]
-        if listed and name and named and named[1] == name:
-            between = NAMED.sub("", between)
-        if listed and not (SEPARATOR.fullmatch(between) and LISTED.search(between)):
-            break
-        listed.insert(0, content)
-        begin, name = start, named[1] if named else ""
-    return ", ".join(dict.fromkeys(listed))
+    if spans:
+        last_start, _, _ = max(spans)
+        if any(start > last_start for start, _ in opened):
+            return None
+    return sorted(span for span in spans if span[2].strip() and "\\boxed" not in span[2])
 
 
 def _plain(text: str) -> str:
     """Return a text without markdown's emphasis, outside of formulas."""
-    parts, end = [], 0
+    texts = []
+    end = 0
     for formula in FORMULA.finditer(text):
-        parts += [EMPHASIS.sub("", text[end : formula.start()]), formula[0]]
+        texts.append(EMPHASIS.sub("", text[end : formula.start()]))
+        texts.append(formula[0])
         end = formula.end()
-    return "".join([*parts, EMPHASIS.sub("", text[end:])])
+    texts.append(EMPHASIS.sub("", text[end:]))
+    return "".join(texts)
 
 
 def _candidates(text: str) -> list[tuple[int, int, str]]:
@@ -121,36 +134,36 @@ def _candidates(text: str) -> list[tuple[int, int, str]]:
     return sorted(spans)
 
 
-def _first(text: str) -> str:
+def _first_answer(text: str) -> str:
     """Return the first formula or number, with those that follow it in a list or in an equation."""
     spans = _candidates(text)
     if not spans or re.search(r"\n\s*\n", text[: spans[0][0]].strip("\n ")):
         return ""
-    listed = [spans[0]]
+    candidates = [spans[0]]
     for span in spans[1:]:
-        between = text[listed[-1][1] : span[0]]
+        between = text[candidates[-1][1] : span[0]]
         if re.fullmatch(r"\s*=\s*", between):
-            listed[-1] = span
+            candidates[-1] = span
         elif SEPARATOR.fullmatch(between) and LISTED.search(between):
-            listed.append(span)
+            candidates.append(span)
         else:
             break
-    return ", ".join(content for _, _, content in listed)
+    return ", ".join(content for _, _, content in candidates)
 
 
-def _last(text: str) -> str:
+def _last_answer(text: str) -> str:
     """Return the last formula with those before it that are one list with it, or the last number."""
     spans = _candidates(text)
     formulas = [span for span in spans if text[span[0]] in "$\\"]
     if not formulas:
         return spans[-1][2] if spans else ""
-    listed = [formulas[-1]]
+    candidates = [formulas[-1]]
     for span in reversed(formulas[:-1]):
-        between = text[span[1] : listed[0][0]]
+        between = text[span[1] : candidates[0][0]]
         if not (SEPARATOR.fullmatch(between) and LISTED.search(between)):
             break
-        listed.insert(0, span)
-    return ", ".join(content for _, _, content in listed)
+        candidates.insert(0, span)
+    return ", ".join(content for _, _, content in candidates)
 
 
 SIGNS = {
@@ -226,10 +239,10 @@ def _fractions(text: str) -> str:
     text = re.sub(r"\\frac\s*(\\[a-zA-Z]+)\s*(\d)", r"\\frac{\1}{\2}", text)
 
     def mixed(match: re.Match[str]) -> str:
-        whole, above, below = int(match[1]), int(match[2]), int(match[3])
-        if not 0 < above < below:
+        integer, above, denominator = int(match[1]), int(match[2]), int(match[3])
+        if not 0 < above < denominator:
             return match[0]
-        return rf"\frac{{{whole * below + above}}}{{{below}}}"
+        return rf"\frac{{{integer * denominator + above}}}{{{denominator}}}"
 
     text = re.sub(r"(?<![\d.])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", mixed, text)
     return re.sub(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", mixed, text)
@@ -239,9 +252,9 @@ def _repeating(text: str) -> str:
     r"""``0.1\overline{6}`` is 1/6: the digits up to the end of a period less those before it, over nines."""
 
     def fraction(match: re.Match[str]) -> str:
-        whole, before, period = match[1], match[2], match[3]
-        above = int(whole + before + period) - int(whole + before)
-        return rf"\frac{{{above}}}{{{'9' * len(period)}{'0' * len(before)}}}"
+        integer, not_repeating, period = match[1], match[2], match[3]
+        above = int(integer + not_repeating + period) - int(integer + not_repeating)
+        return rf"\frac{{{above}}}{{{'9' * len(period)}{'0' * len(not_repeating)}}}"
 
     return re.sub(
         r"(?<![\d.])(\d{1,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?", fraction, text
@@ -277,15 +290,15 @@ def _powers(text: str) -> str:
         digits = (match[1] or "1").replace(",", "")
         if abs(exponent) < 2 and not match[1]:
             return match[0]
-        whole, _, rest = digits.partition(".")
+        integer, _, remainder = digits.partition(".")
         if abs(exponent) > 300:
             return match[0]
         if exponent >= 0:
-            rest = rest.ljust(exponent, "0")
-            moved = f"{whole}{rest[:exponent]}"
-            return f"{moved}.{rest[exponent:]}" if rest[exponent:] else moved
-        whole = whole.rjust(1 - exponent, "0")
-        return f"{whole[:exponent]}.{whole[exponent:]}{rest}"
+            remainder = remainder.ljust(exponent, "0")
+            moved = f"{integer}{remainder[:exponent]}"
+            return f"{moved}.{remainder[exponent:]}" if remainder[exponent:] else moved
+        integer = integer.rjust(1 - exponent, "0")
+        return f"{integer[:exponent]}.{integer[exponent:]}{remainder}"
 
     mantissa = r"(?<![\d.^_{])(?:(\d+(?:\.\d+)?)\s*(?:\\times|\\cdot|\*|x)\s*)?"
     power = r"10\s*\^\s*(?:\{\s*([-+]?\d+)\s*\}|([-+]?\d))(?![\d.])"
@@ -294,10 +307,10 @@ def _powers(text: str) -> str:
 
 def _approximate(text: str) -> str:
     r"""Of ``24\pi\approx 75.4`` the left side counts, of ``x\approx 5`` and ``\approx 12`` the right one."""
-    left, sign, right = text.partition(r"\approx")
+    value, sign, right = text.partition(r"\approx")
     if not sign:
         return text
-    return right if re.fullmatch(r"\s*[a-zA-Z]?\s*", left) else left
+    return right if re.fullmatch(r"\s*[a-zA-Z]?\s*", value) else value
 
 
 def _member(text: str) -> str:

@@ -117,8 +117,8 @@ def _parsed(text: str) -> Any:
     explicit = (
         re.sub(r"(?<=[\d})])\s*(?=\()|(?<=\))\s*(?=\d)", r" \\cdot ", text) if _has_factors(text) else text
     )
-    found = parse(f"\\boxed{{{explicit}}}", [LatexExtractionConfig()], "no_fallback", parsing_timeout=None)
-    return found[0] if found else None
+    matches = parse(f"\\boxed{{{explicit}}}", [LatexExtractionConfig()], "no_fallback", parsing_timeout=None)
+    return matches[0] if matches else None
 
 
 def _has_factors(text: str) -> bool:
@@ -133,14 +133,14 @@ def equal(known: Any, parsed: Any) -> bool:
 
     known, parsed = _without_name(_alone(known)), _without_name(_alone(parsed))
     if isinstance(known, FiniteSet) and isinstance(parsed, FiniteSet):
-        left = list(parsed.args)
-        if len(left) != len(known.args):
+        unmatched = list(parsed.args)
+        if len(unmatched) != len(known.args):
             return False
         for element in known.args:
-            match = next((other for other in left if equal(element, other)), None)
+            match = next((candidate for candidate in unmatched if equal(element, candidate)), None)
             if match is None:
                 return False
-            left.remove(match)
+            unmatched.remove(match)
         return True
     if isinstance(known, Tuple) and isinstance(parsed, Tuple):
         return len(known) == len(parsed) and all(map(equal, known, parsed))
@@ -169,8 +169,8 @@ def _without_name(expression: Any) -> Any:
     """Return the last side of ``x = 5``; other relations as they are."""
     from sympy import Eq, Symbol
 
-    named = isinstance(expression, Eq) and isinstance(expression.lhs, Symbol)
-    return expression.rhs if named else expression
+    assignment = isinstance(expression, Eq) and isinstance(expression.lhs, Symbol)
+    return expression.rhs if assignment else expression
 
 
 def _alone(expression: Any) -> Any:
@@ -227,7 +227,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(difference < max(places) * (1 - Rational(1, 10**9)))
 
 
-def _shown(number: Any) -> tuple[str, int]:
+def _rendered(number: Any) -> tuple[str, int]:
     """Return the digits that a decimal shows, and the power of ten of the last."""
     from decimal import Decimal
 
@@ -236,13 +236,13 @@ def _shown(number: Any) -> tuple[str, int]:
 
 
 def _digits(number: Any) -> int:
-    return len(_shown(number)[0])
+    return len(_rendered(number)[0])
 
 
 def _place(number: Any) -> Any:
     from sympy import Rational
 
-    return Rational(10) ** _shown(number)[1]
+    return Rational(10) ** _rendered(number)[1]
 
 
 def _is_evaluated(parsed: Any, text: str, known: Any, reference: str) -> bool:
@@ -287,32 +287,37 @@ def _count(node: Any, parser: Any) -> int:
     if not children:
         return 0
     rule = parser.ruleNames[node.getRuleIndex()]
-    names = [
-        parser.symbolicNames[child.symbol.type] if hasattr(child, "symbol") else "" for child in children
-    ]
-    if rule in ("relation", "set_elements_relation", "equality") and (
-        "ASSIGNMENT" in names or "EQUAL" in names
-    ):
+    names = []
+    for child in children:
+        is_token = hasattr(child, "symbol")
+        names.append(parser.symbolicNames[child.symbol.type] if is_token else "")
+    is_equation = "ASSIGNMENT" in names or "EQUAL" in names
+    if is_equation and rule in ("relation", "set_elements_relation", "equality"):
         return _count(children[-1], parser)
     inside = sum(_count(child, parser) for child in children)
     if rule in SIGNED and len(children) == 3:
-        return inside + _ratio(children[0], children[2]) if names[1] in ("DIV", "COLON") else inside + 1
+        is_division = names[1] in ("DIV", "COLON")
+        return inside + (_ratio(children[0], children[2]) if is_division else 1)
     if rule == "frac":
         text = node.getText()
-        parts = re.fullmatch(r"\\frac\{(.*)\}\{(.*)\}", text)
-        plain = parts is not None and all(re.fullmatch(r"-?\d+", part) for part in parts.groups())
-        return inside + (_whole(*map(int, parts.groups())) if plain and parts else 1)
+        fraction_parts = re.fullmatch(r"\\frac\{(.*)\}\{(.*)\}", text)
+        if fraction_parts is None:
+            return inside + 1
+        numerator, denominator = fraction_parts.groups()
+        return inside + _operations_of_fraction(numerator, denominator)
     if rule == "unary":
         numbers = [re.fullmatch(r"[\d.{}()\\%]+|\\frac\{\d+\}\{\d+\}", child.getText()) for child in children]
         return inside + sum(bool(a and b) for a, b in pairwise(numbers))
     return inside + (rule in ONE or "CARET" in names or "BANG" in names)
 
 
-def _ratio(above: Any, below: Any) -> int:
-    texts = above.getText(), below.getText()
-    return _whole(*map(int, texts)) if all(re.fullmatch(r"-?\d+", text) for text in texts) else 1
+def _ratio(numerator: Any, denominator: Any) -> int:
+    return _operations_of_fraction(numerator.getText(), denominator.getText())
 
 
-def _whole(above: int, below: int) -> int:
-    """Return one operation for a fraction that is a whole number, or nothing; else none."""
-    return int(not below or above % below == 0)
+def _operations_of_fraction(numerator: str, denominator: str) -> int:
+    """Return 0 for a fraction of two integers that has to stay, and 1 for any other: that can be computed."""
+    if not re.fullmatch(r"-?\d+", numerator) or not re.fullmatch(r"-?\d+", denominator):
+        return 1
+    has_to_stay = int(denominator) != 0 and int(numerator) % int(denominator) != 0
+    return 0 if has_to_stay else 1

@@ -98,22 +98,24 @@ def verl(
         "ground_truth": as_json(ground_truth),
         "extra_info": extra_info or [{} for _ in responses],
     }
-    scorer, more = load_function(function), arguments or {}
-    filled = _filled(scorer, function, more)
-    given = {name: columns[OF_A_BATCH.get(column, column)] for name, column in filled.items()}
-    rows = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
-    rows = rows or [{} for _ in responses]  # of a function that reads nothing
+    scorer = load_function(function)
+    fixed = arguments or {}
+    filled = _filled(scorer, function, fixed)
+    lists = {parameter: columns[OF_A_BATCH.get(column, column)] for parameter, column in filled.items()}
+    rows: list[dict[str, Any]] = [{} for _ in responses]
+    for parameter, values in lists.items():
+        for row, value in zip(rows, values, strict=True):
+            row[parameter] = value
     results: list[Mapping[str, Any]] = []
-    read, in_main_thread = _reading(results, key), any(map(needs_main_thread, _files(function, scorer)))
-    bound = partial(scorer, **more) if more else scorer
-    if not OF_A_BATCH.keys().isdisjoint(filled):
-        judged = at_once(ctx, bound, given, rows, on_error, timeout, read, in_main_thread)
+    reader = _reading(results, key)
+    in_main_thread = any(needs_main_thread(file) for file in _files(function, scorer))
+    bound = partial(scorer, **fixed) if fixed else scorer
+    takes_a_batch = any(parameter in OF_A_BATCH for parameter in filled)
+    if takes_a_batch:
+        judged = at_once(ctx, bound, lists, rows, on_error, timeout, reader, in_main_thread)
     else:
-        judged = each(ctx, bound, rows, on_error, timeout, parallel, read, in_main_thread)
-    for name in dict.fromkeys(name for result in results for name in result if name != key):
-        values = [as_number(result.get(name)) for result in results]
-        if numbers := [float(value) for value in values if is_reward(value)]:
-            ctx.record(name, numbers)
+        judged = each(ctx, bound, rows, on_error, timeout, parallel, reader, in_main_thread)
+    _record_other_numbers(ctx, results, key)
     return judged
 
 
@@ -157,12 +159,17 @@ def trl(
     Example:
         rewards: {op: reward.trl, function: ???, columns: [answer]}
     """
-    prompts, chat = as_json(question), conversational
-    if chat is None:
-        chat = bool(prompts) and isinstance(prompts[0], list)
-    given = {
-        "prompts": [_messages("user", p) if chat and isinstance(p, str) else p for p in prompts],
-        "completions": [_messages("assistant", r) if chat else r for r in responses],
+    prompts = as_json(question)
+    completions: list[Any] = responses
+    is_chat = conversational
+    if is_chat is None:
+        is_chat = bool(prompts) and isinstance(prompts[0], list)
+    if is_chat:
+        prompts = [_messages("user", prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        completions = [_messages("assistant", response) for response in responses]
+    keyword_arguments = {
+        "prompts": prompts,
+        "completions": completions,
         "completion_ids": _written(tokens, loss_mask),
         "trainer_state": SimpleNamespace(global_step=max(ctx.iteration - 1, 0)),
         "log_metric": lambda name, value: ctx.record(name, [float(value)], over="calls"),
@@ -170,9 +177,9 @@ def trl(
         **{name: as_json(values) for name, values in more.items()},
         **(arguments or {}),
     }
-    scorer = load_function(function) if factory is None else _made(function, json.dumps(factory))
+    scorer = load_function(function) if factory is None else _built_reward(function, json.dumps(factory))
     try:
-        results = asyncio.run(call(scorer, None, **given)) if prompts else []
+        results = asyncio.run(call(scorer, None, **keyword_arguments)) if prompts else []
     except UserExitError as error:
         raise RewardError(f"the reward function ended by {error}; mend it: {function}") from error
     except ModuleNotFoundError as error:
@@ -183,10 +190,10 @@ def trl(
 
 
 @cache  # it may have a state, which lasts as long as the process
-def _made(target: str, factory: str) -> Callable[..., Any]:
+def _built_reward(target: str, factory: str) -> Callable[..., Any]:
     """Return the reward function that a function makes of arguments, which are given as JSON."""
-    made: Callable[..., Any] = load_function(target)(**json.loads(factory))
-    return made
+    reward: Callable[..., Any] = load_function(target)(**json.loads(factory))
+    return reward
 
 
 def _filled(scorer: Callable[..., Any], target: str, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -195,19 +202,30 @@ def _filled(scorer: Callable[..., Any], target: str, arguments: Mapping[str, Any
     Raises:
         RewardError: it has a required parameter for which there is none, and no argument.
     """
-    parameters = inspect.signature(scorer).parameters.values()
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    required = [p.name for p in named if p.default is p.empty]
-    filled = {p.name: p.name for p in named if p.name in COLUMNS or p.name in OF_A_BATCH}
-    if any(p.kind == p.VAR_KEYWORD for p in parameters) and OF_A_BATCH.keys().isdisjoint(filled):
+    filled: dict[str, str] = {}
+    required: list[str] = []
+    takes_any_name = False
+    for parameter in inspect.signature(scorer).parameters.values():
+        name = parameter.name
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_any_name = True
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            if name in COLUMNS or name in OF_A_BATCH:
+                filled[name] = name
+            if parameter.default is parameter.empty:
+                required.append(name)
+    if takes_any_name and OF_A_BATCH.keys().isdisjoint(filled):
         filled |= {name: name for name in COLUMNS}
-    filled |= {name: OTHER_NAMES[name] for name in required if name in OTHER_NAMES}
-    filled = {name: column for name, column in filled.items() if name not in arguments}
+    for name in required:
+        if name in OTHER_NAMES:
+            filled[name] = OTHER_NAMES[name]
+    for name in arguments:
+        filled.pop(name, None)
     for name in required:
         if name not in filled and name not in arguments:
             law = f"{target} has a parameter `{name}`, which no column gives; a function may name"
-            given = ", ".join([*COLUMNS, *OTHER_NAMES, *OF_A_BATCH])
-            raise RewardError(f"{law} {given}; give any other by arguments: {{{name}: ...}}")
+            known_names = ", ".join([*COLUMNS, *OTHER_NAMES, *OF_A_BATCH])
+            raise RewardError(f"{law} {known_names}; give any other by arguments: {{{name}: ...}}")
     return filled
 
 
@@ -218,6 +236,17 @@ def _files(target: str, function: Any) -> set[str]:
     modules = load_module(target), sys.modules.get(getattr(function, "__module__", ""))
     files = [getattr(module, "__file__", None) for module in modules]
     return {file for file in files if file}
+
+
+def _record_other_numbers(ctx: Context, results: Sequence[Mapping[str, Any]], key: str) -> None:
+    """Record the numbers that results have beside the reward, each under its own name."""
+    names = dict.fromkeys(name for result in results for name in result)  # each once, in their order
+    names.pop(key, None)
+    for name in names:
+        values = [as_number(result.get(name)) for result in results]
+        numbers = [float(value) for value in values if is_reward(value)]
+        if numbers:
+            ctx.record(name, numbers)
 
 
 def _reading(results: list[Mapping[str, Any]], key: str) -> Callable[[Any], Any]:
@@ -258,9 +287,14 @@ def _numbers(results: Sequence[Any], count: int) -> list[float | None]:
     if not hasattr(results, "__len__") or isinstance(results, str | bytes | Mapping):
         law = f"a reward function owes a list of {count} numbers, and gave {type(results).__name__}"
         raise RewardError(f"{law}: {shortened(repr(results), 80)}")
-    numbers = [as_number(result) for result in results]
-    scores = [None if number is None or number != number else number for number in numbers]
-    wrong = [score for score in scores if score is not None and not is_reward(score)]
+    scores: list[Any] = []
+    wrong = []
+    for result in results:
+        number = as_number(result)
+        is_missing = number is None or number != number
+        scores.append(None if is_missing else number)
+        if not is_missing and not is_reward(number):
+            wrong.append(number)
     if len(scores) != count or wrong:
         law = f"a reward function owes {count} finite numbers of float32, or None, and gave {len(scores)}"
         raise RewardError(f"{law}: {wrong[:3]}" if wrong else law)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat
 from rlgraph.errors import shortened
 from rlgraph.nodes.reward.per_sample import Judged, OnError, as_texts, complain, settled
 from rlgraph.nodes.reward.text import compilable
-from rlgraph.nodes.rollout.rollout import seed
+from rlgraph.nodes.rollout.rollout import sample_seeds
 from rlgraph.nodes.support.chat_template import Template
 from rlgraph.nodes.support.conversation import ReadingOptions
 from rlgraph.nodes.support.filled_prompt import filled
@@ -104,21 +104,31 @@ def judge(
     reading = ReadingOptions(template=template, template_options=template_options)
     columns = {name: as_texts(values) for name, values in more.items()}
     columns |= {"question": question, "response": responses, "answer": answer or [""] * len(responses)}
-    most = {"response": max_response_tokens} if max_response_tokens else None
-    prompts = filled(model.tokenizer, reading, prompt or PROMPT, columns, most)
-    seeds = [[seed(ctx.seed, ctx.iteration, ctx.node, row * n + k) for k in range(n)] for row in ctx.rows]
-    requests = [Request(ids, own) for ids, own in zip(prompts, seeds, strict=True)]
+    last_tokens = {"response": max_response_tokens} if max_response_tokens else None
+    prompts = filled(model.tokenizer, reading, prompt or PROMPT, columns, last_tokens)
+    requests = [Request(ids, sample_seeds(ctx, row, n)) for row, ids in zip(ctx.rows, prompts, strict=True)]
     generations = model.generate(requests, Sampling(max_new_tokens, temperature))
-    judgements = [[_judgement(model.tokenizer, g) for g in many] for many in generations]
-    scores = [[s for j in many if (s := scored(j, score or SCORE)) is not None] for many in judgements]
-    missing = [row for row, own in enumerate(scores) if not own]
-    read = [{"question": question[row], "response": responses[row]} for row in missing]
-    told = [(row, _why(judgements[row][0]), what) for row, what in zip(missing, read, strict=True)]
-    complain(ctx, told, on_error)
-    lengths = [len(g.tokens) for many in generations for g in many]
+    rewards, failed = [], []
+    lengths, failures = [], []
+    low, high = scale
+    for row, of_sample in enumerate(generations):
+        lengths += [len(generation.tokens) for generation in of_sample]
+        judgements = [_judgement(model.tokenizer, generation) for generation in of_sample]
+        scores = _scores(judgements, score or SCORE)
+        rewards.append(_mean(scores, low, high))
+        failed.append(not scores)
+        if not scores:
+            sample = {"question": question[row], "response": responses[row]}
+            failures.append((row, _reason(judgements[0]), sample))
+    complain(ctx, failures, on_error)
     ctx.record("reward/judge_length", lengths, over="judgements")
-    rewards = torch.tensor([_mean(s, *scale) for s in scores], dtype=torch.float32)
-    return settled(ctx, rewards, torch.tensor([not s for s in scores], dtype=torch.bool))
+    return settled(ctx, torch.tensor(rewards, dtype=torch.float32), torch.tensor(failed, dtype=torch.bool))
+
+
+def _scores(judgements: Sequence[str | None], pattern: str) -> list[float]:
+    """Return the scores of the judgements that have one."""
+    scores = [scored(judgement, pattern) for judgement in judgements]
+    return [score for score in scores if score is not None]
 
 
 def scored(judgement: str | None, score: str) -> float | None:
@@ -143,12 +153,12 @@ def _judgement(tokenizer: Any, generation: Generation) -> str | None:
     return str(tokenizer.decode(list(generation.tokens), skip_special_tokens=True))
 
 
-def _why(judgement: str | None) -> str:
+def _reason(judgement: str | None) -> str:
     if judgement is None:
         return "the judge did not come to its end; raise max_new_tokens"
     return f"no score in {shortened(judgement, 600)!r}"
 
 
 def _mean(scores: Sequence[float], low: float, high: float) -> float:
-    kept = [min(max(score, low), high) for score in scores]
-    return (sum(kept) / len(kept) - low) / (high - low) if kept else 0.0
+    clamped = [min(max(score, low), high) for score in scores]
+    return (sum(clamped) / len(clamped) - low) / (high - low) if clamped else 0.0

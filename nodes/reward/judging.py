@@ -58,9 +58,9 @@ def _by_asserts(source: str, test: str, limits: Limits) -> Judgement:
         confined("serve", {"program": source}, limits) as program,
         confined("check", {"test": test}, limits, peer=program) as tester,
     ):
-        said = json.loads(tester.read(MIB) or '{"passed": false}')
-        passed = said.pop("passed") or (None if program.is_late() else False)
-    return Judgement(passed, **said)
+        verdict = json.loads(tester.read(MIB) or '{"passed": false}')
+        passed = verdict.pop("passed") or (None if program.is_late() else False)
+    return Judgement(passed, **verdict)
 
 
 def _by_cases(source: str, cases: dict[str, Any], limits: Limits) -> Judgement:
@@ -69,22 +69,28 @@ def _by_cases(source: str, cases: dict[str, Any], limits: Limits) -> Judgement:
         stream: Any = sandbox.socket.makefile("rwb")
         program = RemoteProgram(stream, stream, str, _text)
         inputs, outputs = cases["inputs"], cases["outputs"]
+        if not inputs:
+            return Judgement(False)
         try:
-            passed = bool(inputs) and all(
-                gives(program, name, given, expected) if name else prints(program, given, expected)
-                for given, expected in zip(inputs, outputs, strict=True)
-            )
+            for case_input, expected in zip(inputs, outputs, strict=True):
+                if name:
+                    is_right = returns_expected(program, name, case_input, expected)
+                else:
+                    is_right = prints(program, case_input, expected)
+                if not is_right:
+                    return Judgement(False)
         except Broken as broken:
             return Judgement(None if sandbox.is_late() else False, broken.malformed)
-        return Judgement(passed)
+        return Judgement(True)
 
 
-def gives(program: RemoteProgram, name: str, given: Any, expected: Any) -> bool:
+def returns_expected(program: RemoteProgram, name: str, case_input: Any, expected: Any) -> bool:
     """Return whether a function of a program gives the JSON value that is expected of its arguments."""
-    if isinstance(given, str):  # as LiveCodeBench has them: one JSON value per line
-        given, expected = [json.loads(line) for line in given.splitlines()], json.loads(expected)
+    if isinstance(case_input, str):  # as LiveCodeBench has them: one JSON value per line
+        case_input = [json.loads(line) for line in case_input.splitlines()]
+        expected = json.loads(expected)
     try:
-        value = json.loads(program.ask("solve", name, json.dumps(given)))
+        value = json.loads(program.ask("solve", name, json.dumps(case_input)))
     except Broken:
         raise
     except Exception:  # the program's, or of what is no JSON
@@ -92,9 +98,9 @@ def gives(program: RemoteProgram, name: str, given: Any, expected: Any) -> bool:
     return bool(value == expected or [value] == expected)
 
 
-def prints(program: RemoteProgram, given: Any, expected: Any) -> bool:
+def prints(program: RemoteProgram, case_input: Any, expected: Any) -> bool:
     """Return whether a program prints what is expected of its standard input."""
-    wanted, lines = _lines(expected), _lines(given)
+    wanted, lines = _lines(expected), _lines(case_input)
     try:
         return same_output(program.ask("run", lines), wanted)
     except Broken:
@@ -139,6 +145,6 @@ def _text(message: Any) -> str:
     return message if isinstance(message, str) else ""
 
 
-def _lines(given: str | Iterable[str]) -> str:
+def _lines(text: str | Iterable[str]) -> str:
     """Return standard input or output as text; APPS has some as a list of lines."""
-    return given if isinstance(given, str) else "\n".join(given)
+    return text if isinstance(text, str) else "\n".join(text)

@@ -16,8 +16,8 @@ def reward_model(ctx: Context, model: TrainEngine, tokens: int64[samples, tokens
     Example:
         rewards: {op: reward.model, model: reward}
     """
-    closed, last = behind_the_end(tokens)
-    scores = model.values(closed, last).values[last.values]
+    closed, end_mask = behind_the_end(tokens)
+    scores = model.values(closed, end_mask).values[end_mask.values]
     ctx.record("reward/", scores, kind=SPREAD)
     return scores
 
@@ -35,11 +35,11 @@ def process(
     Example:
         step_rewards: {op: reward.process, model: reward}
     """
-    closed, last = behind_the_end(tokens)
+    closed, end_mask = behind_the_end(tokens)
     places = torch.arange(len(loss_mask.values), device=loss_mask.values.device)
-    behind = places + loss_mask.row_of + 1  # of each token the next one
-    wanted = last.like(torch.zeros_like(last.values).index_put((behind,), loss_mask.values))
-    scores = model.values(closed, wanted).values[behind].to(loss_mask.values.device)
+    next_token = places + loss_mask.row_of + 1  # of each token the next one
+    wanted = end_mask.like(torch.zeros_like(end_mask.values).index_put((next_token,), loss_mask.values))
+    scores = model.values(closed, wanted).values[next_token].to(loss_mask.values.device)
     scores = torch.where(loss_mask.values, scores, 0)
     ctx.record("reward/mean", float(scores.double().sum()), int(loss_mask.values.sum()), over="tokens")
     return loss_mask.like(scores)

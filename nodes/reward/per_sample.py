@@ -126,8 +126,8 @@ def _rewards(
     ctx: Context, outcomes: Sequence[float | str], rows: Sequence[Mapping[str, Any]], on_error: OnError
 ) -> Judged:
     """Return the rewards of samples, of which some are, in words, why there is none."""
-    told = [(row, why, rows[row]) for row, why in enumerate(outcomes) if isinstance(why, str)]
-    complain(ctx, told, on_error)
+    failures = [(row, reason, rows[row]) for row, reason in enumerate(outcomes) if isinstance(reason, str)]
+    complain(ctx, failures, on_error)
     failed = torch.tensor([isinstance(outcome, str) for outcome in outcomes], dtype=torch.bool)
     rewards = torch.tensor([0.0 if isinstance(outcome, str) else outcome for outcome in outcomes])
     return settled(ctx, rewards.float(), failed)
@@ -146,8 +146,8 @@ def complain(ctx: Context, failures: Sequence[tuple[int, object, object]], on_er
     Raises:
         RewardError: something failed, and ``on_error`` is ``fail``.
     """
-    for row, why, what in failures[:1]:
-        first = f"the first, of sample {ctx.number(row)}: {shown(why)}; it was of {shown(what)}"
+    for row, reason, sample in failures[:1]:
+        first = f"the first, of sample {ctx.number(row)}: {shown(reason)}; it was of {shown(sample)}"
         law = f"{len(failures)} requests for rewards failed; {first}"
         if on_error == "fail":
             raise RewardError(f"{law}; mend it, or go on without by on_error: zero or drop")
@@ -160,19 +160,19 @@ def record_late(ctx: Context, late: Sequence[bool], responses: Sequence[str]) ->
 
 
 def record_some(
-    ctx: Context, metric: str, those: Sequence[bool], law: str, told: Callable[[int], str]
+    ctx: Context, metric: str, those: Sequence[bool], law: str, describe: Callable[[int], str]
 ) -> None:
     """Record the fraction of responses for which something holds, and log what is told of the first."""
     ctx.record(metric, those, kind="share")
-    rows = [row for row, holds in enumerate(those) if holds]
-    for first in rows[:1]:
-        of = f"the first, of sample {ctx.number(first)}: {told(first)}"
-        log.warning(f"{len(rows)} of {len(those)} responses {law}; {of}")
+    rows = [row for row, is_concerned in enumerate(those) if is_concerned]
+    for first_row in rows[:1]:
+        description = f"the first, of sample {ctx.number(first_row)}: {describe(first_row)}"
+        log.warning(f"{len(rows)} of {len(those)} responses {law}; {description}")
 
 
-def shown(what: object) -> str:
+def shown(value: object) -> str:
     """Return what a response or a service wrote as a few lines at most, in which nothing is an escape."""
-    return visible(shortened(str(what), SHOWN))
+    return visible(shortened(str(value), SHOWN))
 
 
 def as_number(value: Any) -> Any:
@@ -224,8 +224,8 @@ class _Scorer:
             if hasattr(results, "tolist"):  # of NumPy or torch
                 results = results.tolist()
             if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != count:
-                told = shortened(repr(results), 80)
-                raise _FailedError(f"a function of a batch owes a list of {count} scores, and gave {told}")
+                outcome = shortened(repr(results), 80)
+                raise _FailedError(f"a function of a batch owes a list of {count} scores, and gave {outcome}")
         except _FailedError as error:
             return [str(error)] * count
         return [self.reward(result) for result in results]
@@ -247,7 +247,7 @@ class _Scorer:
         except UserExitError as error:
             raise _FailedError(str(error)) from error
         except Exception as error:  # `on_error` decides about any error of a user's function
-            raise _FailedError(_told(error)) from error
+            raise _FailedError(_describe_failure(error)) from error
         if self.threads is None and time.monotonic() - since > self.timeout:
             raise _FailedError(late)
         return result
@@ -257,17 +257,17 @@ class _Scorer:
         try:
             reward = self.read(result)
         except Exception as error:  # as above
-            return _told(error)
+            return _describe_failure(error)
         if is_reward(reward):
             return float(reward)
-        return f"it gave {shortened(repr(reward), 80)}, which is no finite number of float32"
+        return f"it gave {shortened(repr(reward), 80)}, which is not a finite number of float32"
 
 
 class _FailedError(Exception):
     """A sample has no reward; the message says why."""
 
 
-def _told(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     """Return an error of a user's function in words, with what to do where a module is absent."""
     remedy = absent_module(error)
     return error_text(error) + (f"; {remedy}" if remedy else "")

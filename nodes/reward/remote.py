@@ -47,14 +47,17 @@ def service_url(url: str) -> str:
         ValueError: it is none of a service; the message does not repeat it.
     """
     try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        parts.hostname.encode("idna") if parts.hostname else None
+        url_parts = urlsplit(url)
+        is_http = url_parts.scheme in ("http", "https")
+        is_address = bool(url_parts.hostname) and url_parts.port != 0
+        if url_parts.hostname:
+            url_parts.hostname.encode("idna")
     except ValueError:  # of the port, of brackets, of a name that no host can have
-        fits = False
-    if not (fits and url.isascii() and url.isprintable() and " " not in url):
+        is_http = is_address = False
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    if not (is_http and is_address and is_plain):
         raise ValueError("no URL of a service; write for example http://judge:8000/score")
-    if parts.username is not None or parts.password is not None:
+    if url_parts.username is not None or url_parts.password is not None:
         raise ValueError("a user's name and password are not sent; leave them out of the URL")
     return url
 
@@ -85,7 +88,7 @@ class Service:
                     self.url, proxy=self._proxy(), json=body, allow_redirects=False
                 ) as reply:
                     if 200 <= reply.status < 300:
-                        return _rewards(await self._read(reply.content), len(batch))
+                        return _rewards(await self._read_reply(reply.content), len(batch))
                     reason = f"HTTP {reply.status} {reply.reason}"
                     if reply.status in range(300, 400):
                         reason += ", a redirect, which is not followed; give the URL that it leads to"
@@ -103,11 +106,11 @@ class Service:
 
     def _proxy(self) -> str | None:
         """Return the proxy that the environment names for the service, if any."""
-        parts = urlsplit(self.url)
-        proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+        url_parts = urlsplit(self.url)
+        proxy = None if proxy_bypass(url_parts.netloc) else getproxies().get(url_parts.scheme)
         return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
-    async def _read(self, content: StreamReader) -> bytes:
+    async def _read_reply(self, content: StreamReader) -> bytes:
         try:
             await content.readexactly(LONGEST + 1)
         except asyncio.IncompleteReadError as whole:
@@ -163,13 +166,16 @@ def remote(
     batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
     service = Service(url, timeout, retries, backoff)
     outcomes = asyncio.run(_all(service, batches, parallel))
-    answers = list(zip(outcomes, batches, strict=True))
-    firsts = range(0, len(rows), batch)
-    told = zip(firsts, answers, strict=True)
-    failures = [(n, e, of[0]) for n, (e, of) in told if isinstance(e, RemoteError)]
+    numbers: list[float] = []
+    failures = []
+    for samples_of_batch, outcome in zip(batches, outcomes, strict=True):
+        if isinstance(outcome, RemoteError):
+            failures.append((len(numbers), outcome, samples_of_batch[0]))
+            numbers += [math.nan] * len(samples_of_batch)
+        else:
+            numbers += outcome
     complain(ctx, failures, on_error)
-    filled = [[math.nan] * len(batch) if isinstance(o, RemoteError) else o for o, batch in answers]
-    rewards = torch.tensor([reward for batch in filled for reward in batch], dtype=torch.float32)
+    rewards = torch.tensor(numbers, dtype=torch.float32)
     return settled(ctx, rewards, rewards.isnan())
 
 

@@ -112,8 +112,8 @@ def _mean(rewards: torch.Tensor, group: torch.Tensor, leave_one_out: bool) -> to
     mean = rewards.double() - centred
     if not leave_one_out:
         return mean
-    others = (count - 1)[members]
-    return torch.where(others > 0, mean - centred / others.clamp(min=1), 0)
+    peers = (count - 1)[members]
+    return torch.where(peers > 0, mean - centred / peers.clamp(min=1), 0)
 
 
 def _deviation(rewards: torch.Tensor, group: torch.Tensor, leave_one_out: bool) -> torch.Tensor:

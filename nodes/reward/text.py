@@ -44,12 +44,12 @@ def alternatives(answer: list[str] | None, answers: list[Any] | None) -> list[li
         return [[wanted] for wanted in answer]
     out = []
     for value in answers:
-        listed = value if isinstance(value, list) else [value]
-        is_text = [isinstance(item, str | int | float) and not isinstance(item, bool) for item in listed]
-        if not listed or not all(is_text):
-            law = f"answers: {str(value)[:60]!r} is no list of texts"
+        references = value if isinstance(value, list) else [value]
+        is_text = [isinstance(item, str | int | float) and not isinstance(item, bool) for item in references]
+        if not references or not all(is_text):
+            law = f"answers: {str(value)[:60]!r} is not a list of texts"
             raise DataError(f"{law}; correct the rows, or name another field of the files in columns:")
-        out.append([*map(str, listed)])
+        out.append([*map(str, references)])
     return out
 
 
@@ -113,8 +113,8 @@ def extract(ctx: Context, responses: text[samples], *, pattern: Pattern | None =
         final: {op: extract}
         rewards: {op: reward.f1, in: {responses: final}}
     """
-    last = last_box if pattern is None else partial(last_match, re.compile(pattern, re.DOTALL))
-    answers = [last(response).strip() for response in responses]
+    find_last = last_box if pattern is None else partial(last_match, re.compile(pattern, re.DOTALL))
+    answers = [find_last(response).strip() for response in responses]
     ctx.record("found", [bool(answer) for answer in answers], kind="share")
     return answers
 
@@ -163,8 +163,8 @@ def last_match(pattern: re.Pattern[str], response: str) -> str:
         '4'
     """
     matches = pattern.findall(response)
-    last = matches[-1] if matches else ""
-    return last if isinstance(last, str) else last[0]
+    match = matches[-1] if matches else ""
+    return match if isinstance(match, str) else match[0]
 
 
 def overlap(response: str, wanted: str) -> float:

@@ -158,10 +158,12 @@ def _draw_round(
         shares = [without_tokens] if without_tokens else []
         shares += [[i] for i in running if samples[i].tokens]
         for share in shares:
-            drawn = samples[share[0]].tokens
-            limit = min(sampling.max_new_tokens, longest[row] - len(drawn))
+            drawn_ids = samples[share[0]].tokens
+            limit = min(sampling.max_new_tokens, longest[row] - len(drawn_ids))
             share_seeds = [seeds[i] for i in share]
-            requests.append(Request([*ids, *drawn], share_seeds, max_new_tokens=limit, drawn=len(drawn)))
+            requests.append(
+                Request([*ids, *drawn_ids], share_seeds, max_new_tokens=limit, drawn=len(drawn_ids))
+            )
             owners.append(share)
     enough = None
     if engine_goes_on or wanted_groups < len(prompts):
@@ -230,17 +232,19 @@ def _columns(
     finished: Sequence[int],
 ) -> PartialRollout:
     """Return the columns of the groups that are finished."""
-    drawn = []
+    prompts_and_samples = []
     group_numbers = []
     versions = []
     for i in finished:
         for sample in groups[i]:
             # one that is not whole has as many tokens as it may have
-            drawn.append((prompts[i], sample if sample.is_whole else replace(sample, finish="length")))
+            prompts_and_samples.append(
+                (prompts[i], sample if sample.is_whole else replace(sample, finish="length"))
+            )
             group_numbers.append(int(ctx.rows[i]))
             versions.append([-1] * len(prompts[i]) + [*sample.versions])
-    columns = assemble(model.tokenizer, drawn, group_numbers)
-    record_drawn(ctx, drawn, columns.responses)
+    columns = assemble(model.tokenizer, prompts_and_samples, group_numbers)
+    record_drawn(ctx, prompts_and_samples, columns.responses)
     return PartialRollout(
         tokens=columns.tokens,
         loss_mask=columns.loss_mask,

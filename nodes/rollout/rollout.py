@@ -90,16 +90,16 @@ def rollout(
         requests.append(Request(ids, seeds, max_new_tokens=limit))
     settings = sampling.settings(limits.max_new_tokens, grammar, routing)
     generations = model.generate(requests, settings)
-    drawn: list[PromptAndSample] = []
+    prompts_and_samples: list[PromptAndSample] = []
     group = []
     for row, request, samples_of_prompt in zip(ctx.rows, requests, generations, strict=True):
         assert len(samples_of_prompt) == limits.n, "the engine owes a generation per seed"
-        drawn += [(request.prompt, sample) for sample in samples_of_prompt]
+        prompts_and_samples += [(request.prompt, sample) for sample in samples_of_prompt]
         group += [row] * limits.n
-    generated = [len(sample.tokens) for _, sample in drawn]
+    generated = [len(sample.tokens) for _, sample in prompts_and_samples]
     ctx.record("tokens/generated", generated, kind="sum", over="tokens")
-    columns = assemble(model.tokenizer, drawn, group)
-    record_drawn(ctx, drawn, columns.responses)
+    columns = assemble(model.tokenizer, prompts_and_samples, group)
+    record_drawn(ctx, prompts_and_samples, columns.responses)
     return columns
 
 
@@ -114,16 +114,16 @@ def seed(run: int, iteration: int, node: str, row: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def assemble(tokenizer: Any, drawn: Sequence[PromptAndSample], group: Sequence[int]) -> Rollout:
+def assemble(tokenizer: Any, prompts_and_samples: Sequence[PromptAndSample], group: Sequence[int]) -> Rollout:
     """Return columns from prompts and samples, one row per sample; ``group`` numbers their prompts."""
     rows = []
     loss_mask = []
     logprobs = []
-    for ids, sample in drawn:
+    for ids, sample in prompts_and_samples:
         rows.append([*ids, *sample.tokens])
         loss_mask.append([False] * len(ids) + [True] * len(sample.tokens))
         logprobs.append([0.0] * len(ids) + list(sample.logprobs))
-    samples = [sample for _, sample in drawn]
+    samples = [sample for _, sample in prompts_and_samples]
     return Rollout(
         tokens=Ragged.of(rows, torch.int64),
         loss_mask=Ragged.of(loss_mask, torch.bool),
@@ -131,25 +131,27 @@ def assemble(tokenizer: Any, drawn: Sequence[PromptAndSample], group: Sequence[i
         responses=[tokenizer.decode(list(s.tokens), skip_special_tokens=True) for s in samples],
         group=torch.tensor(group, dtype=torch.int64),
         truncated=torch.tensor([s.finish == "length" for s in samples], dtype=torch.bool),
-        routing=_routing(drawn),
+        routing=_routing(prompts_and_samples),
     )
 
 
-def _routing(drawn: Sequence[PromptAndSample]) -> Ragged | None:
+def _routing(prompts_and_samples: Sequence[PromptAndSample]) -> Ragged | None:
     """Return the experts that each token was routed to; None where no engine reported any."""
-    reported = [sample.routing for _, sample in drawn if sample.routing is not None]
+    reported = [sample.routing for _, sample in prompts_and_samples if sample.routing is not None]
     if not reported:
         return None
-    lengths = [len(ids) + len(sample.tokens) for ids, sample in drawn]
+    lengths = [len(ids) + len(sample.tokens) for ids, sample in prompts_and_samples]
     return Ragged(torch.cat(reported), offsets_of(torch.tensor(lengths, dtype=torch.int64)))
 
 
-def record_drawn(ctx: Context, drawn: Sequence[PromptAndSample], responses: Sequence[str]) -> None:
+def record_drawn(
+    ctx: Context, prompts_and_samples: Sequence[PromptAndSample], responses: Sequence[str]
+) -> None:
     """Record the metrics of responses that were sampled at once."""
     record_responses(
         ctx,
-        lengths=[len(sample.tokens) for _, sample in drawn],
-        prompt_lengths=[len(ids) for ids, _ in drawn],
-        truncated=[sample.finish == "length" for _, sample in drawn],
+        lengths=[len(sample.tokens) for _, sample in prompts_and_samples],
+        prompt_lengths=[len(ids) for ids, _ in prompts_and_samples],
+        truncated=[sample.finish == "length" for _, sample in prompts_and_samples],
         responses=responses,
     )

@@ -17,26 +17,26 @@ def reach(texts: Sequence[str]) -> int:
 
 def has_text(tokenizer: Any, tokens: Sequence[int], texts: Sequence[str]) -> bool:
     """Return whether tokens, decoded together, have one of the texts."""
-    said = tokenizer.decode(list(tokens))
-    return any(text in said for text in texts)
+    decoded = tokenizer.decode(list(tokens))
+    return any(text in decoded for text in texts)
 
 
-def cut_at_text(tokenizer: Any, sample: Generation, texts: Sequence[str], begun: int = 0) -> Generation:
+def cut_at_text(tokenizer: Any, sample: Generation, texts: Sequence[str], checked: int = 0) -> Generation:
     """Return a sample up to the first token with which one of the texts is whole; itself where none is.
 
     For engines that may pass over a text: SGLang 0.5.23 looks into as many tokens as its tokenizer makes of
-    the text, and a model may write it in more. The first ``begun`` tokens are known to have none.
+    the text, and a model may write it in more. The first ``checked`` tokens are known to have none.
     """
-    tokens, first = list(sample.tokens), max(begun - reach(texts), 0)
+    tokens, search_start = list(sample.tokens), max(checked - reach(texts), 0)
 
     def stands_in(end: int) -> bool:
-        return has_text(tokenizer, tokens[first:end], texts)
+        return has_text(tokenizer, tokens[search_start:end], texts)
 
-    if len(tokens) == begun or not stands_in(len(tokens)):
+    if len(tokens) == checked or not stands_in(len(tokens)):
         return sample
-    ends = range(begun + 1, len(tokens) + 1)
+    ends = range(checked + 1, len(tokens) + 1)
     end = ends[bisect_left(ends, True, key=stands_in)]
     if end == len(tokens):
         return sample if sample.finish == "stop" else replace(sample, finish="text")
-    left = sample.routing[: end - len(tokens)] if sample.routing is not None else None
-    return Generation(tokens[:end], sample.logprobs[:end], "text", sample.versions[:end], left)
+    routing = sample.routing[: end - len(tokens)] if sample.routing is not None else None
+    return Generation(tokens[:end], sample.logprobs[:end], "text", sample.versions[:end], routing)

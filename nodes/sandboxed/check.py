@@ -113,8 +113,8 @@ def sent(value: Any) -> Any:
     kind = type(value)
     if kind is StandIn:
         return ["object", value._StandIn__number]
-    own = kind.__module__ in ("builtins", "collections") and kind not in (bytearray, memoryview)
-    if own and hasattr(kind, "__iter__"):  # a range, a generator, a view of a dict, a deque
+    is_of_python = kind.__module__ in ("builtins", "collections") and kind not in (bytearray, memoryview)
+    if is_of_python and hasattr(kind, "__iter__"):  # a range, a generator, a view of a dict, a deque
         return encode([*value], sent)
     law = "a program takes plain data and its own objects"
     raise UnsentError(f"{law}, and the test passes a {kind.__name__}")
@@ -184,11 +184,11 @@ def stand_ins(source: str, ask: Callable[..., Any]) -> dict[str, Any]:
     """
     ask("len", "")  # answered once the program has run to its end
     used = set(undefined(symtable.symtable(source, "test.py", "exec")))
-    own = {name for name in used if not hasattr(builtins, name)}
-    functions = {name for name in used - own if not isinstance(getattr(builtins, name), type | str)}
-    tested = own or functions or used
+    not_built_in = {name for name in used if not hasattr(builtins, name)}
+    functions = {name for name in used - not_built_in if not isinstance(getattr(builtins, name), type | str)}
+    tested = not_built_in or functions or used
     values = {}
-    for name in tested if own or len(tested) == 1 else ():
+    for name in tested if not_built_in or len(tested) == 1 else ():
         if name in sys.stdlib_module_names and f"{name}." in source:
             values[name] = __import__(name)
             continue

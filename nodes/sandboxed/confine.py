@@ -76,15 +76,15 @@ def limit(job: dict[str, Any]) -> None:
 
 def _show(path: str) -> None:
     """Make a file or folder of the host, and all mounted in it, visible at the same path."""
-    shown = ROOT + path
-    if os.path.exists(shown) or not os.path.exists(path):
+    visible_path = ROOT + path
+    if os.path.exists(visible_path) or not os.path.exists(path):
         return
     if os.path.isdir(path):
-        os.makedirs(shown)
+        os.makedirs(visible_path)
     else:
-        os.makedirs(os.path.dirname(shown), exist_ok=True)
-        os.close(os.open(shown, os.O_CREAT))
-    _mount(path, shown, "", BIND_ALL)
+        os.makedirs(os.path.dirname(visible_path), exist_ok=True)
+        os.close(os.open(visible_path, os.O_CREAT))
+    _mount(path, visible_path, "", BIND_ALL)
 
 
 def _become_process_2(seconds: int) -> None:

@@ -26,10 +26,10 @@ def run(job: dict[str, Any], reader: BinaryIO, writer: BinaryIO) -> None:
     names = harness_names(job["program"])
     sys.setrecursionlimit(RECURSION)
     for line in reader:
-        nonce, _, (given,), _ = json.loads(line)
+        nonce, _, (program_input,), _ = json.loads(line)
         given_file, printed_file = _file(), _file()
         with open(given_file, "w", encoding="utf-8", closefd=False) as file:
-            file.write(given)
+            file.write(program_input)
         process = os.fork()
         if not process:
             os.lseek(given_file, 0, os.SEEK_SET)

@@ -39,8 +39,10 @@ def serve(job: dict[str, Any], reader: BinaryIO, writer: BinaryIO) -> None:
         "solve": functools.partial(solve, names),
     }
     for line in reader:
-        nonce, verb, arguments, named = json.loads(line)
-        writer.write(json.dumps([nonce, *answer(verbs[verb], arguments, named, objects)]).encode() + b"\n")
+        nonce, verb, arguments, keyword_arguments = json.loads(line)
+        writer.write(
+            json.dumps([nonce, *answer(verbs[verb], arguments, keyword_arguments, objects)]).encode() + b"\n"
+        )
         writer.flush()
 
 
@@ -58,23 +60,25 @@ class Objects:
         return ["object", self.numbers[id(value)]]
 
 
-def solve(names: dict[str, Any], name: str, given: str) -> str:
+def solve(names: dict[str, Any], name: str, arguments: str) -> str:
     """Call a function, or a method of ``Solution`` where there is that class, with arguments as JSON."""
     function = getattr(names["Solution"](), name) if "Solution" in names else names[name]
-    return json.dumps(function(*json.loads(given)), default=lambda value: value.tolist())  # NumPy's
+    return json.dumps(function(*json.loads(arguments)), default=lambda value: value.tolist())  # NumPy's
 
 
 def answer(
-    verb: Callable[..., Any], sent: list[Any], sent_named: dict[str, Any], objects: Objects
+    verb: Callable[..., Any], packed: list[Any], sent_named: dict[str, Any], objects: Objects
 ) -> list[Any]:
     """Return what a verb gives or raises, and which of its arguments it has changed."""
-    arguments = [decode(argument, objects.of.__getitem__) for argument in sent]
-    named = {name: decode(argument, objects.of.__getitem__) for name, argument in sent_named.items()}
+    arguments = [decode(argument, objects.of.__getitem__) for argument in packed]
+    keyword_arguments = {
+        name: decode(argument, objects.of.__getitem__) for name, argument in sent_named.items()
+    }
     try:
-        reply = ["value", encode(verb(*arguments, **named), objects.sent)]
+        reply = ["value", encode(verb(*arguments, **keyword_arguments), objects.sent)]
     except BaseException as error:
         name = next(kind.__name__ for kind in type(error).__mro__ if hasattr(builtins, kind.__name__))
         reply = ["error", [name, [encode(argument, objects.sent) for argument in error.args]]]
-    now = [encode(argument, objects.sent) for argument in (*arguments, *named.values())]
-    before = [*sent, *sent_named.values()]
-    return [*reply, {place: new for place, new in enumerate(now) if new != before[place]}]
+    now = [encode(argument, objects.sent) for argument in (*arguments, *keyword_arguments.values())]
+    requested = [*packed, *sent_named.values()]
+    return [*reply, {place: new for place, new in enumerate(now) if new != requested[place]}]

@@ -28,7 +28,7 @@ class Broken(Exception):
         self.malformed = malformed
 
 
-def encode(value: Any, other: Callable[[Any], Any]) -> Any:
+def encode(value: Any, encode_other: Callable[[Any], Any]) -> Any:
     """Return plain data as JSON, a subclass as the plain type that it extends, all else as ``other`` says."""
     for kind in type(value).__mro__:
         if kind in (type(None), bool, float, str) or (kind is int and value.bit_length() < LONG):
@@ -40,12 +40,12 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
         if kind is complex:
             return ["complex", [value.real, value.imag]]
         if kind is dict:
-            return ["dict", [[encode(part, other) for part in pair] for pair in dict.items(value)]]
+            return ["dict", [[encode(part, encode_other) for part in pair] for pair in dict.items(value)]]
         if kind.__name__ in SEQUENCES and SEQUENCES[kind.__name__] is kind:
-            return [kind.__name__, [encode(part, other) for part in kind.__iter__(value)]]
+            return [kind.__name__, [encode(part, encode_other) for part in kind.__iter__(value)]]
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        return encode(value.item(), other)  # NumPy's numbers, which extend no plain type
-    return other(value)
+        return encode(value.item(), encode_other)  # NumPy's numbers, which extend no plain type
+    return encode_other(value)
 
 
 def decode(message: Any, object_of: Callable[[int], Any]) -> Any:
@@ -96,9 +96,12 @@ class RemoteProgram:
         if not line:
             raise Broken(malformed=False)
         try:
-            replied, outcome, what, changed = json.loads(line)
+            replied, outcome, content, changed = json.loads(line)
             assert replied == nonce and outcome in ("value", "error")
-            result = _error(what[0], map(self.unpack, what[1])) if outcome == "error" else self.unpack(what)
+            if outcome == "error":
+                result = _error(content[0], map(self.unpack, content[1]))
+            else:
+                result = self.unpack(content)
             values = [*arguments, *named.values()]
             changes = [(values[int(place)], self.unpack(new)) for place, new in changed.items()]
         except Exception as error:

@@ -28,12 +28,12 @@ def realign(
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise ValueError(f"row {row}: {counts[row]} tokens are realigned to {wanted[row]}")
-    here, there = loss_mask.values, values_mask.values
+    target_mask, source_mask = loss_mask.values, values_mask.values
     if values_tokens is not None:
-        unlike = values_tokens.values[there] != tokens.values[here]
+        unlike = values_tokens.values[source_mask] != tokens.values[target_mask]
         if unlike.any():
-            row = int(loss_mask.row_of[here][unlike][0])
+            row = int(loss_mask.row_of[target_mask][unlike][0])
             raise ValueError(f"row {row}: the tokens that are realigned are not the same in both")
-    out = torch.zeros(len(here), dtype=values.values.dtype, device=here.device)
-    out[here] = values.values[there]
+    out = torch.zeros(len(target_mask), dtype=values.values.dtype, device=target_mask.device)
+    out[target_mask] = values.values[source_mask]
     return tokens.like(out)

@@ -61,13 +61,13 @@ def reprompt(
         hinted: {op: reprompt, in: {hint: answer}, prompt: "{question}\n\nThe answer is {hint}."}
     """
     reading = ReadingOptions(template=template, template_options=template_options)
-    asked = filled(tokenizer, reading, prompt, {"question": question, "hint": hint})
+    prompt_ids = filled(tokenizer, reading, prompt, {"question": question, "hint": hint})
     rows, masks = [], []
-    for row, before in enumerate(asked):
+    for row, new_prompt in enumerate(prompt_ids):
         ids, mask = tokens[row].tolist(), loss_mask[row].tolist()
-        first = mask.index(True) if True in mask else 0
-        if first and (hint is None or hint[row]):
-            ids, mask = before + ids[first:], [False] * len(before) + mask[first:]
+        response_start = mask.index(True) if True in mask else 0
+        if response_start and (hint is None or hint[row]):
+            ids, mask = new_prompt + ids[response_start:], [False] * len(new_prompt) + mask[response_start:]
         rows.append(ids)
         masks.append(mask)
     return Reprompted(Ragged.of(rows, torch.int64), Ragged.of(masks, torch.bool))

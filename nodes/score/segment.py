@@ -58,19 +58,23 @@ def contexts(
         length, mask = forgotten[row], loss_mask[row]
         place = torch.arange(len(length))
         cuts = [0, *length[length > 0].unique().tolist(), len(length)]
-        own = [mask & (place >= first) & (place < end) for first, end in pairwise(cuts)]
-        ends = [end for end, trained in zip(cuts[1:], own, strict=True) if trained.any()]
-        own = [trained for trained in own if trained.any()]
-        seen = [(place < end) & ((length == 0) | (length >= end)) for end in ends]
-        places += [place[kept] for kept in seen]
-        masks += [trained[kept] for trained, kept in zip(own, seen, strict=True)]
-        lengths += [int(kept.sum()) for kept in seen]
-        counts.append(len(seen))
+        segments_of_row = 0
+        for begin, end in pairwise(cuts):
+            trained = mask & (place >= begin) & (place < end)
+            if not trained.any():
+                continue
+            seen = (place < end) & ((length == 0) | (length >= end))
+            places.append(place[seen])
+            masks.append(trained[seen])
+            lengths.append(int(seen.sum()))
+            segments_of_row += 1
+        counts.append(segments_of_row)
     count = torch.tensor(counts, dtype=torch.int64)
-    where = Ragged(_joined(places, torch.int64), offsets_of(torch.tensor(lengths, dtype=torch.int64)))
-    first = where.spread(tokens.offsets[:-1].repeat_interleave(count)).values
-    segment_mask = where.like(_joined(masks, torch.bool))
-    return Contexts(where.like(tokens.values[first + where.values]), segment_mask, where, count)
+    token_places = Ragged(_joined(places, torch.int64), offsets_of(torch.tensor(lengths, dtype=torch.int64)))
+    row_start = token_places.spread(tokens.offsets[:-1].repeat_interleave(count)).values
+    segment_mask = token_places.like(_joined(masks, torch.bool))
+    segment_tokens = token_places.like(tokens.values[row_start + token_places.values])
+    return Contexts(segment_tokens, segment_mask, token_places, count)
 
 
 @op()
@@ -86,10 +90,10 @@ def align(
     Example:
         segment_advantages: {op: segment.align, in: {values: advantages}}
     """
-    first = segment_places.spread(values.offsets[:-1]).values
-    there = values.values[first + segment_places.values]
-    return segment_places.like(torch.where(segment_mask.values, there, 0))
+    row_start = segment_places.spread(values.offsets[:-1]).values
+    values_of_sample = values.values[row_start + segment_places.values]
+    return segment_places.like(torch.where(segment_mask.values, values_of_sample, 0))
 
 
-def _joined(parts: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    return torch.cat([torch.empty(0, dtype=dtype), *parts])
+def _joined(tensors: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    return torch.cat([torch.empty(0, dtype=dtype), *tensors])

@@ -119,10 +119,12 @@ def reject(
     Example:
         rollout_weights: {op: correction.reject, threshold: 0.01}
     """
-    kept = torch.ones_like(old_logprobs.values, dtype=torch.float64) if weights is None else weights.values
+    kept_weights = (
+        torch.ones_like(old_logprobs.values, dtype=torch.float64) if weights is None else weights.values
+    )
     off = _divergence(old_logprobs, rollout_logprobs, loss_mask, kl, over)
     far = (off > threshold) | (off < (-threshold if least is None else least))
-    return _weights(ctx, kept.masked_fill(far, 0.0), far, loss_mask)
+    return _weights(ctx, kept_weights.masked_fill(far, 0.0), far, loss_mask)
 
 
 def _ratio(old: Ragged, rollout: Ragged, loss_mask: Ragged, level: Level) -> torch.Tensor:

@@ -33,10 +33,13 @@ def difficulty(
         difficulty: {op: difficulty, in: {solved: solved}}
     """
     rates = ctx.state
-    for key, now in zip(map(text_key, question), solved.tolist(), strict=True):
-        rates[key] = decay * rates[key] + (1 - decay) * now if key in rates else now
+    for key, share in zip(map(text_key, question), solved.tolist(), strict=True):
+        if key in rates:
+            rates[key] = decay * rates[key] + (1 - decay) * share
+        else:
+            rates[key] = share
     ctx.record("known", len(rates), over="iterations")
-    return torch.tensor([rates[text_key(one)] for one in question])
+    return torch.tensor([rates[text_key(asked_question)] for asked_question in question])
 
 
 @op(filters=True, state="reads")
@@ -59,16 +62,16 @@ def within(
         difficulty: {op: difficulty}
         wanted: {op: filter.difficulty, state: difficulty, min: 0.1, max: 0.9, explore: 0.1, refill: true}
     """
-    rates = [ctx.state.get(text_key(one)) for one in question]
-    kept = [
-        rate is None or min <= rate <= max or _drawn(ctx, one) < explore
-        for rate, one in zip(rates, question, strict=True)
+    rates = [ctx.state.get(text_key(asked_question)) for asked_question in question]
+    is_kept = [
+        rate is None or min <= rate <= max or _uniform_number(ctx, asked_question) < explore
+        for rate, asked_question in zip(rates, question, strict=True)
     ]
-    ctx.record("kept", kept, kind="share")
-    return torch.tensor(kept, dtype=torch.bool)
+    ctx.record("kept", is_kept, kind="share")
+    return torch.tensor(is_kept, dtype=torch.bool)
 
 
-def _drawn(ctx: Context, question: str) -> float:
+def _uniform_number(ctx: Context, question: str) -> float:
     """Return a number from 0 to 1 that depends on the seed, the iteration and the question."""
     text = f"{ctx.seed} {ctx.iteration} {question}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64

@@ -45,9 +45,9 @@ def mixed(
     """
     centred, members, count = centred_by_group(rewards, group)
     std = deviation(centred, members, count, alone=0.0)
-    kept = (std > max(min_std, EQUAL))[members]
-    ctx.record("kept", kept, kind="share")
-    return kept
+    is_kept = (std > max(min_std, EQUAL))[members]
+    ctx.record("kept", is_kept, kind="share")
+    return is_kept
 
 
 @op(filters=True)
@@ -62,9 +62,9 @@ def threshold(ctx: Context, rewards: float32[samples], *, min: float) -> boolean
     Example:
         correct: {op: filter.threshold, min: 1.0}
     """
-    kept = rewards >= min
-    ctx.record("kept", kept, kind="share")
-    return kept
+    is_kept = rewards >= min
+    ctx.record("kept", is_kept, kind="share")
+    return is_kept
 
 
 @op(filters=True, rows="all")
@@ -88,9 +88,9 @@ def widest(
     std = deviation(centred, members, count, alone=0.0)
     std = std.masked_fill(std <= EQUAL, 0.0)
     best = torch.argsort(std, descending=True, stable=True)[:groups]
-    kept = torch.isin(members, best)
-    ctx.record("kept", kept, kind="share")
-    return kept
+    is_kept = torch.isin(members, best)
+    ctx.record("kept", is_kept, kind="share")
+    return is_kept
 
 
 @op(filters=True, rows="group", assumes=("groups",))
@@ -105,10 +105,10 @@ def best(ctx: Context, rewards: float32[samples], group: int64[samples]) -> bool
     order = torch.argsort(rewards, descending=True, stable=True)
     order = order[torch.argsort(group[order], stable=True)]  # group by group, its best first
     groups = group[order]
-    kept = torch.zeros(len(rewards), dtype=torch.bool)
-    kept[order[groups.diff(prepend=groups[:1] - 1) != 0]] = True
-    ctx.record("reward", rewards[kept])
-    return kept
+    is_kept = torch.zeros(len(rewards), dtype=torch.bool)
+    is_kept[order[groups.diff(prepend=groups[:1] - 1) != 0]] = True
+    ctx.record("reward", rewards[is_kept])
+    return is_kept
 
 
 @op(filters=True)

@@ -49,11 +49,13 @@ def steps(
     """
     out = loss_mask.like(torch.zeros_like(loss_mask.values))
     for row in range(len(tokens)):
-        pieces = [tokenizer.decode([token]) for token in tokens[row][loss_mask[row]].tolist()]
-        stops = [*accumulate(map(len, pieces))]
-        ends = [match.end() for match in re.finditer(re.escape(end), "".join(pieces))]
-        last = [len(pieces) - 1] if pieces else []
-        out[row][loss_mask[row].nonzero()[[*last, *(bisect_left(stops, at) for at in ends)], 0]] = True
+        token_texts = [tokenizer.decode([token]) for token in tokens[row][loss_mask[row]].tolist()]
+        stops = [*accumulate(map(len, token_texts))]
+        step_ends = [len(token_texts) - 1] if token_texts else []
+        for match in re.finditer(re.escape(end), "".join(token_texts)):
+            step_ends.append(bisect_left(stops, match.end()))
+        places = loss_mask[row].nonzero()[step_ends, 0]
+        out[row][places] = True
     return out
 
 

@@ -70,27 +70,31 @@ def replay(
     rows = _with_rows(ctx, priority)
     if not rows:
         return Given(age=torch.empty(0, dtype=torch.int64))
-    age, first = ctx.iteration - rows[CAME], 0
+    age = ctx.iteration - rows[CAME]
     stay = (age < max_age).nonzero()[:, 0][-capacity:]
+    youngest = 0 if fresh else 1
+    allowed = (age <= max_age) & (age >= youngest)
     if fresh:
-        first = max(len(age) - capacity, 0)
-    allowed = (age <= max_age) & (age >= (0 if fresh else 1))
-    allowed[:first] = False
+        beyond_capacity = max(len(age) - capacity, 0)
+        allowed[:beyond_capacity] = False
     places = allowed.nonzero()[:, 0]
     if order == "random" and batch and batch < len(places):
         weight = (rows[PRIORITY][places].double().abs() + 1e-6) ** exponent
         weight = weight * 0.5 ** (age[places] / half_life) if half_life else weight
         keys = _uniform(ctx, rows[NUMBER][places]).log() / weight
         places = places[keys.topk(batch).indices.sort().values]
-    places = places[-(batch or len(places)) :] if len(places) else places
+    if batch and len(places):
+        places = places[-batch:]
     ctx.held = {name: taken(column, stay) for name, column in rows.items()}
     ctx.record("held", len(stay), over="iterations")
     if len(places):
         ctx.record("age", age[places])
         ctx.record("age_max", age[places], kind="max")
-    names = [name for name in rows if name not in (CAME, NUMBER, PRIORITY)]
-    given = {name: taken(rows[name], places) for name in names}
-    return with_columns(Given(age=age[places]), given)
+    columns = {}
+    for name, column in rows.items():
+        if name not in (CAME, NUMBER, PRIORITY):
+            columns[name] = taken(column, places)
+    return with_columns(Given(age=age[places]), columns)
 
 
 def _with_rows(ctx: Context, priority: torch.Tensor | None) -> Mapping[str, Any]:

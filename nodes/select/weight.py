@@ -44,11 +44,13 @@ def entropy(
         token_weights: {op: weight.entropy, share: 0.2, minibatches: 4}
     """
     sizes = minibatch_sizes(ctx, loss_mask, minibatches)
-    parts = entropy.values[loss_mask.values].double().split(sizes)
-    bounds = [_quantile(part, 1 - share) for part in parts if len(part)]
+    minibatch_entropies = entropy.values[loss_mask.values].double().split(sizes)
+    bounds = [_quantile(entropies, 1 - share) for entropies in minibatch_entropies if len(entropies)]
     for bound in bounds:
         ctx.record("threshold", bound, over="optimizer steps")
-    chosen = [part >= bound for part, bound in zip(filter(len, parts), bounds, strict=True)]
+    chosen = [
+        entropies >= bound for entropies, bound in zip(filter(len, minibatch_entropies), bounds, strict=True)
+    ]
     return _weights(ctx, chosen, loss_mask, weights)
 
 
@@ -78,15 +80,15 @@ def second_moment(
         token_weights: {op: weight.second_moment, limit: 0.04, minibatches: 4}
     """
     sizes = minibatch_sizes(ctx, loss_mask, minibatches)
-    apart = old_logprobs.values.double() - rollout_logprobs.values.double()
+    log_ratio = old_logprobs.values.double() - rollout_logprobs.values.double()
     chosen = []
-    for moments in apart[loss_mask.values].square().split(sizes):
+    for moments in log_ratio[loss_mask.values].square().split(sizes):
         smallest = moments.argsort(stable=True)
         means = moments[smallest].cumsum(0) / torch.arange(1, len(moments) + 1)
-        left = max(int((means < limit).sum()), 1)  # means of ever larger numbers rise
-        stays = torch.zeros(len(moments), dtype=torch.bool)
-        stays[smallest[:left]] = True
-        chosen.append(stays)
+        kept_count = max(int((means < limit).sum()), 1)  # means of ever larger numbers rise
+        is_kept = torch.zeros(len(moments), dtype=torch.bool)
+        is_kept[smallest[:kept_count]] = True
+        chosen.append(is_kept)
     return _weights(ctx, chosen, loss_mask, weights)
 
 
@@ -97,15 +99,15 @@ def _quantile(values: torch.Tensor, share: float) -> float:
     near = round(place)
     if math.isclose(place, near, rel_tol=1e-9):
         return float(ordered[near])  # what is on a value by rounding alone is on it
-    below = int(place)
-    return float(torch.lerp(ordered[below], ordered[below + 1], place - below))
+    lower = int(place)
+    return float(torch.lerp(ordered[lower], ordered[lower + 1], place - lower))
 
 
 def _weights(ctx: Context, chosen: list[torch.Tensor], loss_mask: Ragged, weights: Ragged | None) -> Ragged:
     """Return the weights ``[samples, tokens]`` of chosen tokens, given for each mini-batch's in turn."""
     written = loss_mask.values
     out = torch.zeros(len(written))
-    kept = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.bool)
-    out[written] = kept.float()
-    ctx.record("share", float(kept.sum()), len(kept), kind="share", over="tokens")
+    is_chosen = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.bool)
+    out[written] = is_chosen.float()
+    ctx.record("share", float(is_chosen.sum()), len(is_chosen), kind="share", over="tokens")
     return loss_mask.like(out if weights is None else out * weights.values)

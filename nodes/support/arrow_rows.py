@@ -31,9 +31,9 @@ ArrowRows = Iterator[tuple[str, Row]]
 def parquet_rows(file: str, local: Path, columns: Sequence[str], optional: Sequence[str]) -> ArrowRows:
     """Yield the place and some columns of each row of a parquet file."""
     try:
-        with parquet.ParquetFile(local) as whole:
-            names = roots(file, columns, optional, schema_fields(whole.schema_arrow))
-            yield from _rows(file, whole.iter_batches(BATCH, columns=names), [*columns, *optional])
+        with parquet.ParquetFile(local) as reader:
+            names = roots(file, columns, optional, schema_fields(reader.schema_arrow))
+            yield from _rows(file, reader.iter_batches(BATCH, columns=names), [*columns, *optional])
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: can't be read as parquet: {error}; write it again") from error
 
@@ -47,7 +47,7 @@ def arrow_rows(file: str, local: Path, columns: Sequence[str], optional: Sequenc
             reader = pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
             names = roots(file, columns, optional, schema_fields(reader.schema))
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-            small = (part for batch in batches for part in _parts(batch.select(names)))
+            small = (slice_of_batch for batch in batches for slice_of_batch in _slices(batch.select(names)))
             yield from _rows(file, small, [*columns, *optional])
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: can't be read as Arrow: {error}; write it again") from error
@@ -65,7 +65,7 @@ def saved_rows(file: str, folder: Path, columns: Sequence[str], optional: Sequen
     names = roots(file, columns, optional, schema_fields(data.features.arrow_schema))
     table = data.with_format("arrow", columns=names)
     try:
-        batches = (part for batch in table.iter(BATCH) for part in batch.to_batches())
+        batches = (slice_of_batch for batch in table.iter(BATCH) for slice_of_batch in batch.to_batches())
         yield from _rows(file, batches, [*columns, *optional])
     except (pyarrow.ArrowException, OSError) as error:
         raise _broken(file, error) from error
@@ -75,7 +75,7 @@ def _broken(file: str, error: Exception) -> DataError:
     return DataError(f"{file}: can't be read by datasets: {error}; save the data set again")
 
 
-def _parts(batch: Any) -> Iterator[Any]:
+def _slices(batch: Any) -> Iterator[Any]:
     """Yield the rows of a batch, so many at a time that they may be Python objects."""
     for begin in range(0, batch.num_rows, BATCH):
         yield batch.slice(begin, BATCH)
@@ -99,7 +99,7 @@ def _rows(file: str, batches: Iterable[Any], paths: Sequence[str]) -> ArrowRows:
         doubtful = {field.name for field, _ in fields if not _is_plain(field)}
         checked = [path for path in paths if any(_leads_into(path, name) for name in doubtful)]
         is_plain = not converts and not checked
-        for number, row in enumerate(_listed(file, number, batch), number + 1):  # noqa: B020 - goes on counting
+        for number, row in enumerate(_python_rows(file, number, batch), number + 1):  # noqa: B020 - goes on counting
             place = f"{file}:{number}"
             if not is_plain:
                 _convert_fields(place, row, converts, checked)
@@ -117,7 +117,7 @@ def _convert_fields(
         refuse_unreadable(place, row, path)
 
 
-def _listed(file: str, before: int, batch: Any) -> list[dict[str, Any]]:
+def _python_rows(file: str, before: int, batch: Any) -> list[dict[str, Any]]:
     """Return the rows of a batch as Python objects."""
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
@@ -299,7 +299,7 @@ def unreadable(value: Any) -> tuple[str, str] | None:
         return next(filter(None, map(unreadable, value.values())), None)
     if isinstance(value, list):
         return next(filter(None, map(unreadable, value)), None)
-    shown = shortened(repr(value), 60)
+    value_text = shortened(repr(value), 60)
     if isinstance(value, Written):
         return f"the decimal {value} in a list or mapping", "write it as a float or as text"
     if isinstance(value, float) and not math.isfinite(value):
@@ -307,9 +307,12 @@ def unreadable(value: Any) -> tuple[str, str] | None:
     if value is None or isinstance(value, str | bool | int | float):
         return None
     if isinstance(value, bytes):
-        return f"{shown}, bytes that are not UTF-8 text", "write them as text, as by base64"
+        return f"{value_text}, bytes that are not UTF-8 text", "write them as text, as by base64"
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
         return f"the date or time {value}", "write it as the text that is meant, in a column of strings"
     if isinstance(value, tuple):
-        return f"the map {shown}, whose keys are not texts that differ", "write it as a list, or as JSON text"
-    return f"{shown}, a {type(value).__name__}", "write it as text, a number, a list or a mapping"
+        return (
+            f"the map {value_text}, whose keys are not texts that differ",
+            "write it as a list, or as JSON text",
+        )
+    return f"{value_text}, a {type(value).__name__}", "write it as text, a number, a list or a mapping"

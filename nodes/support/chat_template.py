@@ -60,14 +60,14 @@ def pieces_between(tokenizer: Any, text: str, marks: Sequence[str]) -> list[str]
     Raises:
         TemplateError: the text does not hold each mark once.
     """
-    pieces = [text]
+    texts_between = [text]
     for mark in marks:
-        before, match, after = pieces.pop().rpartition(mark)
-        if not match or mark in before:
+        text_before, match, text_after = texts_between.pop().rpartition(mark)
+        if not match or mark in text_before:
             law = f"the chat template of {tokenizer.name_or_path} does not write each message once"
             raise TemplateError(f"{law}; {REMEDY}")
-        pieces += [before, after]
-    return pieces
+        texts_between += [text_before, text_after]
+    return texts_between
 
 
 def well_formed(text: str) -> str:
@@ -107,17 +107,17 @@ def _added(tokenizer: Any) -> dict[int, str]:
     return {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
 
 
-def joined(pieces: Sequence[Sequence[int]], contents: Sequence[Sequence[int]]) -> list[int]:
+def joined(texts_between: Sequence[Sequence[int]], contents: Sequence[Sequence[int]]) -> list[int]:
     """Return pieces with a content between each and the next.
 
     Example:
         >>> joined([[1], [2, 3], []], [[7], [8]])
         [1, 7, 2, 3, 8]
     """
-    first, *rest = pieces
+    first, *separators = texts_between
     ids = list(first)
-    for content, piece in zip(contents, rest, strict=True):
-        ids += [*content, *piece]
+    for content, separator in zip(contents, separators, strict=True):
+        ids += [*content, *separator]
     return ids
 
 

@@ -103,32 +103,34 @@ def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
     """
     options = _options(place, row, reading)
     tools = (options or {}).get("tools") if reading.row_tools else None
-    own = json.dumps(tools, ensure_ascii=False) if tools else ""
-    return replace(_asked(place, row, options, reading), tools=own)
+    row_tools = json.dumps(tools, ensure_ascii=False) if tools else ""
+    return replace(_asked(place, row, options, reading), tools=row_tools)
 
 
 def _asked(
     place: str, row: Mapping[str, Any], options: Mapping[str, Any] | None, reading: ReadingOptions
 ) -> Asked:
-    question, after = _sides(place, row, reading)
-    if isinstance(after, str):
-        return _asked_in_text(place, question, after, options, reading)
+    question, answer_turns = _sides(place, row, reading)
+    if isinstance(answer_turns, str):
+        return _asked_in_text(place, question, answer_turns, options, reading)
     if not isinstance(question, list):
         question = [{"role": "user", "content": question}]
-    question, after = _once(place, question, after, reading)
-    talk = [*question, *after]
+    question, answer_turns = _once(place, question, answer_turns, reading)
+    talk = [*question, *answer_turns]
     if talk[-1]["role"] != "assistant":
         if reading.answer is None:
             return Asked(place, question, "", options)
         law = f"{place}: {reading.answer!r} does not end with the assistant's turn"
         raise DataError(f"{law}; correct the row")
-    *before, last = talk
-    if not before:
+    *question_turns, last_turn = talk
+    if not question_turns:
         raise DataError(f"{place}: the conversation has nothing before the assistant's turn; add a question")
     if (options or {}).get("continue_final_message") and reading.answer is None:
         return Asked(place, talk, "", options)
-    first = len(question) if reading.answer else 0
-    return Asked(place, before, _answer(place, last["content"], reading), options, talk, first)
+    first_learnt = len(question) if reading.answer else 0
+    return Asked(
+        place, question_turns, _answer(place, last_turn["content"], reading), options, talk, first_learnt
+    )
 
 
 def _asked_in_text(
@@ -152,22 +154,24 @@ def _asked_in_text(
         raise DataError(f"{law}; correct the row, or take it out of template_options")
     if reading.template == "plain" or continues or reading.answer is None:
         return Asked(place, question, answer, options)
-    before = question if isinstance(question, list) else [{"role": "user", "content": question}]
-    turns = [*before, {"role": "assistant", "content": answer}]
-    return Asked(place, question, answer, options, turns, len(before))
+    question_turns = question if isinstance(question, list) else [{"role": "user", "content": question}]
+    turns = [*question_turns, {"role": "assistant", "content": answer}]
+    return Asked(place, question, answer, options, turns, len(question_turns))
 
 
 def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple[Question, Question]:
     """Return what comes before the answer, and the answer; without a column for it, no messages."""
     if reading.question is None:
-        own, other = (given(place, row, str(path)) for path in (reading.answer, reading.other))
-        turns, others = (_checked(place, str(reading.answer), side, reading) for side in (own, other))
-        if isinstance(turns, str) or isinstance(others, str):
+        own_answer, other_answer = (given(place, row, str(path)) for path in (reading.answer, reading.other))
+        turns, other_turns = (
+            _checked(place, str(reading.answer), side, reading) for side in (own_answer, other_answer)
+        )
+        if isinstance(turns, str) or isinstance(other_turns, str):
             law = f"{place}: {reading.answer!r} is a text, and so there is no question"
             raise DataError(f"{law}; name its column with question:")
-        common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(turns, others, strict=False))])
+        common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(turns, other_turns, strict=False))])
         common = min(common, len(turns) - 1)  # sides that are equal have their last turn for an answer
-        _refuse_parted(place, turns[common:], others[common:], reading)
+        _refuse_parted(place, turns[common:], other_turns[common:], reading)
         return turns[:common], turns[common:]
     question = _checked(place, reading.question, given(place, row, reading.question), reading)
     if reading.answer is None:
@@ -175,10 +179,10 @@ def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple
     answer = given(place, row, reading.answer)
     if has_messages(answer):
         turns = messages_of(place, reading.answer, answer)
-        other = given(place, row, reading.other) if reading.other else None
-        if has_messages(other):
-            others = messages_of(place, str(reading.other), other)
-            _refuse_parted(place, _from_assistant(turns), _from_assistant(others), reading)
+        other_answer = given(place, row, reading.other) if reading.other else None
+        if has_messages(other_answer):
+            other_turns = messages_of(place, str(reading.other), other_answer)
+            _refuse_parted(place, _from_assistant(turns), _from_assistant(other_turns), reading)
         return question, _checked(place, reading.answer, answer, reading)
     return question, _answer(place, answer, reading)
 
@@ -188,47 +192,49 @@ def _from_assistant(messages: Messages) -> Messages:
     return [*dropwhile(lambda message: message["role"] != "assistant", messages)]
 
 
-def _refuse_parted(place: str, own: Messages, other: Messages, reading: ReadingOptions) -> None:
+def _refuse_parted(place: str, own_turns: Messages, other_turns: Messages, reading: ReadingOptions) -> None:
     """Refuse the sides of a pair that part elsewhere than at a turn of the assistant's that is compared.
 
     Raises:
         DataError: they answer different questions, or part before the last turn, which alone is compared.
     """
     sides = f"{reading.answer!r} and {reading.other!r}"
-    if any(side and side[0]["role"] != "assistant" for side in (own, other)):
+    if any(side and side[0]["role"] != "assistant" for side in (own_turns, other_turns)):
         law = f"{place}: {sides} differ before the assistant's turn, so they answer different questions"
         raise DataError(f"{law}; correct the row, or remove it")
-    if reading.assistant_turns == "last" and own[:-1] != other[:-1]:
+    if reading.assistant_turns == "last" and own_turns[:-1] != other_turns[:-1]:
         law = f"{place}: {sides} differ before their last turn, which alone is compared"
         raise DataError(f"{law}; set assistant_turns: all, or correct the row")
 
 
 def _once(
-    place: str, question: Messages, after: Messages, reading: ReadingOptions
+    place: str, question: Messages, answer_turns: Messages, reading: ReadingOptions
 ) -> tuple[Messages, Messages]:
     """Return question and answer with the question once, where the answer is a whole conversation.
 
     Raises:
         DataError: the answer begins with another question.
     """
-    if not question or not after or question[-1]["role"] == "assistant":
-        return question, after
-    behind_system = 1 if after[0]["role"] == "system" and question[0]["role"] != "system" else 0
-    whole = after[behind_system:]
-    same = [_same(*pair) for pair in zip(question, whole, strict=False)]
-    if len(whole) > len(question) and all(same):
+    if not question or not answer_turns or question[-1]["role"] == "assistant":
+        return question, answer_turns
+    behind_system = 1 if answer_turns[0]["role"] == "system" and question[0]["role"] != "system" else 0
+    all_turns = answer_turns[behind_system:]
+    same = [_same(*pair) for pair in zip(question, all_turns, strict=False)]
+    if len(all_turns) > len(question) and all(same):
         length = behind_system + len(question)
-        return after[:length], after[length:]
-    if whole and whole[0]["role"] in ("user", "system"):
+        return answer_turns[:length], answer_turns[length:]
+    if all_turns and all_turns[0]["role"] in ("user", "system"):
         law = f"{place}: {reading.answer!r} begins with a question of its own, which is not that of "
         law += f"{reading.question!r}"
         raise DataError(f"{law}; set question: null where the answers hold it, or correct the row")
-    return question, after
+    return question, answer_turns
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same(message: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     """Return whether two messages say the same, white space at both ends aside."""
-    return bool(one["role"] == other["role"] and one["content"].strip() == other["content"].strip())
+    if message["role"] != expected["role"]:
+        return False
+    return bool(message["content"].strip() == expected["content"].strip())
 
 
 def _checked(place: str, path: str, value: Any, reading: ReadingOptions) -> Question:
@@ -246,16 +252,18 @@ def _checked(place: str, path: str, value: Any, reading: ReadingOptions) -> Ques
 
 
 def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
-    words, marker = answer_text(place, str(reading.answer), answer), reading.answer_after
+    words = answer_text(place, str(reading.answer), answer)
+    marker = reading.answer_after
     if marker is None:
         return words
     if marker not in words:
         law = f"{place}: no {marker!r} in {reading.answer!r}: {words[-60:]!r}"
         raise DataError(f"{law}; correct answer_after:")
-    if not (words := words.rpartition(marker)[2].strip()):
+    words_behind = words.rpartition(marker)[2].strip()
+    if not words_behind:
         law = f"{place}: nothing stands behind {marker!r} in {reading.answer!r}"
         raise DataError(f"{law}; fill it in, or remove the row")
-    return words
+    return words_behind
 
 
 def _options(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Mapping[str, Any] | None:
@@ -264,12 +272,12 @@ def _options(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Map
         return reading.template_options
     options = reading.template_options or {}
     known = {tool["function"]["name"]: tool for tool in options.get("tools", ())}
-    own = tools_of(place, reading.row_tools, given(place, row, reading.row_tools))
-    for tool in own:
+    row_tools = tools_of(place, reading.row_tools, given(place, row, reading.row_tools))
+    for tool in row_tools:
         if isinstance(tool, str) and tool not in known:
             law = f"{place}: {reading.row_tools!r} names {tool!r}, which is none of tools: {', '.join(known)}"
             raise DataError(f"{law}; correct the row, or offer it")
-    tools = [known[tool] if isinstance(tool, str) else tool for tool in own]
+    tools = [known[tool] if isinstance(tool, str) else tool for tool in row_tools]
     return {**options, "tools": tools or None}
 
 
@@ -314,6 +322,9 @@ def conversation(reading: ReadingOptions, question: Question) -> Messages:
         messages = [{"role": "system", "content": reading.system}, *messages]
     users = [place for place, message in enumerate(messages) if message["role"] == "user"]
     if reading.suffix and users:
-        last = users[-1]
-        messages[last] = {**messages[last], "content": messages[last]["content"] + reading.suffix}
+        last_of_user = users[-1]
+        messages[last_of_user] = {
+            **messages[last_of_user],
+            "content": messages[last_of_user]["content"] + reading.suffix,
+        }
     return messages

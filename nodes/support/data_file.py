@@ -101,25 +101,25 @@ def matching(file: str) -> list[str]:
     if "://" not in file:
         if not glob.has_magic(file) or Path(file).exists():
             return [file]
-        found = sorted(glob.glob(file, recursive=True))
+        paths = sorted(glob.glob(file, recursive=True))
     elif file.partition("://")[0] in NO_LISTING or not glob.has_magic(file.partition("::")[0]):
         return [file]
     else:
-        found = _matching_urls(file)
-    if not found:
+        paths = _matching_urls(file)
+    if not paths:
         raise DataError(f"{file}: no file has such a name; give {KINDS}")
-    return found
+    return paths
 
 
 def _matching_urls(url: str) -> list[str]:
     system, path = _system(url)
     try:
-        found = _awaited(lambda: sorted(system.unstrip_protocol(name) for name in system.glob(path)))
+        urls = _awaited(lambda: sorted(system.unstrip_protocol(name) for name in system.glob(path)))
     except Exception as error:  # file systems of many authors raise what they like
         law = f"{url}: can't be listed: {type(error).__name__}: {error}"
         raise DataError(f"{law}; correct the URL, or name each file") from error
     _, chained, inner = url.partition("::")  # as zip://*.jsonl::https://HOST/all.zip
-    return [f"{name}{chained}{inner}" for name in found]
+    return [f"{name}{chained}{inner}" for name in urls]
 
 
 def changed(file: str) -> int:
@@ -170,8 +170,8 @@ def _fetched(url: str) -> str:
     except DataError:
         raise
     except FileNotFoundError as error:  # of the web also where there is no connection
-        why = f" ({error.__cause__})" if error.__cause__ else ""
-        raise DataError(f"{url}: there is no such file{why}; give {KINDS}") from error
+        reason = f" ({error.__cause__})" if error.__cause__ else ""
+        raise DataError(f"{url}: there is no such file{reason}; give {KINDS}") from error
     except Exception as error:
         law = f"{url}: can't be fetched: {type(error).__name__}: {error}"
         raise DataError(f"{law}; correct the URL, or copy the file here and give its path") from error
@@ -307,7 +307,7 @@ def _is_one_of(value: Any, wanted: Sequence[Any]) -> bool:
     """Return whether a value is one of some; what a file has as text alone is read as each of them is."""
     if not isinstance(value, Written):
         return value in wanted
-    return any(_read_as(value, one) == one for one in wanted)
+    return any(_read_as(value, allowed) == allowed for allowed in wanted)
 
 
 def _read_as(value: Written, like: Any) -> Any:

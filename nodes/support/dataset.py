@@ -58,10 +58,10 @@ class DataSet:
     def column(self, name: str, rows: Sequence[int] | None = None, side: int = 0) -> list[Any]:
         """Return a column of the table of some rows, or of all."""
         column = self.tables[side][name]
-        taken = self.rows if rows is None else self.rows[list(rows)]
+        table_rows = self.rows if rows is None else self.rows[list(rows)]
         if pyarrow.types.is_large_list(column.type):
-            return [column[row].values.to_numpy(zero_copy_only=False).tolist() for row in taken.tolist()]
-        return [column[row].as_py() for row in taken.tolist()]
+            return [column[row].values.to_numpy(zero_copy_only=False).tolist() for row in table_rows.tolist()]
+        return [column[row].as_py() for row in table_rows.tolist()]
 
     def examples(self, rows: Sequence[int], side: int = 0) -> list[Example]:
         """Return the token ids of some rows, and which of them are learnt."""
@@ -78,17 +78,24 @@ class DataSet:
     @functools.cached_property
     def by_source(self) -> dict[str, Any]:
         """Return source -> its rows, int32."""
-        numbers, names = self.tables[0]["file"].to_numpy()[self.rows], [name for name, _ in self.files]
-        numbers_of = {name: [n for n, other in enumerate(names) if other == name] for name in names}
-        chosen = {name: numpy.isin(numbers, own) for name, own in numbers_of.items()}
-        return {name: numpy.flatnonzero(of).astype(numpy.int32) for name, of in chosen.items()}
+        file_of_row = self.tables[0]["file"].to_numpy()[self.rows]
+        files_of: dict[str, list[int]] = {}
+        for number, (name, _) in enumerate(self.files):
+            files_of.setdefault(name, []).append(number)
+        rows_of = {}
+        for name, numbers in files_of.items():
+            rows = numpy.flatnonzero(numpy.isin(file_of_row, numbers))
+            rows_of[name] = rows.astype(numpy.int32)
+        return rows_of
 
     def empty(self, name: str) -> dict[str, int]:
         """Return source -> its rows whose text in a column is empty, of sources that have any."""
         from pyarrow import compute
 
         is_empty = compute.equal(self.tables[0][name], "").to_numpy()[self.rows]
-        counts = {source: int(is_empty[own].sum()) for source, own in self.by_source.items()}
+        counts = {
+            source: int(is_empty[rows_of_source].sum()) for source, rows_of_source in self.by_source.items()
+        }
         return {source: count for source, count in counts.items() if count}
 
     def longest(self) -> tuple[str, int]:
@@ -112,16 +119,22 @@ class DataSet:
             raise DataError(f"{law}; raise it, shorten the row, or cut it by truncate: left, right or middle")
         fitting = self.lengths <= limit
         overlong = int((~fitting).sum())
-        counts = {source: int((~fitting[own]).sum()) for source, own in self.by_source.items()}
+        counts = {
+            source: int((~fitting[source_rows]).sum()) for source, source_rows in self.by_source.items()
+        }
         overlong_of = {source: count for source, count in counts.items() if count}
         if truncate:
             cut = self.lengths.clip(max=limit)
             return replace(self, lengths=cut, overlong=overlong, overlong_of=overlong_of)
-        for mine in self.by_source.values():
-            if not fitting[mine].any():
-                files = ", ".join(dict.fromkeys(self.files[n][1] for n in self.column("file", mine)))
-                law = f"{files}: all {len(mine)} rows have over {limit} tokens"
-                raise DataError(f"{law}, the shortest {self.lengths[mine].min()}; raise {attribute}")
+        for rows_of_source in self.by_source.values():
+            if not fitting[rows_of_source].any():
+                files = ", ".join(
+                    dict.fromkeys(self.files[n][1] for n in self.column("file", rows_of_source))
+                )
+                law = f"{files}: all {len(rows_of_source)} rows have over {limit} tokens"
+                raise DataError(
+                    f"{law}, the shortest {self.lengths[rows_of_source].min()}; raise {attribute}"
+                )
         rows, lengths = self.rows[fitting], self.lengths[fitting]
         return replace(self, rows=rows, lengths=lengths, overlong=overlong, overlong_of=overlong_of)
 
@@ -158,13 +171,13 @@ def source_of(kind: SetKind, tokenizer: Any, files: SourceFiles, reading: Mappin
 
     A list of files is one source, named after the first of them. A pattern is the files that it means now.
     """
-    named = files if isinstance(files, Mapping) else {_stem(matching(files[0])[0]): files}
+    files_of = files if isinstance(files, Mapping) else {_stem(matching(files[0])[0]): files}
     settled = ReadingOptions(**reading)
-    listed = [(name, path) for name in named for pattern in named[name] for path in matching(pattern)]
+    paths = [(name, path) for name in files_of for pattern in files_of[name] for path in matching(pattern)]
     return DataSetKey(
         kind=kind,
-        files=tuple(listed),
-        states=tuple(state_of(file) for _, file in listed),
+        files=tuple(paths),
+        states=tuple(state_of(file) for _, file in paths),
         tokens=_contents(tokenizer),
         key=json.dumps(asdict(settled), sort_keys=True),
         reading=settled,

@@ -36,17 +36,19 @@ def filled(
         law = f"the prompt names {{{missing[0]}}}, for which the node reads no column"
         raise RunError(f"{law}\n  map one: in: {{{missing[0]}: COLUMN}}, or leave it out of `prompt`")
     marks = [MARK.format(number) for number in range(len(names))]
-    rest = iter(marks)
-    marked = LITERAL.sub(r"\1", PLACE.sub(lambda _: next(rest), prompt))
+    unused_marks = iter(marks)
+    marked = LITERAL.sub(r"\1", PLACE.sub(lambda _: next(unused_marks), prompt))
     text = written(tokenizer, reading, marked)
-    first, *others = pieces_between(tokenizer, text, marks)
-    pieces = encode(tokenizer, reading, [first])
-    pieces += tokenizer(others, add_special_tokens=False)["input_ids"] if others else []
+    beginning, *remainder = pieces_between(tokenizer, text, marks)
+    fixed_ids = encode(tokenizer, reading, [beginning])
+    if remainder:
+        fixed_ids += tokenizer(remainder, add_special_tokens=False)["input_ids"]
     source = (reading.template_options or {}).get("chat_template", tokenizer.chat_template)
     around = f"{source}{text}"  # the template has more control tokens than it writes here
-    given = {name: columns[name] or () for name in names}
-    fields = {n: [content_ids(tokenizer, value, around) for value in given[n]] for n in names}
+    fields: dict[str, list[list[int]]] = {}
+    for name in names:
+        fields[name] = [content_ids(tokenizer, value, around) for value in columns[name] or ()]
     for name, limit in (most or {}).items():
         fields[name] = [ids[-limit:] for ids in fields.get(name, ())]
-    rows = range(len(next(column for column in columns.values() if column is not None)))
-    return [joined(pieces, [fields[name][row] for name in names]) for row in rows]
+    count = len(next(column for column in columns.values() if column is not None))
+    return [joined(fixed_ids, [fields[name][row] for name in names]) for row in range(count)]

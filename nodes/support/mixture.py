@@ -61,10 +61,10 @@ class SourceWeights:
 
     def given(self, position: int) -> numpy.ndarray:
         """Return float64 ``[sources]``: the rows of each among the first so many; within a span its share."""
-        whole, part = divmod(position, self.span)
-        first = whole - whole % SPANS
-        before = _given_before(self, first) + self.quotas(range(first, whole)).sum(0)
-        rows: numpy.ndarray = before + self.quotas([whole])[0] * (part / self.span)
+        span, rest_of_span = divmod(position, self.span)
+        cached_span = span - span % SPANS
+        rows_before = _given_before(self, cached_span) + self.quotas(range(cached_span, span)).sum(0)
+        rows: numpy.ndarray = rows_before + self.quotas([span])[0] * (rest_of_span / self.span)
         return rows
 
 
@@ -72,8 +72,8 @@ class SourceWeights:
 def _given_before(mixture: SourceWeights, span: int) -> numpy.ndarray:
     """Return int64 ``[sources]``: the rows of each before a span, a multiple of ``SPANS``."""
     total = numpy.zeros(len(mixture.weights), numpy.int64)
-    for first in range(0, span, SPANS):
-        total += mixture.quotas(range(first, first + SPANS)).sum(0)
+    for block_start in range(0, span, SPANS):
+        total += mixture.quotas(range(block_start, block_start + SPANS)).sum(0)
     return total
 
 
@@ -119,12 +119,16 @@ def pick_mixed(
         >>> pick_mixed({"a": [0, 1], "b": [2]}, SourceWeights((1, 1)), 4, 0, 0, shuffle=False)
         [2, 0, 1, 0]
     """
-    names, taken = [*sources], _taken(mixture, batch, position, seed)
+    names, counts = [*sources], _taken(mixture, batch, position, seed)
     places = [
-        iter(_through(len(own), [index for n, index in taken if n == number], (seed, number), shuffle))
-        for number, own in enumerate(sources.values())
+        iter(
+            _through(
+                len(rows_of_source), [index for n, index in counts if n == number], (seed, number), shuffle
+            )
+        )
+        for number, rows_of_source in enumerate(sources.values())
     ]
-    return [int(sources[names[number]][next(places[number])]) for number, _ in taken]
+    return [int(sources[names[number]][next(places[number])]) for number, _ in counts]
 
 
 def _taken(mixture: SourceWeights, batch: int, position: int, seed: int) -> list[tuple[int, int]]:
@@ -141,13 +145,13 @@ def _taken(mixture: SourceWeights, batch: int, position: int, seed: int) -> list
 @functools.lru_cache(maxsize=8)
 def _span(mixture: SourceWeights, span: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Return the source at each place of a span, and how many rows it gave before that place."""
-    (quotas,), given = mixture.quotas([span]), mixture.given(span * mixture.span)
+    (quotas,), allotted = mixture.quotas([span]), mixture.given(span * mixture.span)
     order = numpy.repeat(numpy.arange(len(quotas)), quotas)
     order = numpy.random.default_rng([seed, span, ORDER]).permutation(order)
-    before = numpy.zeros(mixture.span, numpy.int64)
+    rows_before = numpy.zeros(mixture.span, numpy.int64)
     for number, quota in enumerate(quotas):
-        before[order == number] = given[number] + numpy.arange(quota)
-    return order, before
+        rows_before[order == number] = allotted[number] + numpy.arange(quota)
+    return order, rows_before
 
 
 def _through(size: int, indices: Iterable[int], key: tuple[int, ...], shuffle: bool) -> list[int]:

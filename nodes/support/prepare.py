@@ -46,8 +46,8 @@ class DataSetKey:
     @property
     def path(self) -> Path:
         """Return the file in the cache."""
-        said = json.dumps([FORMAT, self.kind, self.files, self.states, self.tokens, self.key])
-        return cache_folder() / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.arrow"
+        key = json.dumps([FORMAT, self.kind, self.files, self.states, self.tokens, self.key])
+        return cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
 
 
 def write_set(source: DataSetKey, sink: Any) -> None:
@@ -59,12 +59,14 @@ def write_set(source: DataSetKey, sink: Any) -> None:
     if source.kind == "examples" and source.tokenizer.eos_token_id is None:
         law = f"the tokenizer {source.tokenizer.name_or_path} has no end token"
         raise DataError(f"{law}; set eos_token in its config")
-    whole, text = pyarrow.int32(), pyarrow.large_string()
-    types = {"file": whole, "number": pyarrow.int64(), "length": whole}
-    types |= {"ids": pyarrow.large_list(whole), "learnt": pyarrow.large_list(pyarrow.bool_())}
+    int32, text = pyarrow.int32(), pyarrow.large_string()
+    types = {"file": int32, "number": pyarrow.int64(), "length": int32}
+    types |= {"ids": pyarrow.large_list(int32), "learnt": pyarrow.large_list(pyarrow.bool_())}
     schema = pyarrow.schema({**types, "question": text, "answer": text, "more": text})
-    make, processes = functools.partial(_batch, source, schema), _processes(source)
-    batches = process_map(make, _chunks(source), processes) if processes > 1 else map(make, _chunks(source))
+    make = functools.partial(_batch, source, schema)
+    processes = _processes(source)
+    chunks = _chunks(source)
+    batches = process_map(make, chunks, processes) if processes > 1 else map(make, chunks)
     with pyarrow.ipc.new_file(sink, schema) as writer:
         for batch, filtered in batches:
             writer.write_batch(batch, custom_metadata={"filtered": str(filtered)})
@@ -74,13 +76,15 @@ def _processes(source: DataSetKey) -> int:
     """Return how many processes prepare a set: one for each core, of a large set and a known tokenizer."""
     known = type(source.tokenizer).__module__.startswith("transformers.")  # others need not be picklable
     large = sum(size for _, size in source.states) > BY_PROCESSES
-    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if known and large else 1
+    if not (known and large):
+        return 1
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
 def _batch(source: DataSetKey, schema: Any, chunk: tuple[list[PlacedRow], int]) -> tuple[Any, int]:
     """Return a chunk as Arrow, and the rows that were left out beside it."""
-    kept, filtered = chunk
-    return pyarrow.RecordBatch.from_pydict(_columns(source, kept), schema), filtered
+    rows, filtered = chunk
+    return pyarrow.RecordBatch.from_pydict(_columns(source, rows), schema), filtered
 
 
 def _chunks(source: DataSetKey) -> Iterator[tuple[list[PlacedRow], int]]:
@@ -91,16 +95,20 @@ def _chunks(source: DataSetKey) -> Iterator[tuple[list[PlacedRow], int]]:
     """
     reading = source.reading
     for name in dict.fromkeys(name for name, _ in source.files):
-        total, left = 0, 0
-        files = {number: file for number, (own, file) in enumerate(source.files) if own == name}
+        total, matching = 0, 0
+        files = {}
+        for number, (source_of_file, file) in enumerate(source.files):
+            if source_of_file == name:
+                files[number] = file
         rows = ((n, *row) for n, file in files.items() for row in read_rows(file, *_needed(reading)))
         while chunk := [*islice(rows, CHUNK)]:
-            kept = [(number, place, row) for number, place, row in chunk if fits(place, row, reading.where)]
-            total, left = total + len(chunk), left + len(kept)
-            yield kept, len(chunk) - len(kept)
+            kept_rows = [placed for placed in chunk if fits(placed[1], placed[2], reading.where)]
+            total += len(chunk)
+            matching += len(kept_rows)
+            yield kept_rows, len(chunk) - len(kept_rows)
         if not total:
             raise DataError(f"{', '.join(files.values())}: no rows; give a file that has some")
-        if not left:
+        if not matching:
             again = (row for file in files.values() for row in read_rows(file, *_needed(reading)))
             raise DataError(f"{', '.join(files.values())}: no row is where {seen(again, reading.where)}")
 
@@ -108,22 +116,26 @@ def _chunks(source: DataSetKey) -> Iterator[tuple[list[PlacedRow], int]]:
 def _needed(reading: ReadingOptions) -> tuple[list[str], list[str]]:
     """Return the fields that are read of each row, and those that it may lack."""
     columns = reading.columns or {}
-    optional = [name for name, spec in columns.items() if isinstance(spec, dict) and "default" in spec]
-    named = [path_of(name, spec) for name, spec in columns.items() if name not in optional]
-    return [*reading.named, *named], [path_of(name, columns[name]) for name in optional]
+    required = [*reading.named]
+    optional: list[str] = []
+    for name, spec in columns.items():
+        has_default = isinstance(spec, dict) and "default" in spec
+        fields = optional if has_default else required
+        fields.append(path_of(name, spec))
+    return required, optional
 
 
-def _columns(source: DataSetKey, kept: Sequence[PlacedRow]) -> dict[str, Any]:
+def _columns(source: DataSetKey, placed_rows: Sequence[PlacedRow]) -> dict[str, Any]:
     """Return the columns of a chunk of rows."""
-    reading, rows = source.reading, [asked(place, row, source.reading) for _, place, row in kept]
+    reading, rows = source.reading, [asked(place, row, source.reading) for _, place, row in placed_rows]
     if source.kind == "prompts":
         examples: list[Example] = [(ids, []) for ids in prompt_ids(source.tokenizer, reading, rows)]
     else:
         examples = list(examples_of(source.tokenizer, reading, rows))
-    more = [json.dumps(column_values(place, row, reading.columns)) for _, place, row in kept]
+    more = [json.dumps(column_values(place, row, reading.columns)) for _, place, row in placed_rows]
     return {
-        "file": [number for number, _, _ in kept],
-        "number": [int(place.rpartition(":")[2]) for _, place, _ in kept],
+        "file": [number for number, _, _ in placed_rows],
+        "number": [int(place.rpartition(":")[2]) for _, place, _ in placed_rows],
         "length": [len(ids) for ids, _ in examples],
         "ids": [ids for ids, _ in examples],
         "learnt": [learnt for _, learnt in examples],

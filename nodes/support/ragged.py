@@ -85,9 +85,9 @@ class Ragged:
             x_t    x_t + f x_{t+1}    (x_t + f x_{t+1}) + f^2 (x_{t+2} + f x_{t+3})    ...
         """
         sums, reach, longest = self.values, 1, max(self.lengths.tolist(), default=0)
-        left = self.spread(self.lengths).values - self.place_of
+        remaining = self.spread(self.lengths).values - self.place_of
         while reach < longest:
-            sums = sums + factor**reach * torch.where(left > reach, sums.roll(-reach), 0)
+            sums = sums + factor**reach * torch.where(remaining > reach, sums.roll(-reach), 0)
             reach *= 2
         return sums
 
@@ -97,8 +97,8 @@ class Ragged:
 
     def compact(self, mask: Ragged) -> Ragged:
         """Return the rows with only their values in a mask, in float64."""
-        kept = self.take_where(mask.values)
-        return kept.like(kept.values.double())
+        masked = self.take_where(mask.values)
+        return masked.like(masked.values.double())
 
     def take(self, rows: torch.Tensor) -> Ragged:
         """Return the rows with these indices ``[k]``, in this order."""
@@ -134,15 +134,15 @@ def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64, device=lengths.device), lengths.cumsum(0)])
 
 
-def joined(parts: Sequence[Any]) -> Any:
+def joined(columns: Sequence[Any]) -> Any:
     """Return the rows of all parts as one column; a part without rows need not say of what type they are."""
-    with_rows = [part for part in parts if len(part)] or [parts[0]]
+    with_rows = [column for column in columns if len(column)] or [columns[0]]
     if isinstance(with_rows[0], Ragged):
-        lengths = torch.cat([part.lengths for part in with_rows])
-        return Ragged(torch.cat([part.values for part in with_rows]), offsets_of(lengths))
+        lengths = torch.cat([column.lengths for column in with_rows])
+        return Ragged(torch.cat([column.values for column in with_rows]), offsets_of(lengths))
     if isinstance(with_rows[0], torch.Tensor):
         return torch.cat(with_rows)
-    return [row for part in with_rows for row in part]
+    return [row for column in with_rows for row in column]
 
 
 def taken(column: Any, rows: torch.Tensor) -> Any:
@@ -152,12 +152,12 @@ def taken(column: Any, rows: torch.Tensor) -> Any:
     return column[rows] if isinstance(column, torch.Tensor) else [column[row] for row in rows.tolist()]
 
 
-def same(one: Ragged | None, other: Ragged | None) -> bool:
+def same(column: Ragged | None, expected: Ragged | None) -> bool:
     """Return whether two columns are on one device and hold the same, or neither is there."""
-    if one is None or other is None:
-        return one is other
-    near = one.values.device == other.values.device
-    return near and one.offsets.equal(other.offsets) and one.values.equal(other.values)
+    if column is None or expected is None:
+        return column is expected
+    near = column.values.device == expected.values.device
+    return near and column.offsets.equal(expected.offsets) and column.values.equal(expected.values)
 
 
 def behind_the_end(tokens: Ragged) -> tuple[Ragged, Ragged]:
@@ -167,8 +167,8 @@ def behind_the_end(tokens: Ragged) -> tuple[Ragged, Ragged]:
     end, which may be any, is what it says of the whole row.
     """
     offsets = offsets_of(tokens.lengths + 1)
-    last = torch.zeros(int(offsets[-1]), dtype=torch.bool, device=tokens.values.device)
-    last[offsets[1:] - 1] = True
-    ids = torch.zeros(len(last), dtype=torch.int64, device=tokens.values.device)
-    ids[~last] = tokens.values
-    return Ragged(ids, offsets), Ragged(last, offsets)
+    end_mask = torch.zeros(int(offsets[-1]), dtype=torch.bool, device=tokens.values.device)
+    end_mask[offsets[1:] - 1] = True
+    ids = torch.zeros(len(end_mask), dtype=torch.int64, device=tokens.values.device)
+    ids[~end_mask] = tokens.values
+    return Ragged(ids, offsets), Ragged(end_mask, offsets)

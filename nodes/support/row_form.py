@@ -43,10 +43,12 @@ FOREIGN_ROLES = SHAREGPT_ROLES.keys() - SHAREGPT_ROLES.values()  # those that no
 def has_messages(value: Any) -> bool:
     """Return whether a value is a list of messages in one of the forms, or one message."""
     if isinstance(value, dict):
-        return ("role" in value and "content" in value) or ("from" in value and "value" in value)
+        is_openai = {"role", "content"} <= value.keys()
+        is_sharegpt = {"from", "value"} <= value.keys()
+        return is_openai or is_sharegpt
     if not isinstance(value, list) or not value or not isinstance(value[0], dict):
         return False
-    return "role" in value[0] or "from" in value[0] or "content" in value[0]
+    return not value[0].keys().isdisjoint(("role", "from", "content"))
 
 
 def messages_of(place: str, path: str, value: Any) -> list[dict[str, Any]]:
@@ -76,7 +78,7 @@ def _message(place: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
         message = _of_sharegpt(place, path, message)
     role = message.get("role")
     if not isinstance(role, str):
-        law = f"{place}: {path!r} is no message {{role, content}}, but {str(message)[:60]!r}"
+        law = f"{place}: {path!r} is not a message {{role, content}}, but {str(message)[:60]!r}"
         raise DataError(f"{law}; correct the row, or name another column with question:")
     if role in FOREIGN_ROLES:
         law = f"{place}: {path!r} has the role {role!r}, which is {SHAREGPT_ROLES[role]!r} of a chat template"
@@ -89,10 +91,16 @@ def _message(place: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
     says_more = bool(calls) or bool(message.get(WRITTEN_CALLS))
     content = _content(place, path, message.get("content"), says_more)
     more = [key for key in message if key not in ("role", "content", "weight", TRAIN)]
-    rest = {key: message[key] for key in more if message[key] not in ("", [])}
+    other_fields = {key: message[key] for key in more if message[key] not in ("", [])}
     learnt = _is_learnt(place, path, role, message)
     flag = {} if learnt else {TRAIN: False}
-    return {"role": role, "content": content, **rest, **({"tool_calls": calls} if calls else {}), **flag}
+    return {
+        "role": role,
+        "content": content,
+        **other_fields,
+        **({"tool_calls": calls} if calls else {}),
+        **flag,
+    }
 
 
 def _of_sharegpt(place: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -118,11 +126,11 @@ def _call(place: str, path: str, call: Any) -> dict[str, Any]:
         law = f"{place}: {path!r} has a tool call without a function {{name, arguments}}: {str(call)[:60]!r}"
         raise DataError(f"{law}; correct the row")
     strange = [key for key in function if key not in ("name", *ARGUMENTS)]
-    named = [key for key in ARGUMENTS if key in function]
-    if strange or len(named) > 1:
+    argument_keys = [key for key in ARGUMENTS if key in function]
+    if strange or len(argument_keys) > 1:
         law = f"{place}: {path!r} calls {function['name']} with the keys {', '.join(function)}"
         raise DataError(f"{law}; a call is {{name, arguments}}: correct the row")
-    arguments = function[named[0]] if named else {}
+    arguments = function[argument_keys[0]] if argument_keys else {}
     if isinstance(arguments, str):
         arguments = _parsed(place, f"{path}.tool_calls: arguments", arguments) if arguments.strip() else {}
     if not isinstance(arguments, dict):
@@ -135,7 +143,7 @@ def _parsed(place: str, path: str, text: Any) -> Any:
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError):
-        raise DataError(f"{place}: {path!r} is no JSON: {str(text)[:60]!r}; correct the row") from None
+        raise DataError(f"{place}: {path!r} is not JSON: {str(text)[:60]!r}; correct the row") from None
 
 
 def _content(place: str, path: str, content: Any, says_more: bool) -> str:
@@ -147,29 +155,31 @@ def _content(place: str, path: str, content: Any, says_more: bool) -> str:
         law = f"{place}: {path!r} has no content that is a text, but {str(content)[:60]!r}"
         raise DataError(f"{law}; correct the row, or remove it")
     texts = []
-    for part in content:
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
-            texts.append(part["text"])
+    for block in content:
+        if isinstance(block, str):
+            texts.append(block)
+        elif (
+            isinstance(block, dict) and block.get("type") in TEXT_PARTS and isinstance(block.get("text"), str)
+        ):
+            texts.append(block["text"])
         else:
-            kind = part.get("type", part) if isinstance(part, dict) else part
-            law = f"{place}: {path!r} has a part of its content that is no text: {str(kind)[:60]!r}"
+            kind = block.get("type", block) if isinstance(block, dict) else block
+            law = f"{place}: {path!r} has a part of its content that is not text: {str(kind)[:60]!r}"
             raise DataError(f"{law}; models are trained on text alone: remove the row")
     return "".join(texts)
 
 
 def _is_learnt(place: str, path: str, role: str, message: Mapping[str, Any]) -> bool:
     """Return what ``weight`` or ``train`` of a message says, true where there is neither."""
-    said = [(key, message[key]) for key in ("weight", TRAIN) if key in message]
-    for key, value in said:
+    flags = [(key, message[key]) for key in ("weight", TRAIN) if key in message]
+    for key, value in flags:
         if value not in (0, 1):
             law = f"{place}: {path!r} has the {key} {value!r}; a turn is learnt or not"
             raise DataError(f"{law}: give 0 or 1")
         if value and role != "assistant":
             law = f"{place}: {path!r} has {key}: {value!r} on a message of {role!r}"
             raise DataError(f"{law}; only turns of the assistant are learnt: take it out")
-    return role != "assistant" or all(value for _, value in said)
+    return role != "assistant" or all(value for _, value in flags)
 
 
 def refuse_encoded(place: str, path: str, text: str) -> None:
@@ -201,11 +211,13 @@ def tools_of(place: str, path: str, value: Any) -> list[Any]:
     if isinstance(tools, dict):
         tools = [*tools]  # as verl names them, with what each is made with
     if not isinstance(tools, list):
-        raise DataError(f"{place}: {path!r} is no list of tools, but {str(value)[:60]!r}; correct the row")
-    parsed = [
-        _parsed(place, path, t) if isinstance(t, str) and t.lstrip().startswith("{") else t for t in tools
-    ]
-    return [t if isinstance(t, str) else _schema(place, path, t) for t in parsed]
+        raise DataError(f"{place}: {path!r} is not a list of tools, but {str(value)[:60]!r}; correct the row")
+    names_or_schemas = []
+    for tool in tools:
+        if isinstance(tool, str) and tool.lstrip().startswith("{"):
+            tool = _parsed(place, path, tool)
+        names_or_schemas.append(tool if isinstance(tool, str) else _schema(place, path, tool))
+    return names_or_schemas
 
 
 def _schema(place: str, path: str, tool: Any) -> dict[str, Any]:
@@ -220,9 +232,12 @@ def _schema(place: str, path: str, tool: Any) -> dict[str, Any]:
         raise DataError(f"{law}; write {{type: function, function: {{name, description, parameters}}}}")
     if inner is not tool:
         return tool
-    rest = {key: value for key, value in tool.items() if key not in ("type", *SCHEMA_KEYS)}
-    parameters = [tool[key] for key in SCHEMA_KEYS if key in tool]
-    return {"type": "function", "function": rest | ({"parameters": parameters[0]} if parameters else {})}
+    function = {key: value for key, value in tool.items() if key not in ("type", *SCHEMA_KEYS)}
+    for key in SCHEMA_KEYS:
+        if key in tool:
+            function["parameters"] = tool[key]
+            break
+    return {"type": "function", "function": function}
 
 
 def _refuse_unpaired(place: str, path: str, inputs: Any, outputs: Any) -> None:
@@ -255,15 +270,15 @@ def answer_text(place: str, path: str, answer: Any) -> str:
     if isinstance(answer, dict) and answer.keys() >= PROGRAM_TESTS:
         _refuse_unpaired(place, path, answer["inputs"], answer["outputs"])
         return json.dumps(answer, ensure_ascii=False)
-    shown = str(answer)[:60]
+    value_text = str(answer)[:60]
     if isinstance(answer, dict):
-        law = f"{place}: {path!r} is no text, but a mapping of {', '.join(map(str, answer))}"
+        law = f"{place}: {path!r} is not text, but a mapping of {', '.join(map(str, answer))}"
         remedy = f"name the field in it that is the answer, as answer: {path}.{next(iter(answer), 'FIELD')}; "
         remedy += (
             f"or set answer: null and columns: {{answers: {{from: {path}.FIELD, type: json}}}} for a list"
         )
         raise DataError(f"{law}; {remedy} of right ones")
-    law = f"{place}: {path!r} is no text, but {shown!r}"
+    law = f"{place}: {path!r} is not text, but {value_text!r}"
     if isinstance(answer, list) and answer and isinstance(answer[0], dict):
         remedy = (
             f"set answer: null and columns: {{NAME: {{from: {path}, type: json}}}} for a reward that reads"

@@ -73,9 +73,9 @@ def examples_of(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) 
     """
     for row in rows:
         _refuse_nothing(reading, row)
-    pieces = _pieces(tokenizer, reading, rows)
-    examples = _tokenised(tokenizer, reading, [parts for parts, _ in pieces])
-    for row, (ids, mask), (_, closing) in zip(rows, examples, pieces, strict=True):
+    text_pieces = _pieces(tokenizer, reading, rows)
+    examples = _tokenised(tokenizer, reading, [token_parts for token_parts, _ in text_pieces])
+    for row, (ids, mask), (_, closing) in zip(rows, examples, text_pieces, strict=True):
         if closing is not None:
             ids = [*ids, closing]
             mask = [*mask, True]
@@ -94,25 +94,25 @@ def _tokenised(tokenizer: Any, reading: ReadingOptions, rows: Sequence[list[Text
     """
     if reading.template == "plain" or not tokenizer.is_fast:
         return _tokenised_apart(tokenizer, reading, rows)
-    texts = ["".join(text for text, _ in parts) for parts in rows]
+    texts = ["".join(text for text, _ in token_parts) for token_parts in rows]
     options = {"add_special_tokens": False, "return_attention_mask": False}
     encodings = tokenizer(texts, **options).encodings if texts else []
     examples: list[Example | None] = []
-    for parts, encoding in zip(rows, encodings, strict=True):
-        examples.append(_cut_tokens(tokenizer, parts, encoding))
+    for token_parts, encoding in zip(rows, encodings, strict=True):
+        examples.append(_cut_tokens(tokenizer, token_parts, encoding))
     across = [number for number, example in enumerate(examples) if example is None]
-    apart = iter(_tokenised_apart(tokenizer, reading, [rows[number] for number in across]))
-    return [next(apart) if example is None else example for example in examples]
+    retokenised = iter(_tokenised_apart(tokenizer, reading, [rows[number] for number in across]))
+    return [next(retokenised) if example is None else example for example in examples]
 
 
-def _cut_tokens(tokenizer: Any, parts: Sequence[TextPiece], encoding: Any) -> Example | None:
+def _cut_tokens(tokenizer: Any, token_parts: Sequence[TextPiece], encoding: Any) -> Example | None:
     """Return the ids of a whole text with its pieces' marks, or nothing if a token is of two pieces."""
     ids = encoding.ids
     mask: list[bool] = []
-    text = "".join(text for text, _ in parts)
+    text = "".join(text for text, _ in token_parts)
     end = 0
-    for piece, learnt in parts:
-        end += len(piece)
+    for text_piece, learnt in token_parts:
+        end += len(text_piece)
         border = _border(tokenizer, text, end, encoding)
         if border is None or border < len(mask):
             return None
@@ -126,32 +126,32 @@ def _border(tokenizer: Any, text: str, place: int, encoding: Any) -> int | None:
         return len(encoding.ids)
     if place == 0:
         return 0
-    before = encoding.char_to_token(place - 1)
-    if before is not None and encoding.ids[before] in added_ids(tokenizer):
-        return int(before) + 1  # white space behind it that it takes in is no token
-    behind = encoding.char_to_token(place)
-    if behind is None or encoding.token_to_chars(behind)[0] != place:
+    token_before = encoding.char_to_token(place - 1)
+    if token_before is not None and encoding.ids[token_before] in added_ids(tokenizer):
+        return int(token_before) + 1  # white space behind it that it takes in is no token
+    token_behind = encoding.char_to_token(place)
+    if token_behind is None or encoding.token_to_chars(token_behind)[0] != place:
         return None
     if text[place - 1] == " " and text[place] != " ":
         return None  # some tokenizers give a word's place without the space that its token begins with
-    return int(behind)
+    return int(token_behind)
 
 
 def _tokenised_apart(
     tokenizer: Any, reading: ReadingOptions, rows: Sequence[list[TextPiece]]
 ) -> list[Example]:
     """Return the ids of rows with each piece tokenised for itself."""
-    first = iter(encode(tokenizer, reading, [parts[0][0] for parts in rows]))
-    texts = [text for parts in rows for text, _ in parts[1:]]
-    rest = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
+    first_ids = iter(encode(tokenizer, reading, [token_parts[0][0] for token_parts in rows]))
+    texts = [text for token_parts in rows for text, _ in token_parts[1:]]
+    other_ids = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
     examples = []
-    for parts in rows:
+    for token_parts in rows:
         ids: list[int] = []
         mask: list[bool] = []
-        for number, (_, learnt) in enumerate(parts):
-            part = next(rest if number else first)
-            ids = [*ids, *part]
-            mask = [*mask, *[learnt] * len(part)]
+        for number, (_, learnt) in enumerate(token_parts):
+            piece_ids = next(other_ids if number else first_ids)
+            ids = [*ids, *piece_ids]
+            mask = [*mask, *[learnt] * len(piece_ids)]
         examples.append((ids, mask))
     return examples
 
@@ -169,10 +169,10 @@ def _refuse_nothing(reading: ReadingOptions, row: Asked) -> None:
         law = f"{row.place}: {reading.question!r} does not end with a turn of the assistant, so there is "
         law += "nothing to learn"
         raise DataError(f"{law}; name the column with the answer, correct the row or remove it")
-    says = (
-        row.answer.strip() or any(key in row.turns[-1] for key in SAYING) if row.turns else row.answer.strip()
-    )
-    if not says:
+    has_content = bool(row.answer.strip())
+    if row.turns and any(key in row.turns[-1] for key in SAYING):
+        has_content = True
+    if not has_content:
         law = f"{row.place}: the answer is empty, so that only the end would be learnt"
         raise DataError(f"{law}; fill it in, or remove the row")
     if not row.turns:
@@ -188,9 +188,9 @@ def _refuse_nothing(reading: ReadingOptions, row: Asked) -> None:
             raise DataError(f"{law}; fill it in, or leave it out by weight: 0 of the message")
 
 
-def learnt_places(reading: ReadingOptions, talk: Sequence[Mapping[str, Any]], first: int) -> list[int]:
+def learnt_places(reading: ReadingOptions, talk: Sequence[Mapping[str, Any]], first_turn: int) -> list[int]:
     """Return which turns of a conversation are learnt."""
-    places = [place for place in range(first, len(talk)) if talk[place]["role"] == "assistant"]
+    places = [place for place in range(first_turn, len(talk)) if talk[place]["role"] == "assistant"]
     chosen = places if reading.assistant_turns == "all" else places[-1:]
     return [place for place in chosen if talk[place].get(TRAIN, True)]
 
@@ -217,33 +217,35 @@ def _pieces(
     for talk in plain:
         for place in talk.learnt:
             asked_for.append(Rendering(talk.place, talk.messages[:place], talk.options, True))
-            last = place == len(talk.messages) - 1  # else with what follows: where do both part?
-            asked_for.append(Rendering(talk.place, talk.messages[: place + 1], talk.options, last))
+            is_last = place == len(talk.messages) - 1  # else with what follows: where do both part?
+            asked_for.append(Rendering(talk.place, talk.messages[: place + 1], talk.options, is_last))
     texts = iter(_rendered_all(tokenizer, asked_for, shared=not reading.row_tools))
     wholes = [next(texts) for _ in plain]
     whole_of = iter(wholes)
-    pieces: list[tuple[list[TextPiece], int | None]] = []
+    text_pieces: list[tuple[list[TextPiece], int | None]] = []
     for talk in talks:
         with _placed(talk.place):
             closing = None  # marks say all that is learnt
             if talk.marked:
                 everything = talk.all_turns
-                whole, spans = marked_spans(tokenizer, talk.messages, talk.options, talk.learnt, everything)
+                conversation_text, spans = marked_spans(
+                    tokenizer, talk.messages, talk.options, talk.learnt, everything
+                )
             else:
-                whole, spans = next(whole_of), []
+                conversation_text, spans = next(whole_of), []
                 for place in talk.learnt:
                     begin, ended = next(texts), next(texts)
-                    span = turn_span(tokenizer, talk.messages, place, whole, begin, ended)
-                    spans.append(with_stop(tokenizer, talk.options, whole, span))
+                    span = turn_span(tokenizer, talk.messages, place, conversation_text, begin, ended)
+                    spans.append(with_stop(tokenizer, talk.options, conversation_text, span))
                 start, stop = spans[-1]
                 calls_tools = "tool_calls" in talk.messages[talk.learnt[-1]]
-                closing = closing_id(tokenizer, talk.options, whole[start:stop], calls_tools)
+                closing = closing_id(tokenizer, talk.options, conversation_text[start:stop], calls_tools)
             refuse_unread(tokenizer, talk.messages, talk.options, talk.learnt)
-            said = [whole[start:stop] for start, stop in spans]
-            said = ["".join(said)] if talk.marked else said
-            refuse_unsaid(tokenizer, talk.messages, talk.options, talk.learnt, said)
-        pieces.append((_cut(whole, spans, talk.place), closing))
-    return pieces
+            turn_texts = [conversation_text[start:stop] for start, stop in spans]
+            turn_texts = ["".join(turn_texts)] if talk.marked else turn_texts
+            refuse_unsaid(tokenizer, talk.messages, talk.options, talk.learnt, turn_texts)
+        text_pieces.append((_cut(conversation_text, spans, talk.place), closing))
+    return text_pieces
 
 
 @dataclass(frozen=True)
@@ -272,10 +274,10 @@ def _talk(tokenizer: Any, reading: ReadingOptions, row: Asked) -> Talk:
     options = row.options or {}
     if tokenizer.chat_template is None and "chat_template" not in options:
         raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
-    *before, last = row.turns
-    given = [*conversation(reading, before), last]
-    first = row.first + len(given) - len(row.turns)
-    learnt = learnt_places(reading, given, first)
+    *turns_before, last_turn = row.turns
+    given = [*conversation(reading, turns_before), last_turn]
+    first_turn = row.first + len(given) - len(row.turns)
+    learnt = learnt_places(reading, given, first_turn)
     turns = [place for place, message in enumerate(given) if message["role"] == "assistant"]
     messages = for_template(tokenizer, given, options)
     return Talk(row.place, messages, options, learnt, learnt == turns, is_marked(tokenizer, options))
@@ -286,12 +288,12 @@ def _rendered_all(tokenizer: Any, wanted: Sequence[Rendering], shared: bool) -> 
     if shared and wanted:
         with suppress(TemplateError):
             texts: dict[int, str] = {}
-            for begun in (False, True):
-                places = [place for place, each in enumerate(wanted) if each.begun == begun]
+            for is_open in (False, True):
+                places = [place for place, each in enumerate(wanted) if each.begun == is_open]
                 written = [wanted[place].messages for place in places]
                 if places:
-                    found = rendered_at_once(tokenizer, written, wanted[0].options, begun)
-                    texts |= dict(zip(places, found, strict=True))
+                    rendered_texts = rendered_at_once(tokenizer, written, wanted[0].options, is_open)
+                    texts |= dict(zip(places, rendered_texts, strict=True))
             return [texts[place] for place in range(len(wanted))]
     one_by_one = []
     for each in wanted:
@@ -317,16 +319,16 @@ def _refuse_unbegun(tokenizer: Any, begin: Rendering) -> None:
         raise TemplateError(f"{law}the assistant's; leave it out by weight: 0 of the message") from error
 
 
-def _cut(whole: str, spans: Sequence[TextSpan], place: str) -> list[TextPiece]:
+def _cut(conversation_text: str, spans: Sequence[TextSpan], place: str) -> list[TextPiece]:
     """Return a text up to the last turn that is learnt, in pieces."""
     if not spans:
         raise TemplateError(f"{place}: the chat template marks nothing that is learnt; {REMEDY}")
-    pieces: list[TextPiece] = []
+    text_pieces: list[TextPiece] = []
     end = 0
     for start, stop in spans:
-        pieces += [(whole[end:start], False), (whole[start:stop], True)]
+        text_pieces += [(conversation_text[end:start], False), (conversation_text[start:stop], True)]
         end = stop
-    return pieces
+    return text_pieces
 
 
 @contextmanager

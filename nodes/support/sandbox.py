@@ -93,11 +93,11 @@ class Sandbox:
 
     def read(self, most: int) -> bytes:
         """Return the start of what it says, up to its end."""
-        said = b""
+        output = b""
         with suppress(OSError):
-            while len(said) < most and (part := self.socket.recv(most - len(said))):
-                said += part
-        return said
+            while len(output) < most and (received := self.socket.recv(most - len(output))):
+                output += received
+        return output
 
 
 @contextmanager
@@ -137,8 +137,8 @@ def confined(
         try:
             with suppress(OSError):  # it has ended already, and whoever reads finds that out
                 ours.sendall(_first_line(job, limits, sandboxed, peer))
-            if (said := sandbox.read(len(READY))) != READY and not sandbox.is_late():
-                raise _not_started((said + sandbox.read(MIB)).decode("utf-8", "replace"))
+            if (output := sandbox.read(len(READY))) != READY and not sandbox.is_late():
+                raise _not_started((output + sandbox.read(MIB)).decode("utf-8", "replace"))
             yield sandbox
         finally:
             ended.set()
@@ -147,14 +147,14 @@ def confined(
             child.wait()
 
 
-def check_sandbox(what: str, allow_unsandboxed: bool) -> None:
+def check_sandbox(feature: str, allow_unsandboxed: bool) -> None:
     """Check that programs can be run in a sandbox, unless they may run without.
 
     Raises:
         NoSandboxError: they can't be here; ``what`` wants it.
     """
     if not allow_unsandboxed and (reason := trouble()):
-        law = f"{what}: no sandbox can be had here: {reason}"
+        law = f"{feature}: no sandbox can be had here: {reason}"
         remedy = "allow user namespaces (Linux 5.14, util-linux), or set allow_unsandboxed: true"
         meaning = "programs can then read, write, kill and reach over the network what the run's user can"
         raise NoSandboxError(f"{law}; {remedy}: {meaning}, the run's memory and API keys included")
@@ -174,9 +174,9 @@ def trouble() -> str:
         return str(error)
 
 
-def _not_started(said: str) -> NoSandboxError:
-    said = said.strip() or "it ended without a word"
-    reasons = [line for line in said.splitlines() if ":" in line] or [said]
+def _not_started(output: str) -> NoSandboxError:
+    output = output.strip() or "it ended without a word"
+    reasons = [line for line in output.splitlines() if ":" in line] or [output]
     return NoSandboxError(f"a sandbox did not start: {reasons[-1]}")
 
 
@@ -208,7 +208,7 @@ def _start(
 def _first_line(job: Mapping[str, object], limits: Limits, sandboxed: bool, peer: Sandbox | None) -> bytes:
     """Return what ``nodes/sandboxed`` is told."""
     packages = site.getsitepackages()
-    told = {
+    full_job = {
         **job,
         "sandboxed": sandboxed,
         "path": packages,
@@ -218,7 +218,7 @@ def _first_line(job: Mapping[str, object], limits: Limits, sandboxed: bool, peer
         "file": limits.file,
         "peer": peer and peer.socket.fileno(),
     }
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(full_job).encode() + b"\n"
 
 
 def _watch(pid: int, sandbox: Sandbox, limits: Limits, ended: threading.Event) -> None:
@@ -234,17 +234,17 @@ def _watch(pid: int, sandbox: Sandbox, limits: Limits, ended: threading.Event) -
 def _fits(pid: int, memory: int) -> bool:
     """Return whether a process and its descendants are few enough and hold at most ``memory`` bytes."""
     tasks, processes = 0, [pid]
-    held, spanned = 0, 0  # KiB of memory, and of address space
+    resident, spanned = 0, 0  # KiB of memory, and of address space
     while processes and tasks <= TASKS + 2:  # unshare and process 1 are not the program's
         about = Path(f"/proc/{processes.pop()}")
         with suppress(OSError):  # it has ended
             status = (about / "status").read_bytes()
-            held += sum(map(int, HELD.findall(status)))
+            resident += sum(map(int, HELD.findall(status)))
             spanned += sum(map(int, SPANNED.findall(status)))
             for task in (about / "task").iterdir():
                 tasks += 1
                 processes += map(int, (task / "children").read_text().split())
-    return tasks <= TASKS + 2 and held * 1024 <= memory and spanned * 1024 <= memory * SPANS
+    return tasks <= TASKS + 2 and resident * 1024 <= memory and spanned * 1024 <= memory * SPANS
 
 
 @contextmanager

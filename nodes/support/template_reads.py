@@ -26,11 +26,14 @@ def for_template(
     tokenizer: Any, talk: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
     """Return messages as a template takes them: with arguments as JSON where it writes texts alone."""
-    shown = [{key: value for key, value in message.items() if key != TRAIN} for message in talk]
-    calling = any("tool_calls" in message for message in shown)
-    if not calling or not _takes_texts(tokenizer, source_of_template(tokenizer, options)):
-        return shown
-    return [_in_texts(message) if "tool_calls" in message else message for message in shown]
+    messages = []
+    calls_tools = False
+    for message in talk:
+        messages.append({key: value for key, value in message.items() if key != TRAIN})
+        calls_tools = calls_tools or "tool_calls" in message
+    if not calls_tools or not _takes_texts(tokenizer, source_of_template(tokenizer, options)):
+        return messages
+    return [_in_texts(message) if "tool_calls" in message else message for message in messages]
 
 
 def _in_texts(message: dict[str, Any]) -> dict[str, Any]:
@@ -48,17 +51,17 @@ def _takes_texts(tokenizer: Any, source: str) -> bool:
     It raises an error (DeepSeek V3 concatenates them), or writes the mapping as Python does.
     """
     call = {"id": "000000000", "type": "function", "function": {"name": "probe", "arguments": PROBE}}
-    asks = {"role": "user", "content": "a question"}
+    question = {"role": "user", "content": "a question"}
     calls = {"role": "assistant", "content": "", "tool_calls": [call]}
     options = options_of_template(tokenizer, source)
     try:
-        text = rendered(tokenizer, [asks, calls], options, begun=False)
+        text = rendered(tokenizer, [question, calls], options, begun=False)
     except TemplateError:
         text = repr(PROBE)
     if repr(PROBE) not in text:
         return False
     try:
-        return json.dumps(PROBE) in rendered(tokenizer, [asks, _in_texts(calls)], options, begun=False)
+        return json.dumps(PROBE) in rendered(tokenizer, [question, _in_texts(calls)], options, begun=False)
     except TemplateError:
         return False
 

@@ -37,12 +37,12 @@ def outside_thinking(response: str) -> str:
     if HARMONY_OPEN.match(response):
         return ""
     for opening, closing in MARKS:
-        _, closed, rest = response.rpartition(closing)
+        _, closed, remainder = response.rpartition(closing)
         if closed:
-            response = rest
-        begun = response.find(opening)
-        if begun >= 0:
-            response = response[:begun]
+            response = remainder
+        opening_place = response.find(opening)
+        if opening_place >= 0:
+            response = response[:opening_place]
     return response
 
 
@@ -56,9 +56,9 @@ def without_thinking(response: str) -> str:
     if HARMONY.match(response) or HARMONY_OPEN.match(response):
         return outside_thinking(response)
     for opening, closing in MARKS:
-        begun, closed = response.find(opening), response.find(closing)
-        if closed >= 0 and not 0 <= begun < closed:
+        opening_place, closed = response.find(opening), response.find(closing)
+        if closed >= 0 and not 0 <= opening_place < closed:
             response = response[closed + len(closing) :]  # the chat template had opened it
-        parts = response.split(opening)
-        response = parts[0] + "".join(part.partition(closing)[2] for part in parts[1:])
+        blocks = response.split(opening)
+        response = blocks[0] + "".join(block.partition(closing)[2] for block in blocks[1:])
     return response

@@ -27,7 +27,12 @@ def is_marked(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
 
 
 def turn_span(
-    tokenizer: Any, talk: Sequence[Mapping[str, Any]], place: int, whole: str, begin: str, ended: str
+    tokenizer: Any,
+    talk: Sequence[Mapping[str, Any]],
+    place: int,
+    conversation_text: str,
+    begin: str,
+    ended: str,
 ) -> TextSpan:
     """Return where a turn stands in the text of its conversation, its end token included.
 
@@ -37,15 +42,15 @@ def turn_span(
     Raises:
         TemplateError: the template writes the turn otherwise once it is begun by it, or others follow.
     """
-    if not whole.startswith(begin):
+    if not conversation_text.startswith(begin):
         law = f"the chat template of {tokenizer.name_or_path} does not write turn {place + 1} of a "
         law += "conversation as it has it begun, so what is learnt can't be told"
         raise TemplateError(f"{law}; {REMEDY}, in which {{% generation %}} marks it")
-    last = place == len(talk) - 1
-    if last:
-        turn = _last_turn(tokenizer, whole[len(begin) :], ended[len(begin) :])
+    is_last = place == len(talk) - 1
+    if is_last:
+        turn = _last_turn(tokenizer, conversation_text[len(begin) :], ended[len(begin) :])
     else:
-        turn = _earlier_turn(tokenizer, place, whole[len(begin) :], ended[len(begin) :])
+        turn = _earlier_turn(tokenizer, place, conversation_text[len(begin) :], ended[len(begin) :])
     turn = _up_to_end(tokenizer, turn)
     return len(begin), len(begin) + len(turn)
 
@@ -55,23 +60,23 @@ def refuse_unsaid(
     talk: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any] | None,
     learnt: Sequence[int],
-    said: Sequence[str],
+    turn_texts: Sequence[str],
 ) -> None:
     """Refuse a conversation of whose learnt turns the template leaves out a part.
 
-    ``said`` is the text that is learnt of each; of a template that marks it, one text for all of them.
+    ``turn_texts`` is the text that is learnt of each; of a template that marks it, one text for all of them.
 
     Raises:
         TemplateError: content, thoughts or a call of a turn are not in what is learnt of it.
     """
-    texts = said if len(said) == len(learnt) else ["".join(said)] * len(learnt)
+    texts = turn_texts if len(turn_texts) == len(learnt) else ["".join(turn_texts)] * len(learnt)
     for place, text in zip(learnt, texts, strict=True):
         squeezed = "".join(text.split())
         for key in ("content", *THOUGHTS):
             words = talk[place].get(key)
             if isinstance(words, str) and "".join(words.split()) not in squeezed:
-                named = "the content" if key == "content" else repr(key)
-                law = f"the chat template of {tokenizer.name_or_path} does not write {named} of turn "
+                turn_name = "the content" if key == "content" else repr(key)
+                law = f"the chat template of {tokenizer.name_or_path} does not write {turn_name} of turn "
                 law += f"{place + 1} as it is given"
                 raise TemplateError(f"{law}; {REMEDY}, or give thoughts as reasoning_content")
         _refuse_unsaid_calls(tokenizer, talk, options, place, text)
@@ -98,11 +103,11 @@ def _refuse_unsaid_calls(
             raise TemplateError(f"{law}; {REMEDY}, or, {remedy}")
     if len(calls) < 2:
         return
-    before = [*talk[:place]]
-    written = rendered(tokenizer, [*before, talk[place]], options, begun=False)
+    talk_before = [*talk[:place]]
+    written = rendered(tokenizer, [*talk_before, talk[place]], options, begun=False)
     for number in range(len(calls)):
-        others = [call for other, call in enumerate(calls) if other != number]
-        changed = [*before, {**talk[place], "tool_calls": others}]
+        other_calls = [call for index, call in enumerate(calls) if index != number]
+        changed = [*talk_before, {**talk[place], "tool_calls": other_calls}]
         if _renders(tokenizer, changed, options) == written:
             law = f"{law} call {number + 1} of the {len(calls)} in turn {place + 1}"
             raise TemplateError(f"{law}; {REMEDY}, or give each call a turn of its own")
@@ -118,39 +123,39 @@ def _renders(
         return None
 
 
-def _last_turn(tokenizer: Any, rest: str, continued: str) -> str:
+def _last_turn(tokenizer: Any, text_behind: str, continued: str) -> str:
     """Return the last turn of what is behind its begin; ``continued`` goes on with one more turn.
 
     It ends where both part: what only the end of a conversation has (an end of text) is no part of the turn.
     """
-    if continued.startswith(rest):
-        return rest
-    parts, others = _parts(tokenizer, rest), _parts(tokenizer, continued)
-    common = _common(parts, others)
-    left = [part for part in parts[common:] if part.strip()]
-    if not all(_is_control(tokenizer, part) for part in left):
-        return rest  # it is written otherwise once it is continued, and so this says nothing
-    if common and not _ends(tokenizer, parts[:common]):
-        return "".join(parts[: common + 1])  # by <|return|>, which becomes <|end|> when others follow
-    return "".join(parts[:common])
+    if continued.startswith(text_behind):
+        return text_behind
+    turn_parts, other_parts = _parts(tokenizer, text_behind), _parts(tokenizer, continued)
+    common = _common(turn_parts, other_parts)
+    leftover = [turn_part for turn_part in turn_parts[common:] if turn_part.strip()]
+    if not all(_is_control(tokenizer, turn_part) for turn_part in leftover):
+        return text_behind  # it is written otherwise once it is continued, and so this says nothing
+    if common and not _ends(tokenizer, turn_parts[:common]):
+        return "".join(turn_parts[: common + 1])  # by <|return|>, which becomes <|end|> when others follow
+    return "".join(turn_parts[:common])
 
 
-def _earlier_turn(tokenizer: Any, place: int, rest: str, ended: str) -> str:
+def _earlier_turn(tokenizer: Any, place: int, text_behind: str, ended: str) -> str:
     """Return a turn that others follow; ``ended`` is the turn as the end of a conversation has it.
 
     Raises:
         TemplateError: they differ in more than the token of the end.
     """
-    if rest.startswith(ended):
+    if text_behind.startswith(ended):
         return ended
-    parts, others = _parts(tokenizer, rest), _parts(tokenizer, ended)
-    common = _common(parts, others)
-    left = [part for part in others[common:] if part.strip()]
-    if common and all(_is_control(tokenizer, part) for part in left):
-        if _ends(tokenizer, parts[:common]):
-            return "".join(parts[:common])
-        if common < len(parts) and _is_control(tokenizer, parts[common]):
-            return "".join(parts[: common + 1])
+    turn_parts, other_parts = _parts(tokenizer, text_behind), _parts(tokenizer, ended)
+    common = _common(turn_parts, other_parts)
+    leftover = [turn_part for turn_part in other_parts[common:] if turn_part.strip()]
+    if common and all(_is_control(tokenizer, turn_part) for turn_part in leftover):
+        if _ends(tokenizer, turn_parts[:common]):
+            return "".join(turn_parts[:common])
+        if common < len(turn_parts) and _is_control(tokenizer, turn_parts[common]):
+            return "".join(turn_parts[: common + 1])
     law = (
         f"the chat template of {tokenizer.name_or_path} writes turn {place + 1} of a conversation otherwise "
     )
@@ -160,10 +165,10 @@ def _earlier_turn(tokenizer: Any, place: int, rest: str, ended: str) -> str:
     raise TemplateError(f"{law}; {remedy}")
 
 
-def _common(parts: Sequence[str], others: Sequence[str]) -> int:
+def _common(turn_parts: Sequence[str], other_parts: Sequence[str]) -> int:
     """Return how many parts two texts begin with in common."""
     common = 0
-    while common < min(len(parts), len(others)) and parts[common] == others[common]:
+    while common < min(len(turn_parts), len(other_parts)) and turn_parts[common] == other_parts[common]:
         common += 1
     return common
 
@@ -174,24 +179,26 @@ def _up_to_end(tokenizer: Any, turn: str) -> str:
     if end in turn:
         return turn[: turn.rindex(end) + len(end)]
     stripped = turn.rstrip()
-    parts = _parts(tokenizer, stripped)
-    return stripped if parts and _is_control(tokenizer, parts[-1]) else turn
+    turn_parts = _parts(tokenizer, stripped)
+    return stripped if turn_parts and _is_control(tokenizer, turn_parts[-1]) else turn
 
 
-def _ends(tokenizer: Any, parts: Sequence[str]) -> bool:
+def _ends(tokenizer: Any, turn_parts: Sequence[str]) -> bool:
     """Return whether parts end with a control token, white space aside."""
-    last = next((part for part in reversed(parts) if part.strip()), "")
-    return _is_control(tokenizer, last)
+    last_part = next((turn_part for turn_part in reversed(turn_parts) if turn_part.strip()), "")
+    return _is_control(tokenizer, last_part)
 
 
-def _is_control(tokenizer: Any, part: str) -> bool:
-    return part in _controls(tokenizer)
+def _is_control(tokenizer: Any, turn_part: str) -> bool:
+    return turn_part in _controls(tokenizer)
 
 
 def _parts(tokenizer: Any, text: str) -> list[str]:
     """Return a text in parts: control tokens, and what is between them."""
     pattern = _pattern(tokenizer)
-    return [part for part in pattern.split(text) if part] if pattern else [text] if text else []
+    return (
+        [turn_part for turn_part in pattern.split(text) if turn_part] if pattern else [text] if text else []
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -238,19 +245,21 @@ def stop_tokens(tokenizer: Any) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=8)
 def _stop_tokens(tokenizer: Any, ids: tuple[int, ...]) -> frozenset[str]:
-    named = {str(tokenizer.eos_token), *map(str, tokenizer.convert_ids_to_tokens([*ids]))}
-    return _controls(tokenizer) & named
+    named_ids = {str(tokenizer.eos_token), *map(str, tokenizer.convert_ids_to_tokens([*ids]))}
+    return _controls(tokenizer) & named_ids
 
 
-def with_stop(tokenizer: Any, options: Mapping[str, Any] | None, whole: str, span: TextSpan) -> TextSpan:
+def with_stop(
+    tokenizer: Any, options: Mapping[str, Any] | None, conversation_text: str, span: TextSpan
+) -> TextSpan:
     """Return a turn with the token that the next message begins with, where a rollout stops by saying it.
 
     Of GLM 4.5, whose template ends no turn, this is <|user|> or <|observation|>.
     """
     start, stop = span
-    if is_closed(tokenizer, options, whole[start:stop]):
+    if is_closed(tokenizer, options, conversation_text[start:stop]):
         return span
-    stops = [token for token in stop_tokens(tokenizer) if whole.startswith(token, stop)]
+    stops = [token for token in stop_tokens(tokenizer) if conversation_text.startswith(token, stop)]
     return start, stop + max(map(len, stops), default=0)
 
 
@@ -281,9 +290,9 @@ def _end_of_template(tokenizer: Any, source: str) -> str:
         text = rendered(tokenizer, [PROBE_ASKED, PROBE_ANSWER], options, begun=False)
     except TemplateError:  # it takes no such conversation: special tokens alone tell
         return ""
-    behind = text.rpartition(PROBE_ANSWER["content"])[2].strip()
-    parts = _parts(tokenizer, behind)
-    return parts[0] if parts and _is_control(tokenizer, parts[0]) else ""
+    text_behind = text.rpartition(PROBE_ANSWER["content"])[2].strip()
+    turn_parts = _parts(tokenizer, text_behind)
+    return turn_parts[0] if turn_parts and _is_control(tokenizer, turn_parts[0]) else ""
 
 
 @functools.lru_cache(maxsize=16)
@@ -295,12 +304,16 @@ def _next_message(tokenizer: Any, source: str, calls_tools: bool) -> str:
     options = options_of_template(tokenizer, source)
     try:
         talk = for_template(tokenizer, talk, options)
-        before = rendered(tokenizer, talk[:2], options, begun=False)
-        whole = rendered(tokenizer, talk, options, begun=False)
+        text_before = rendered(tokenizer, talk[:2], options, begun=False)
+        conversation_text = rendered(tokenizer, talk, options, begun=False)
     except TemplateError:
         return ""
-    parts = _parts(tokenizer, whole[len(before) :]) if whole.startswith(before) else []
-    return parts[0] if parts and _is_control(tokenizer, parts[0]) else ""
+    turn_parts = (
+        _parts(tokenizer, conversation_text[len(text_before) :])
+        if conversation_text.startswith(text_before)
+        else []
+    )
+    return turn_parts[0] if turn_parts and _is_control(tokenizer, turn_parts[0]) else ""
 
 
 def marked_spans(

@@ -60,7 +60,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         if open_:  # and not after the block, when the timer was quicker than its end
             raise _InterruptError
 
-    before = signal.signal(signal.SIGUSR2, interrupt)
+    previous_handler = signal.signal(signal.SIGUSR2, interrupt)
     timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2))
     timer.daemon = True
     try:
@@ -72,7 +72,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         open_ = False
         timer.cancel()
         timer.join()  # so that no signal comes once the handler is gone
-        signal.signal(signal.SIGUSR2, before)
+        signal.signal(signal.SIGUSR2, previous_handler)
 
 
 class DaemonThreads(Executor):
@@ -190,20 +190,22 @@ def needs_main_thread(file: str) -> bool:
         >>> needs_main_thread("nowhere.py")
         False
     """
-    unread, read = [Path(file)], set[Path]()
+    unread, visited = [Path(file)], set[Path]()
     while unread:
         path = unread.pop()
-        if path in read:
+        if path in visited:
             continue
-        read.add(path)
+        visited.add(path)
         for module in _imported(path):
-            parts = module.split(".")
-            if parts[0] in SIGNALLING:
+            module_names = module.split(".")
+            if module_names[0] in SIGNALLING:
                 return True
             for folder in {Path(file).parent, path.parent}:
-                beside = folder.joinpath(*parts)
+                candidate = folder.joinpath(*module_names)
                 unread += [
-                    each for each in (beside.with_suffix(".py"), beside / "__init__.py") if each.is_file()
+                    each
+                    for each in (candidate.with_suffix(".py"), candidate / "__init__.py")
+                    if each.is_file()
                 ]
     return False
 

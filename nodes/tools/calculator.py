@@ -68,7 +68,7 @@ def _evaluator() -> Any:
         "max": max,
     }
     return SimpleEval(
-        operators={part: _of_numbers(function) for part, function in operators.items()},
+        operators={operator_type: _of_numbers(function) for operator_type, function in operators.items()},
         functions={name: _of_numbers(function) for name, function in functions.items()},
         names={"pi": math.pi, "e": math.e},
     )
@@ -82,7 +82,7 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., float]:
             raise ValueError("only numbers are computed with")
         result = function(*numbers)
         if type(result) is not int and type(result) is not float:
-            raise ValueError("the result is no real number")
+            raise ValueError("the result is not a real number")
         _bounded(_bits(result))
         return result
 

@@ -33,5 +33,5 @@ def python(
     limits = Limits(timeout, memory_mib * MIB, file_mib * MIB, network)
     with confined("show", {"program": code}, limits) as sandbox:
         text = sandbox.read(MOST).decode("utf-8", "replace").rstrip()
-        late = sandbox.is_late()
-    return f"{text}\n(ended: it ran over {timeout:g} s)".lstrip() if late else text
+        is_late = sandbox.is_late()
+    return f"{text}\n(ended: it ran over {timeout:g} s)".lstrip() if is_late else text

@@ -80,7 +80,7 @@ def _texts(corpus: str, column: str) -> Iterator[str]:
     for place, row in read_rows(corpus, [column]):
         text = given(place, row, column)
         if not isinstance(text, str):
-            law = f"{place}: {column!r} is no text, but {shortened(repr(text), 60)}"
+            law = f"{place}: {column!r} is not text, but {shortened(repr(text), 60)}"
             raise DataError(f"{law}; correct the row, or remove it")
         empty = False
         yield text

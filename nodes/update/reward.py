@@ -23,14 +23,14 @@ def reward(
     Example:
         update_reward: {op: update.reward, model: reward}
     """
-    closed, last = behind_the_end(tokens)
-    columns = {"tokens": closed, "loss_mask": last, "preference": preference}
+    closed, end_mask = behind_the_end(tokens)
+    columns = {"tokens": closed, "loss_mask": end_mask, "preference": preference}
     model.update(columns, _objective, *rows_of(ctx), record=ctx.add)
 
 
 def _objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
-    last, scores = batch["loss_mask"], batch["new_values"]
-    losses = last.like(-last.spread(batch["preference"]).values * scores.values)
-    total = torch.where(last.values, scores.values.detach(), 0).double().sum()
-    score = Metric("mean", "samples", {"count": last.values.sum(), "total": total})
-    return aggregate(losses, last, totals, "seq-mean-token-sum"), {"score": score}
+    end_mask, scores = batch["loss_mask"], batch["new_values"]
+    losses = end_mask.like(-end_mask.spread(batch["preference"]).values * scores.values)
+    total = torch.where(end_mask.values, scores.values.detach(), 0).double().sum()
+    score = Metric("mean", "samples", {"count": end_mask.values.sum(), "total": total})
+    return aggregate(losses, end_mask, totals, "seq-mean-token-sum"), {"score": score}

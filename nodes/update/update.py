@@ -204,7 +204,7 @@ def copy(model: TrainEngine, of: TrainEngine, *, mix: Annotated[float, Field(gt=
 
 def policy_objective(
     loss: Loss,
-    how: PolicyAggregation,
+    aggregation: PolicyAggregation,
     kl_coef: float,
     kl: KlKind,
     entropy_coef: float,
@@ -226,33 +226,33 @@ def policy_objective(
                 weighed = weighed.like(weighed.values * batch[name].values)
         measured = _policy_measures(loss, batch)
         if off_policy_limit is not None:
-            measured["off_policy"] = left = _off_policy(batch, off_policy_limit)
-            weighed = weighed.like(torch.where(left, 0, weighed.values))
-        total = losses.aggregate(weighed, loss_mask, totals, how, norm)
+            measured["off_policy"] = is_off_policy = _off_policy(batch, off_policy_limit)
+            weighed = weighed.like(torch.where(is_off_policy, 0, weighed.values))
+        total = losses.aggregate(weighed, loss_mask, totals, aggregation, norm)
         if "ref_logprobs" in batch:
             divergence = logprobs.like(losses.kl(logprobs.values, batch["ref_logprobs"].values, kl))
             if kl_unbiased:
                 divergence = logprobs.like(divergence.values * _kl_ratio(loss, batch))
             measured["kl_ref"] = divergence.values
-            total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, how, norm)
+            total = total + kl_coef * losses.aggregate(divergence, loss_mask, totals, aggregation, norm)
         if entropy_coef:
-            mean = losses.aggregate(batch["entropy"], loss_mask, totals, entropy_how or how, norm)
+            mean = losses.aggregate(batch["entropy"], loss_mask, totals, entropy_how or aggregation, norm)
             total = total - entropy_coef * mean
         return total, _metrics(measured | _rollout_gap(batch), loss_mask)
 
     return objective
 
 
-def critic_objective(clip: float, how: Aggregation) -> Objective:
+def critic_objective(clip: float, aggregation: Aggregation) -> Objective:
     """Return the objective of ``update.critic`` for a train engine: (batch, totals) -> (loss, metrics)."""
 
     def objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
-        now, before, target = (batch[name].values for name in ("new_values", "values", "returns"))
+        now, old_values, target = (batch[name].values for name in ("new_values", "values", "returns"))
         free = (now - target).square()
-        clamped = (torch.clamp(now, before - clip, before + clip) - target).square()
+        clamped = (torch.clamp(now, old_values - clip, old_values + clip) - target).square()
         error = batch["returns"].like(torch.maximum(free, clamped) / 2)
         measured = {"value": now, "return": target, "clip_fraction": clamped > free}
-        total = losses.aggregate(error, batch["loss_mask"], totals, how)
+        total = losses.aggregate(error, batch["loss_mask"], totals, aggregation)
         metrics = _metrics(measured, batch["loss_mask"])
         return total, metrics | {"explained_variance": _explained(batch)}
 

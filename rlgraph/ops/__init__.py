@@ -1,5 +1,6 @@
 """Declarations of ops: ``op``, the types of columns, and the interfaces that a body uses."""
 
+from rlgraph.ops.attribute_group import AttributeGroup as AttributeGroup
 from rlgraph.ops.column_types import File as File
 from rlgraph.ops.column_types import FileFunction as FileFunction
 from rlgraph.ops.column_types import FixedAxis as FixedAxis
@@ -34,5 +35,6 @@ from rlgraph.ops.interfaces import Totals as Totals
 from rlgraph.ops.interfaces import TrainEngine as TrainEngine
 from rlgraph.ops.metric import SPREAD as SPREAD
 from rlgraph.ops.metric import Metric as Metric
+from rlgraph.ops.output_record import with_columns as with_columns
 from rlgraph.ops.tools import ShownTool as ShownTool
 from rlgraph.ops.tools import Tool as Tool

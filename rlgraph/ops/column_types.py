@@ -48,13 +48,15 @@ class prompts(Domain):
 class samples(Domain):
     """One row a sequence to train on: ``n`` for each prompt after a rollout."""
 
-    answered, made_of = True, "prompts"
+    answered = True
+    made_of = "prompts"
 
 
 class segments(Domain):
     """One row per context that a model saw: any number for each sample."""
 
-    answered, made_of = True, "samples"
+    answered = True
+    made_of = "samples"
 
 
 DOMAINS: dict[str, type[Domain]] = {"prompts": prompts, "samples": samples, "segments": segments}
@@ -62,8 +64,12 @@ DOMAINS: dict[str, type[Domain]] = {"prompts": prompts, "samples": samples, "seg
 
 def is_made_of(domain: str, other: str) -> bool:
     """Return whether each row of a domain is made of one of another's, by however many steps."""
-    above = DOMAINS[domain].made_of if domain in DOMAINS else None
-    return above is not None and (above == other or is_made_of(above, other))
+    if domain not in DOMAINS:
+        return False
+    parent = DOMAINS[domain].made_of
+    if parent is None:
+        return False
+    return parent == other or is_made_of(parent, other)
 
 
 class TokenAxis:
@@ -148,9 +154,12 @@ class ColumnType(TextValue):
     fixed: tuple[str, ...]  # names, or numbers as they print
 
     def __new__(cls, dtype: str, domain: str, axis: str | None = None, fixed: Sequence[str] = ()) -> Self:
-        axes = ", ".join([domain, *([axis] if axis else []), *fixed])
-        column = super().__new__(cls, f"{dtype}[{axes}]")
-        column.dtype, column.domain, column.axis, column.fixed = dtype, domain, axis, tuple(fixed)
+        axes = [domain, axis, *fixed] if axis else [domain, *fixed]
+        column = super().__new__(cls, f"{dtype}[{', '.join(axes)}]")
+        column.dtype = dtype
+        column.domain = domain
+        column.axis = axis
+        column.fixed = tuple(fixed)
         return column
 
     def over(self, domain: str) -> Self:
@@ -172,15 +181,22 @@ class ColumnType(TextValue):
             >>> ColumnType.parse("float32[samples, tokens, k, 2]").fixed
             ('k', '2')
         """
-        whole = f"{text}[{domain}]" if domain and text in DTYPES else text
-        match = re.fullmatch(r"(\w+)\[(\w+(?:, *\w+)*)\]", whole.strip())
-        dtype, axes = (match[1], re.split(r", *", match[2])) if match else ("", [""])
-        domain, *rest = axes
-        axis = rest.pop(0) if rest and rest[0] in TOKEN_AXES else None
-        fixed = all(name not in (*DOMAINS, *TOKEN_AXES) and AXIS.fullmatch(name) for name in rest)
-        if dtype not in DTYPES or domain not in DOMAINS or not fixed or ((axis or rest) and dtype in LISTED):
-            raise ValueError(f"{text!r} is no column type; write for example float32[samples, tokens]")
-        return cls(dtype, domain, axis, rest)
+        written = f"{text}[{domain}]" if domain and text in DTYPES else text
+        match = re.fullmatch(r"(\w+)\[(\w+(?:, *\w+)*)\]", written.strip())
+        refusal = f"{text!r} is not a column type; write for example float32[samples, tokens]"
+        if match is None:
+            raise ValueError(refusal)
+        dtype = match[1]
+        domain, *axes = re.split(r", *", match[2])
+        token_axis = axes.pop(0) if axes and axes[0] in TOKEN_AXES else None
+        if dtype not in DTYPES or domain not in DOMAINS:
+            raise ValueError(refusal)
+        if dtype in LISTED and (token_axis or axes):
+            raise ValueError(refusal)
+        for axis in axes:
+            if axis in DOMAINS or axis in TOKEN_AXES or not AXIS.fullmatch(axis):
+                raise ValueError(refusal)
+        return cls(dtype, domain, token_axis, axes)
 
     def cell_bytes(self, sizes: Sequence[int] = (), stored: str = "") -> int | None:
         """Return the bytes per row, or per token where it has a token axis; None where they are not known.
@@ -192,49 +208,54 @@ class ColumnType(TextValue):
             768
         """
         width = {**BYTES, **NARROW}.get(stored or self.dtype)
-        return width * math.prod(sizes) if width and len(sizes) == len(self.fixed) else None
+        if width is None or len(sizes) != len(self.fixed):
+            return None
+        return width * math.prod(sizes)
 
     @staticmethod
     def of(annotation: Any) -> ColumnType:
         """Read an annotation such as ``float32[samples, tokens]``; a ``TypeError`` where it is none."""
-        origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-        is_column = isinstance(origin, type) and issubclass(origin, Annotation)
-        if not (is_column and args and _is_a(args[0], Domain)):
-            raise TypeError(f"{annotation!r} is no column type; write for example float32[samples, tokens]")
-        rest = list(args[1:])
-        axis = rest.pop(0).__name__ if rest and _is_a(rest[0], TokenAxis) else None
-        fixed = [_fixed(part) for part in rest]
-        if (axis or rest) and origin.__name__ in LISTED:
-            raise TypeError(f"{annotation!r}: {origin.__name__} has one value per row, and no further axes")
-        return ColumnType(origin.__name__, args[0].__name__, axis, fixed)
+        dtype = typing.get_origin(annotation)
+        arguments = typing.get_args(annotation)
+        if not _is_a(dtype, Annotation) or not arguments or not _is_a(arguments[0], Domain):
+            raise TypeError(
+                f"{annotation!r} is not a column type; write for example float32[samples, tokens]"
+            )
+        domain, *axes = arguments
+        token_axis = axes.pop(0).__name__ if axes and _is_a(axes[0], TokenAxis) else None
+        fixed = [_fixed_axis(axis) for axis in axes]
+        if dtype.__name__ in LISTED and (token_axis or fixed):
+            raise TypeError(f"{annotation!r}: {dtype.__name__} has one value per row, and no further axes")
+        return ColumnType(dtype.__name__, domain.__name__, token_axis, fixed)
 
 
 def _is_a(value: Any, kind: type) -> bool:
     return isinstance(value, type) and issubclass(value, kind)
 
 
-def _fixed(part: Any) -> str:
+def _fixed_axis(axis: Any) -> str:
     """Return a fixed axis of an annotation as it prints: its name, or the number of a ``Literal``."""
-    numbers = typing.get_args(part) if typing.get_origin(part) is typing.Literal else (part,)
-    if _is_a(part, FixedAxis):
-        return str(part.__name__)
-    if len(numbers) != 1 or type(numbers[0]) is not int or numbers[0] < 1:
-        law = f"{part!r} is no axis: the token axis, tokens or prompt_tokens, comes first"
+    if _is_a(axis, FixedAxis):
+        return str(axis.__name__)
+    numbers = typing.get_args(axis) if typing.get_origin(axis) is typing.Literal else (axis,)
+    is_length = len(numbers) == 1 and type(numbers[0]) is int and numbers[0] >= 1
+    if not is_length:
+        law = f"{axis!r} is not an axis: the token axis, tokens or prompt_tokens, comes first"
         raise TypeError(f"{law}; behind it are subclasses of FixedAxis, and numbers as Literal[3]")
     return str(numbers[0])
 
 
 def is_column(annotation: Any) -> bool:
     """Return whether an annotation is a column type, or a column type or None."""
-    origin = typing.get_origin(strip_none(annotation))
-    return isinstance(origin, type) and issubclass(origin, Annotation)
+    return _is_a(typing.get_origin(strip_none(annotation)), Annotation)
 
 
 def strip_none(annotation: Any) -> Any:
     """Return ``T | None`` as ``T``; anything else as it is."""
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    rest = [arg for arg in typing.get_args(annotation) if arg is not type(None)]
-    return rest[0] if is_union and len(rest) == 1 else annotation
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    members = [member for member in typing.get_args(annotation) if member is not type(None)]
+    return members[0] if len(members) == 1 else annotation
 
 
 class PathMarker:
@@ -256,7 +277,10 @@ def holds(marker: type, *annotations: Any) -> bool:
         >>> holds(PathMarker, list[File]), holds(PathMarker, list[str])
         (True, False)
     """
-    return any(isinstance(part, marker) or holds(marker, *typing.get_args(part)) for part in annotations)
+    for annotation in annotations:
+        if isinstance(annotation, marker) or holds(marker, *typing.get_args(annotation)):
+            return True
+    return False
 
 
 BYTES = {"float32": 4, "int64": 8, "boolean": 1}  # the bytes of one value in memory

@@ -9,7 +9,8 @@
 
 Positional parameters annotated with a column type are edges; ``TrainEngine``, ``ServeEngine``, ``Tokenizer``
 and ``Context`` are filled in by the runtime; keyword-only parameters are attributes, with their defaults and
-bounds; the return annotation is what the op writes: one column, a ``NamedTuple`` of columns, or nothing.
+bounds, or groups of attributes that several ops share (attribute_group.py); the return annotation is what the
+op writes: one column, a ``NamedTuple`` of columns, or nothing.
 """
 
 import inspect
@@ -79,7 +80,9 @@ class Hook:
     provides: tuple[str, ...] = ()  # columns that the op itself computes
 
     def __init__(self, body: Callable[..., Any], attributes: Mapping[str, Any], columns: Mapping[str, Any]):
-        self.body, self.attributes, self.columns = body, dict(attributes), dict(columns)
+        self.body = body
+        self.attributes = dict(attributes)
+        self.columns = dict(columns)
         parameters = inspect.signature(body).parameters.values()
         self.parameters = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
 
@@ -263,17 +266,18 @@ class Op:
 
     def written(self, attributes: Mapping[str, Any]) -> tuple[Port, ...]:
         """Return the outputs that it writes with these attributes."""
-        asked = {port for port, attribute in self.declared.when.items() if attributes.get(attribute)}
-        return tuple(port for port in self.outputs if not port.optional or port.name in asked)
+        switched_on = {port for port, attribute in self.declared.when.items() if attributes.get(attribute)}
+        return tuple(port for port in self.outputs if not port.optional or port.name in switched_on)
 
     def further(self, attributes: Mapping[str, Any]) -> tuple[Port, ...]:
         """Return the columns that it reads beside its inputs: those that an attribute names."""
         if self.more is None:
             return ()
-        attribute, *others = self.declared.reads
-        named, own = attributes.get(attribute) or (), {*others, *(port.name for port in self.inputs)}
-        names = PLACE.findall(named) if isinstance(named, str) else named
-        return tuple(Port(name, self.more) for name in dict.fromkeys(names) if name not in own)
+        attribute, *not_columns = self.declared.reads
+        value = attributes.get(attribute) or ()
+        names = PLACE.findall(value) if isinstance(value, str) else value
+        known = {*not_columns, *(port.name for port in self.inputs)}
+        return tuple(Port(name, self.more) for name in dict.fromkeys(names) if name not in known)
 
     def arguments(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return attributes as the body takes them: those of a group as one argument."""
@@ -297,20 +301,28 @@ class Op:
 
         Their bounds were checked when they were planned, by what references to the environment stand for.
         """
-        kinds: dict[str, Any] = {n: (self.attributes.model_fields[n].annotation, ...) for n in attributes}
-        model = create_model(self.name, __config__=STRICT, **kinds)
+        fields: dict[str, Any] = {}
+        for name in attributes:
+            fields[name] = (self.attributes.model_fields[name].annotation, ...)
+        model = create_model(self.name, __config__=STRICT, **fields)
         return dict(model.model_validate_json(json.dumps(attributes)))
 
     @property
     def engine(self) -> str | None:
         """Return ``train`` or ``serve`` where the op runs on a model, else None."""
-        return next((kind for kind in self.handles.values() if kind in ("train", "serve")), None)
+        for kind in self.handles.values():
+            if kind in ("train", "serve"):
+                return kind
+        return None
 
     @property
     def structural(self) -> set[str]:
         """Return the attributes that decide the plan, and so are one number in all iterations."""
         roles = self.declared.roles
-        return {roles[role] for role in STRUCTURE if role in roles} | {*filter(None, [self.declared.times])}
+        attributes = {roles[role] for role in STRUCTURE if role in roles}
+        if self.declared.times:
+            attributes.add(self.declared.times)
+        return attributes
 
     @property
     def copies(self) -> bool:

@@ -67,13 +67,19 @@ class Request:
 
     def limits(self, sampling: Sampling) -> tuple[int, int]:
         """Return how many new tokens come at least before an end token, and at most in all."""
-        most = min(self.max_new_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
-        return max(min(sampling.min_new_tokens - self.drawn, most), 0), most
+        longest = min(self.max_new_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
+        shortest = max(min(sampling.min_new_tokens - self.drawn, longest), 0)
+        return shortest, longest
 
     def behind(self, tokens: Sequence[int], sampling: Sampling) -> Request:
         """Return the request that goes on behind new tokens of its sample, which are fewer than its limit."""
-        rest, drawn = self.limits(sampling)[1] - len(tokens), self.drawn + len(tokens)
-        return replace(self, prompt=(*self.prompt, *tokens), max_new_tokens=rest, drawn=drawn)
+        _, longest = self.limits(sampling)
+        return replace(
+            self,
+            prompt=(*self.prompt, *tokens),
+            max_new_tokens=longest - len(tokens),
+            drawn=self.drawn + len(tokens),
+        )
 
 
 @dataclass(frozen=True)
@@ -347,13 +353,20 @@ class Context:
         Raises:
             RunError: there is no such kind, or the node has recorded the name as another one.
         """
-        kinds = {name: kind} if isinstance(kind, str) else {f"{name}{one}": one for one in kind}
+        kind_of = {name: kind} if isinstance(kind, str) else {f"{name}{each}": each for each in kind}
         listed = values.tolist() if hasattr(values, "tolist") else values
-        numbers = [*map(float, listed if isinstance(listed, list | tuple) else [listed])]
-        self.add({one: Metric.of(k, numbers, over or self.over, count) for one, k in kinds.items()})
+        if not isinstance(listed, list | tuple):
+            listed = [listed]
+        numbers = [float(value) for value in listed]
+        metrics = {}
+        for metric, metric_kind in kind_of.items():
+            metrics[metric] = Metric.of(metric_kind, numbers, over or self.over, count)
+        self.add(metrics)
 
     def add(self, metrics: Mapping[str, Metric]) -> None:
         """Add parts of metrics that were made elsewhere, as by ``TrainEngine.update``."""
-        named = {name if "/" in name else f"{self.node}/{name}": one for name, one in metrics.items()}
-        before = {name: self.metrics[name] for name in named if name in self.metrics}
-        self.metrics |= add_up([before, named], self.node)
+        new = {}
+        for name, metric in metrics.items():
+            new[name if "/" in name else f"{self.node}/{name}"] = metric
+        known = {name: self.metrics[name] for name in new if name in self.metrics}
+        self.metrics |= add_up([known, new], self.node)

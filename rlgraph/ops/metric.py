@@ -26,15 +26,16 @@ BINS = 512  # per power of two: what a percentile tells apart
 SPREAD = ("mean", "std", "min", "max")
 
 
-def _larger(one: Any, other: Any) -> Any:
+def _larger(a: Any, b: Any) -> Any:
     """Return the larger of two numbers or scalars, NaN where one is; nothing waits for a device."""
-    if hasattr(one, "maximum"):
-        return one.maximum(other)
-    return max(one, other) if one == one and other == other else math.nan
+    if hasattr(a, "maximum"):
+        return a.maximum(b)
+    has_nan = a != a or b != b
+    return math.nan if has_nan else max(a, b)
 
 
-def _smaller(one: Any, other: Any) -> Any:
-    return -_larger(-one, -other)
+def _smaller(a: Any, b: Any) -> Any:
+    return -_larger(-a, -b)
 
 
 def _exact(number: Any) -> Any:
@@ -43,20 +44,22 @@ def _exact(number: Any) -> Any:
     return Fraction(float(number))
 
 
-def _whole(value: float) -> int:
+def _in_units(value: float) -> int:
     """Return a float as a multiple of 2**-1074."""
     numerator, denominator = value.as_integer_ratio()
     return numerator << (UNIT + 1 - denominator.bit_length())
 
 
 def _total(values: Sequence[float]) -> Any:
-    finite = all(map(math.isfinite, values))
-    return Fraction(sum(map(_whole, values)), 2**UNIT) if finite else sum(values)
+    if not all(map(math.isfinite, values)):
+        return sum(values)
+    return Fraction(sum(map(_in_units, values)), 2**UNIT)
 
 
 def _squares(values: Sequence[float]) -> Any:
-    finite = all(map(math.isfinite, values))
-    return Fraction(sum(_whole(v) ** 2 for v in values), 2 ** (2 * UNIT)) if finite else math.nan
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return Fraction(sum(_in_units(value) ** 2 for value in values), 2 ** (2 * UNIT))
 
 
 def _bin(value: float) -> float:
@@ -96,9 +99,11 @@ def _explained(count: Any, total: Any, squares: Any, error_total: Any, error_squ
     """Return 1 - Var(error) / Var(target); NaN where targets are alike, as far as a float tells."""
     if not count:
         return math.nan
-    spread = _variance(count, total, squares)
-    is_told = spread > 1e-12 * float(squares / count)
-    return float(1 - _variance(count, error_total, error_squares) / spread) if is_told else math.nan
+    variance = _variance(count, total, squares)
+    targets_differ = variance > 1e-12 * float(squares / count)
+    if not targets_differ:
+        return math.nan
+    return float(1 - _variance(count, error_total, error_squares) / variance)
 
 
 KINDS: dict[str, tuple[tuple[str, ...], Callable[..., float]]] = {
@@ -117,10 +122,10 @@ def _percentile(share: int, seen: Counter[float]) -> float:
     """Return the smallest value that as many percent of the rows don't exceed."""
     if any(map(math.isnan, seen)):
         return math.nan
-    left = math.ceil(seen.total() * share / 100)
+    rows_below = math.ceil(seen.total() * share / 100)
     for value in sorted(seen):
-        left -= seen[value]
-        if left <= 0:
+        rows_below -= seen[value]
+        if rows_below <= 0:
             return value
     return math.nan
 
@@ -175,8 +180,11 @@ class Metric:
         return cls(kind, over, parts)
 
     def __add__(self, other: Metric) -> Metric:
-        both = {part: (value, other.parts[part]) for part, value in self.parts.items()}
-        return replace(self, parts={part: MERGES.get(part, add)(*two) for part, two in both.items()})
+        parts = {}
+        for name, value in self.parts.items():
+            merge = MERGES.get(name, add)
+            parts[name] = merge(value, other.parts[name])
+        return replace(self, parts=parts)
 
     def __str__(self) -> str:
         return f"a {self.kind} over {self.over}"
@@ -193,24 +201,34 @@ class Metric:
         return (self.kind, self.over) == (other.kind, other.over)
 
 
-def conflict(name: str, one: tuple[str, Metric], other: tuple[str, Metric]) -> RunError:
+def conflict(name: str, recorded: tuple[str, Metric], again: tuple[str, Metric]) -> RunError:
     """Return the error for a name that is two metrics, each with the node that records it."""
-    (first, metric), (second, another) = one, other
-    by, own = ("", f"{name}_{another.kind}") if first == second else (f"`{first}` ", f"{second}/{name}")
-    law = f"`{second}` records `{name}` as {another}, and {by}as {metric}: a name has one kind and domain"
-    return RunError(f"{law}\n  record one of them under a name of its own, such as {own}")
+    (node, metric), (other_node, other_metric) = recorded, again
+    if node == other_node:
+        by = ""
+        free_name = f"{name}_{other_metric.kind}"
+    else:
+        by = f"`{node}` "
+        free_name = f"{other_node}/{name}"
+    law = f"`{other_node}` records `{name}` as {other_metric}, and {by}as {metric}: "
+    law += "a name has one kind and domain"
+    return RunError(f"{law}\n  record one of them under a name of its own, such as {free_name}")
 
 
-def add_up(every: Iterable[Mapping[str, Metric]], node: str) -> dict[str, Metric]:
+def add_up(shares: Iterable[Mapping[str, Metric]], node: str) -> dict[str, Metric]:
     """Return the metrics of a node that its devices, ranks or rounds recorded parts of.
 
     Raises:
         RunError: a name is of two kinds.
     """
     merged: dict[str, Metric] = {}
-    for name, metric in (item for metrics in every for item in metrics.items()):
-        before = merged.get(name)
-        if before and not before.is_like(metric):
-            raise conflict(name, (node, before), (node, metric))
-        merged[name] = before + metric if before else metric
+    for metrics in shares:
+        for name, metric in metrics.items():
+            known = merged.get(name)
+            if known is None:
+                merged[name] = metric
+            elif known.is_like(metric):
+                merged[name] = known + metric
+            else:
+                raise conflict(name, (node, known), (node, metric))
     return merged

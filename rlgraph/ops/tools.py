@@ -140,6 +140,10 @@ def _untitled(schema: Any) -> Any:
         return [*map(_untitled, schema)]
     if not isinstance(schema, dict):
         return schema
-    ordered = {key: schema[key] for key in FIRST if key in schema} | schema
-    added = {key for key in ("title", "additionalProperties") if not isinstance(ordered.get(key), dict)}
-    return {key: _untitled(value) for key, value in ordered.items() if key not in added}
+    untitled = {}
+    for key in dict.fromkeys((*FIRST, *schema)):  # each once, the first keys in front
+        # a mapping under such a key is the schema of a parameter that is called so
+        is_pydantics = key in ("title", "additionalProperties") and not isinstance(schema.get(key), dict)
+        if key in schema and not is_pydantics:
+            untitled[key] = _untitled(schema[key])
+    return untitled

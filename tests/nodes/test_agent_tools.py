@@ -229,7 +229,7 @@ def test_what_a_run_lacks_is_found_before_it(tmp_path: Path) -> None:
         check_tools(tools, tokenizer, None)
     for words, said in (
         ("", "corpus.jsonl: no rows"),
-        ('{"text": "a"}\n{"text": 5}\n', "corpus.jsonl:2: 'text' is no text"),
+        ('{"text": "a"}\n{"text": 5}\n', "corpus.jsonl:2: 'text' is not text"),
         ('{"text": "a"}\n{"words": "b"}\n', "corpus.jsonl:2: has no column 'text'"),
     ):
         corpus.write_text(words)

@@ -617,7 +617,7 @@ STRANGE: dict[str, tuple[Any, str]] = {
     "Gemini's parts": ([{"role": "user", "parts": [{"text": "a"}]}, ANSWER], "no content that is a text"),
     "lists in place of messages": ([["a", "x"]], "neither text nor a list of messages"),
     "roles and values": ([{"role": "user", "value": "a"}], "no content that is a text"),
-    "lists within a mapping": ({"role": ["user"], "content": ["a"]}, "is no message {role, content}"),
+    "lists within a mapping": ({"role": ["user"], "content": ["a"]}, "is not a message {role, content}"),
     "a call that is no function's": (
         [QUESTION, assistant(None, tool_calls=[{"type": "custom", "custom": {"name": "f"}}])],
         "without a function {name, arguments}",
@@ -773,7 +773,7 @@ def test_columns_of_verls_rows(tmp_path: Path) -> None:
     assert [*values["index"]] == [0, 1] and values["made_with"] == ["0", "1"]
     assert values["extra_info"] == [row["extra_info"] for row in rows]
     with pytest.raises(
-        DataError, match=r"train.parquet:1: 'reward_model.ground_truth' is no text, but a mapping"
+        DataError, match=r"train.parquet:1: 'reward_model.ground_truth' is not text, but a mapping"
     ):
         load_prompts(
             tokenizer_of(CHATML), files=[str(path)], question="prompt", answer="reward_model.ground_truth"

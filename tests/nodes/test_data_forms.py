@@ -66,7 +66,7 @@ REFUSED = {
     "messages in a text": (json.dumps([USER, YES]), "a text that holds messages as JSON"),
     "arguments that are no JSON": (
         [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}]}],
-        "is no JSON",
+        "is not JSON",
     ),
     "arguments that are a list": (
         [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}],
@@ -107,20 +107,22 @@ def test_a_prompt_does_not_hold_its_answer() -> None:
 @pytest.mark.parametrize("answer", [["Paris", "City of Light"], True, [1, 2], []])
 def test_an_answer_without_a_clear_text_is_refused(answer: Any) -> None:
     with pytest.raises(
-        DataError, match=r"rows\.jsonl:3: 'gold' is no text.*columns: \{answers: \{from: gold"
+        DataError, match=r"rows\.jsonl:3: 'gold' is not text.*columns: \{answers: \{from: gold"
     ):
         read({"question": "q", "gold": answer}, answer="gold")
 
 
 @pytest.mark.parametrize("gold", [{"value": "Paris", "aliases": ["Paris"]}, {"inputs": ["1"]}, {}])
 def test_an_answer_that_is_a_mapping_is_refused(gold: Any) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl:3: 'gold' is no text, but a mapping.*answer: gold\."):
+    with pytest.raises(DataError, match=r"rows\.jsonl:3: 'gold' is not text, but a mapping.*answer: gold\."):
         read({"question": "q", "gold": gold}, answer="gold")
     assert read({"question": "q", "gold": {"value": "Paris"}}, answer="gold.value").answer == "Paris"
 
 
 def test_a_list_of_mappings_is_refused_as_an_answer() -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl:3: 'tests' is no text.*columns: \{NAME: \{from: tests"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:3: 'tests' is not text.*columns: \{NAME: \{from: tests"
+    ):
         read({"question": "q", "tests": [{"input": "1", "output": "2"}]}, answer="tests")
 
 
@@ -145,7 +147,7 @@ def test_the_best_of_several_answers_counts() -> None:
     assert math(ctx, boxed, None, right).tolist() == [1.0, 1.0, 0.0]
     assert math(ctx, boxed, ["1/2", "4", "none"]).tolist() == [1.0, 0.0, 0.0]
     for wrong in ([], [{"a": 1}], [None]):
-        with pytest.raises(DataError, match="is no list of texts"):
+        with pytest.raises(DataError, match="is not a list of texts"):
             exact(ctx, ["a"], None, [wrong])
 
 
@@ -197,7 +199,7 @@ def test_a_rows_own_tools_are_read_as_schemas_in_each_form() -> None:
 def test_a_field_within_a_column_is_an_answer() -> None:
     row = {"prompt": [USER], "reward_model": {"ground_truth": "72", "style": "rule"}}
     assert read(row, question="prompt", answer="reward_model.ground_truth").answer == "72"
-    with pytest.raises(DataError, match=r"'reward_model' is no text.*as answer: reward_model\.ground_truth"):
+    with pytest.raises(DataError, match=r"'reward_model' is not text.*as answer: reward_model\.ground_truth"):
         read(row, question="prompt", answer="reward_model")
 
 

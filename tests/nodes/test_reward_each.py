@@ -56,7 +56,7 @@ def test_what_fails_is_counted_and_told_with_its_sample(
 def test_fail_ends_the_run() -> None:
     with pytest.raises(RewardError, match="two is unlucky"):
         each(context(), score, ROWS)
-    with pytest.raises(RewardError, match="it gave nan, which is no finite number of float32"):
+    with pytest.raises(RewardError, match="it gave nan, which is not a finite number of float32"):
         each(context(), score, ROWS[3:])
 
 
