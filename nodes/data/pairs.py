@@ -1,18 +1,21 @@
 """A data source of pairs: a question with a chosen and a rejected response."""
 
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
+from rlgraph.nodes.data.prompts import load_examples
 from rlgraph.nodes.data.source import SourceAttributes, record_dropped, sequences
 from rlgraph.nodes.support.chat_template import Template
-from rlgraph.nodes.support.dataset import DataSet, SourceFiles, load_examples
 from rlgraph.nodes.support.lazy import numpy, torch
 from rlgraph.nodes.support.row_field import DataError
 from rlgraph.nodes.support.row_form import Turns
-from rlgraph.nodes.support.row_tokens import Example
 from rlgraph.ops import Context, Tokenizer, boolean, int64, op, samples, tokens
+
+if TYPE_CHECKING:
+    from rlgraph.nodes.support.dataset import DataSet, SourceFiles
+    from rlgraph.nodes.support.row_tokens import Example
 
 
 class Pairs(NamedTuple):
@@ -27,12 +30,12 @@ class Pairs(NamedTuple):
 def load_pairs(
     tokenizer: Tokenizer,
     *,
-    files: SourceFiles,
+    files: "SourceFiles",
     chosen: str = "chosen",
     rejected: str = "rejected",
     max_tokens: int | None = None,
     **reading: Any,
-) -> DataSet:
+) -> "DataSet":
     """Load all pairs that ``data.pairs`` with these attributes goes through.
 
     Raises:
@@ -119,7 +122,7 @@ def pairs(
     return source.with_file_columns(written, data, rows)
 
 
-def _without_equal(both: DataSet) -> DataSet:
+def _without_equal(both: "DataSet") -> "DataSet":
     """Return the pairs whose sides are not the same tokens: the others have no gradient.
 
     Raises:

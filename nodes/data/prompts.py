@@ -1,13 +1,12 @@
 """Data sources: questions and answers from files of many kinds and from saved ``datasets``."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from rlgraph.nodes.data.source import SourceAttributes, record_dropped, sequences
 from rlgraph.nodes.support.chat_template import CutSide, Template, cut
-from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.row_form import Turns
@@ -15,7 +14,24 @@ from rlgraph.ops import Context, Tokenizer, boolean, int64, op, prompt_tokens, s
 from rlgraph.ops import prompts as prompts_domain
 from rlgraph.ops.tools import ShownTool, Tool, tool_schema
 
+if TYPE_CHECKING:
+    from rlgraph.nodes.support.dataset import DataSet
+
 Truncate = CutSide | Literal["refuse"]
+
+
+def load_prompts(tokenizer: Tokenizer, **reading: Any) -> "DataSet":
+    """Load all prompts that ``data.prompts`` with these attributes goes through."""
+    from rlgraph.nodes.support import dataset  # only a run reads rows
+
+    return dataset.load_prompts(tokenizer, **reading)
+
+
+def load_examples(tokenizer: Tokenizer, **reading: Any) -> "DataSet":
+    """Load all examples that ``data.examples`` with these attributes goes through."""
+    from rlgraph.nodes.support import dataset
+
+    return dataset.load_examples(tokenizer, **reading)
 
 
 class Prompts(NamedTuple):

@@ -6,19 +6,21 @@ needs saving.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
 
-from rlgraph.nodes.support.dataset import DataSet
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.mixture import mixture_of, pick, pick_mixed
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.row_field import FileColumns, as_column, type_of
-from rlgraph.nodes.support.row_tokens import Example
 from rlgraph.ops import Context, File
 from rlgraph.ops.attribute_group import AttributeGroup
 from rlgraph.ops.output_record import OutputRecord, with_columns
+
+if TYPE_CHECKING:
+    from rlgraph.nodes.support.dataset import DataSet
+    from rlgraph.nodes.support.row_tokens import Example
 
 BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
 FileList = Annotated[list[File], Field(min_length=1)]
@@ -59,7 +61,7 @@ class SourceAttributes(AttributeGroup):
     where: Where | None = None
     columns: FileColumns | None = None
 
-    def with_file_columns(self, written: OutputRecord, data: DataSet, rows: Sequence[int]) -> OutputRecord:
+    def with_file_columns(self, written: OutputRecord, data: "DataSet", rows: Sequence[int]) -> OutputRecord:
         """Return what an op writes of rows of a set, with the columns of its files that a graph names."""
         if not self.columns:
             return with_columns(written, {})
@@ -69,7 +71,7 @@ class SourceAttributes(AttributeGroup):
             more[name] = as_column(type_of(spec), [row[name] for row in values])
         return with_columns(written, more)
 
-    def next_rows(self, data: DataSet, ctx: Context, shuffle: bool, written_per_row: int = 1) -> list[int]:
+    def next_rows(self, data: "DataSet", ctx: Context, shuffle: bool, written_per_row: int = 1) -> list[int]:
         """Return rows ``[batch]`` of a data set, those after the ones that earlier iterations took.
 
         Records ``data/epoch``, how often all rows were taken; with ``weights`` that of each source, as it has
@@ -97,7 +99,7 @@ class SourceAttributes(AttributeGroup):
 
 
 def record_dropped(
-    ctx: Context, data: DataSet, is_filtered: bool, is_limited: bool, is_cut: bool = False
+    ctx: Context, data: "DataSet", is_filtered: bool, is_limited: bool, is_cut: bool = False
 ) -> None:
     """Record the share of all rows that ``where`` drops, and of the rest the share that is too long.
 
@@ -126,7 +128,7 @@ def record_dropped(
         ctx.record(f"data/overlong/{name}", overlong, total, kind="share", over="rows")
 
 
-def sequences(rows: Sequence[Example]) -> tuple[Ragged, Ragged]:
+def sequences(rows: "Sequence[Example]") -> tuple[Ragged, Ragged]:
     """Return tokens and loss mask ``[samples, tokens]`` of examples."""
     ids, masks = zip(*rows, strict=True)
     return Ragged.of(ids, torch.int64), Ragged.of(masks, torch.bool)

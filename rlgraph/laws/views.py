@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.models.config import Config
 from rlgraph.errors import Mark
 from rlgraph.ir.graph import Call, Graph, Model, Node, Region
 from rlgraph.ir.intervals import Cadences
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
 from rlgraph.syntax.model_settings import ModelSection
 from rlgraph.syntax.source import Tree
+
+if TYPE_CHECKING:
+    from rlgraph.costs.hardware import Cluster
+    from rlgraph.costs.models.config import Config
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import lcm
+from typing import TYPE_CHECKING
 
-from rlgraph.costs.hardware import Cluster
 from rlgraph.engines.registry import serving
 from rlgraph.engines.sglang_options import WITHIN
 from rlgraph.errors import raise_problems
@@ -24,6 +24,9 @@ from rlgraph.laws.devices import GROUP_LAWS, HOST_LAWS, devices_per_host
 from rlgraph.laws.views import GroupView, HostsView
 
 GROUPS = (1, 2, 4, 8)  # numbers of devices per server that are tried
+
+if TYPE_CHECKING:
+    from rlgraph.costs.hardware import Cluster
 
 
 def has_groups(model: ModelPlan) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from rlgraph.costs.models.config import Config
 from rlgraph.costs.models.fields import UNSHARED
-from rlgraph.costs.optimizers import optimizer_of
 from rlgraph.costs.plan_size import known_sizes, planned_size
+from rlgraph.engines.optimizers import OPTIMIZERS
 from rlgraph.errors import GraphError, Problem, fail, raise_problems
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan
@@ -67,8 +67,7 @@ def _can_divide_layers(model: ModelPlan, config: Config, ranks: int) -> bool:
         return False
     if train.sequence_parallel > 1 or train.shard:
         return False
-    optimizer = optimizer_of(model)
-    if optimizer and "tensor_parallel" in optimizer.excludes:
+    if model.optimizer and "tensor_parallel" in OPTIMIZERS[model.optimizer.kind].excludes:
         return False
     if undivided_layers(config):
         return False

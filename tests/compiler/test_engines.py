@@ -11,9 +11,9 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, TRAINING, is_installed, takers
-from rlgraph.frontend.bind_model import not_default
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Target
+from rlgraph.laws.views import is_changed
 from rlgraph.printing.plan_text import PATHS
 from rlgraph.syntax.model_settings import Serve, Train
 
@@ -111,8 +111,9 @@ def defined(target: str, engine: str) -> bool:
 
 def test_every_key_that_may_be_refused_has_an_engine_that_takes_it() -> None:
     assert all(SERVERS in takers(key) and EMBEDDED not in takers(key) for key in REFUSED)
-    assert not [*not_default(Serve())]
-    assert [*not_default(Serve(tensor_parallel=2, options={"a": 1}))] == ["tensor_parallel", "options"]
+    assert not any(is_changed(Serve(), key) for key in REFUSED)
+    serve = Serve(tensor_parallel=2, options={"a": 1})
+    assert [key for key in REFUSED if is_changed(serve, key)] == ["tensor_parallel", "options"]
 
 
 def test_the_embedded_engine_needs_nothing_beside_rlgraph() -> None:

@@ -242,4 +242,4 @@ def test_a_plan_from_elsewhere_writes_where_it_is_told_alone(name: str, tmp_path
     fields = {"version": VERSION, **fields, "graph": name}
     (tmp_path / "plan.json").write_text(json.dumps({**fields, "checksum": checksum(fields)}))
     result = CliRunner().invoke(main, ["view", str(tmp_path / "plan.json")])
-    assert result.exit_code == 1 and "`graph` is no name" in result.stderr
+    assert result.exit_code == 1 and "`graph` is not a name" in result.stderr
