@@ -353,4 +353,4 @@ def test_a_ray_cluster_that_is_not_there_is_bounded() -> None:
 
 def test_settings_are_for_graphs() -> None:
     result = CliRunner().invoke(main, ["doctor", "no/model", "rollout.n=2"])
-    assert result.exit_code == 2 and "is no graph" in result.stderr
+    assert result.exit_code == 2 and "is not a graph" in result.stderr
