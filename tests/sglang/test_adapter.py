@@ -81,7 +81,7 @@ def test_a_sync_brings_the_adapter_under_its_version(
         for many in served.generate(REQUESTS, Sampling(4)):
             assert all(one.versions == [version] * 4 for one in many)
         assert fake.adapters == [f"version-{version}"] and fake.version == str(version)
-        (flat,) = served.supervisor.kept
+        (flat,) = served.supervisor.weight_copies
         assert flat.flat.nbytes == 4 * sum(adapter_sizes(size_of(path), Lora.model_validate(LORA)))
     named = [body["lora_path"] for call, body in fake.calls if call == "generate"]
     assert named == [f"version-{version}" for version in (0, 1, 7) for _ in range(6)]

@@ -56,9 +56,9 @@ def test_a_server_that_is_lost_in_a_sync_asks_for_another(bare: SglangEngine, mo
             yield pair
 
     bare.load_weights(named(), 3)
-    assert bare.version == -1 and not bare.supervisor.kept
+    assert bare.version == -1 and not bare.supervisor.weight_copies
     bare.load_weights(model.named_parameters(), 3)
-    assert bare.version == 3 and not bare.supervisor.kept
+    assert bare.version == 3 and not bare.supervisor.weight_copies
     assert_agrees(bare, model)
 
 
