@@ -181,14 +181,14 @@ def few_of(name: str, known: Collection[str], command: str) -> str:
 
     Example:
         >>> few_of("reward.exakt", ["reward.exact", "rewards", *map(str, range(80))], "rlgraph nodes")
-        'nearest: reward.exact, rewards; `rlgraph nodes` lists all 82'
+        'nearest: reward.exact, rewards; `rlgraph nodes` lists all'
     """
     if len(known) <= FEW:
         return ""
     import difflib
 
     alike = difflib.get_close_matches(name, list(known), n=NEAREST, cutoff=0.5)
-    all_of_them = f"`{command}` lists all {len(known)}"
+    all_of_them = f"`{command}` lists all"  # no count of them: it would change messages with each that is new
     return f"nearest: {', '.join(alike)}; {all_of_them}" if alike else all_of_them
 
 

@@ -85,6 +85,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         assert path.is_file(), f"no golden file {path}; make it with pytest --bless"
-        assert text == path.read_text(encoding="utf-8")
+        meant = f"it is not as in {path}; where that is meant, run this file with --bless and read the diff"
+        assert text == path.read_text(encoding="utf-8"), meant
 
     return compare

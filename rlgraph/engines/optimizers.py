@@ -1,7 +1,7 @@
 """The optimizers: what each keeps for a weight, what it excludes, and where it may step.
 
-An optimizer is a record here, its cost in `rlgraph.costs.optimizers` where it differs from AdamW's, and its
-step in a train engine. No other file compares an optimizer's name.
+An optimizer is a record here, its cost in `rlgraph.costs.optimizers` where it differs from AdamW's, and what
+makes it in a train engine, which refuses to start without. No other file compares an optimizer's name.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def test_each_documents_its_attributes_and_no_others(name: str) -> None:
     "name", [n for n in CATALOG if n in LOSSES or (n.startswith(NEED_A_SOURCE) and n not in OF_NO_PAPER)]
 )
 def test_each_estimator_and_loss_names_its_source(name: str) -> None:
-    assert entry_of(name).doc.sources
+    assert entry_of(name).doc.sources, f"the docstring of {name} names no paper, as (arXiv 2402.03300)"
     assert "\nsource" in describe(name)
 
 
@@ -208,7 +209,8 @@ def test_the_list_is_in_groups() -> None:
 
 def test_each_name_is_of_one_kind() -> None:
     names = [*OPS, *(name for known in HOOKS.values() for name in known)]
-    assert len(names) == len({*names})
+    several = [name for name, count in Counter(names).items() if count > 1]
+    assert not several, f"a name stands in two tables of nodes/__init__.py: {several}"
     assert [name for name in CATALOG if find(name).kind is Loss] == [*LOSSES]
 
 

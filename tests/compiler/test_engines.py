@@ -58,8 +58,10 @@ def test_a_record_says_what_its_package_has(name: str) -> None:
     assert engine.options.keys() <= Serve.model_fields.keys() and {*engine.needs} <= engine.options.keys()
     assert {*engine.paths} <= PATHS.keys()
     assert not engine.owned() or "options" in engine.options
-    assert not engine.module or name in PROJECT["project"]["optional-dependencies"]
-    assert f"rlgraph.runtime.engines.{name}" in PROJECT["tool"]["setuptools"]["packages"]
+    extras, packages = PROJECT["project"]["optional-dependencies"], PROJECT["tool"]["setuptools"]["packages"]
+    assert not engine.module or name in extras, f"pyproject.toml has no extra `{name}`"
+    package = f"rlgraph.runtime.engines.{name}"
+    assert package in packages, f"the packages of pyproject.toml lack {package}"
 
 
 @pytest.mark.parametrize("name", TRAINING)

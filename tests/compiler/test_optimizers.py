@@ -15,7 +15,11 @@ from rlgraph.errors import GraphError
 from rlgraph.syntax.model_settings import Optimizer, Train
 
 ROOT = Path(__file__).parents[2]
-RECORDS = {"rlgraph/engines/optimizers.py", "rlgraph/costs/optimizers.py"}
+RECORDS = {  # the record, its cost, and what makes it in the train engine
+    "rlgraph/engines/optimizers.py",
+    "rlgraph/costs/optimizers.py",
+    "runtime/engines/fsdp/optimizer.py",
+}
 MODEL = "models.policy.path=Qwen/Qwen3-8B"
 GIVEN = {"lora": "{rank: 8}", "optimizer_offload": "true", "tensor_parallel": "2"}
 

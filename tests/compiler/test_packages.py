@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,14 @@ def test_no_file_imports_one_that_imports_it() -> None:
     assert list(nx.simple_cycles(nx.DiGraph(arrows()))) == []
 
 
+def test_every_folder_is_in_the_wheel() -> None:
+    """The wheel, whose own tests are nightly ones, has the packages that pyproject.toml lists."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {module_of(path.parent / "__init__.py") for path in FILES}
+    missing = sorted(folders - {*listed})
+    assert not missing, f"the packages of pyproject.toml lack {missing}"
+
+
 def test_folders_import_what_the_page_of_the_architecture_says(request: pytest.FixtureRequest) -> None:
     """The page lists, for each folder, all folders that it imports: no arrow more, and none fewer."""
     real: dict[str, set[str]] = {room_of(path): set() for path in FILES}
@@ -75,7 +84,8 @@ def test_folders_import_what_the_page_of_the_architecture_says(request: pytest.F
     _, after = after.split(CLOSE)
     if request.config.getoption("--bless"):
         PAGE.write_text(before + OPEN + "".join(lines) + CLOSE + after)
-    assert PAGE.read_text() == before + OPEN + "".join(lines) + CLOSE + after
+    meant = "a folder imports another than the page says; --bless writes the list, if each new arrow is meant"
+    assert PAGE.read_text() == before + OPEN + "".join(lines) + CLOSE + after, meant
 
 
 def is_type(node: ast.stmt) -> bool:

@@ -63,6 +63,12 @@ def test_commands_are_quoted_for_every_shell(page: Path) -> None:
     assert not [line for line in COMMAND.findall(bare) if re.search(r"[][*?{}()]", line)]
 
 
+@pytest.mark.parametrize("command", main.commands)
+def test_the_readme_lists_every_command(command: str) -> None:
+    table = README.partition("| command |")[2].partition("\n\n")[0]
+    assert f"`{command}`" in table, f"add `rlgraph {command}` to the table of commands in README.md"
+
+
 def test_the_readme_has_commands_with_lists() -> None:
     assert "'prompts.files=[train.jsonl]'" in commands(README)
 

@@ -60,7 +60,8 @@ def test_every_module_is_in_the_wheel(installed: Path) -> None:
     }.items():
         for path in (ROOT / folder).rglob("*"):
             if STUBS not in path.parents and path.suffix in (".py", ".yaml", ".typed"):
-                assert (installed / "rlgraph" / package / path.relative_to(ROOT / folder)).is_file(), path
+                target = installed / "rlgraph" / package / path.relative_to(ROOT / folder)
+                assert target.is_file(), f"{path} is in no package that pyproject.toml lists"
 
 
 def test_the_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:

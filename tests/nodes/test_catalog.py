@@ -1,9 +1,13 @@
 """Every op and loss declares itself, and reading the declarations loads nothing heavy."""
 
+import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -13,6 +17,8 @@ from rlgraph.ops.declare import Op
 from rlgraph.ops.signature import signature
 
 CATALOG = OPS | LOSSES
+ROOT = Path(__file__).parents[2]
+PAGES = "".join((ROOT / "docs" / page).read_text() for page in ("metrics.md", "reference.md"))
 
 
 def declared(name: str) -> Op:
@@ -27,6 +33,23 @@ def test_each_entry_declares_and_documents_itself(name: str) -> None:
     assert "Example:" in op.doc
     for attribute in op.attributes.model_fields:
         assert op.docstring().attributes.get(attribute), f"{attribute} is not described"
+
+
+def recorded_metrics() -> Iterator[tuple[str, str]]:
+    """Each literal name that an op records, with its file."""
+    for path in sorted((ROOT / "nodes").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "ctx.record":
+                name = node.args[0]
+                if isinstance(name, ast.Constant):
+                    yield str(name.value), path.name
+
+
+@pytest.mark.parametrize(("metric", "file"), sorted({*recorded_metrics()}))
+def test_each_metric_is_on_a_page(metric: str, file: str) -> None:
+    """A table of docs/metrics.md has it, or its op's docstring says that it records it."""
+    in_a_page = re.search(rf"`(NODE/)?{re.escape(metric)}", PAGES)
+    assert in_a_page, f"{file} records `{metric}`: add it to docs/metrics.md, or to its op's docstring"
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -58,12 +58,14 @@ def assigned(kind: type) -> set[str]:
 
 @pytest.mark.parametrize("name", SERVING)
 def test_every_serve_engine_has_all_that_a_worker_calls(name: str) -> None:
-    assert not {*members_of(HostedServeEngine)} - assigned(engine_class(SERVING[name].builder))
+    missing = {*members_of(HostedServeEngine)} - assigned(engine_class(SERVING[name].builder))
+    assert not missing, f"the engine {name} lacks members of HostedServeEngine: {sorted(missing)}"
 
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_every_train_engine_has_all_that_a_worker_calls(name: str) -> None:
-    assert not {*members_of(HostedTrainEngine)} - assigned(engine_class(TRAINING[name].builder))
+    missing = {*members_of(HostedTrainEngine)} - assigned(engine_class(TRAINING[name].builder))
+    assert not missing, f"the engine {name} lacks members of HostedTrainEngine: {sorted(missing)}"
 
 
 @pytest.mark.parametrize("name", [*SERVING, *TRAINING])
@@ -72,7 +74,9 @@ def test_mypy_checks_the_types_of_every_engines_members(name: str) -> None:
     record: Serving | Training = {**SERVING, **TRAINING}[name]
     kind = engine_class(record.builder)
     protocol = "HostedServeEngine" if name in SERVING else "HostedTrainEngine"
-    assert f"ENGINE: type[{protocol}] = {kind.__name__}" in Path(inspect.getfile(kind)).read_text()
+    line = f"ENGINE: type[{protocol}] = {kind.__name__}"
+    path = Path(inspect.getfile(kind))
+    assert line in path.read_text(), f"{path} has no line `{line}` by which mypy checks the engine"
 
 
 def test_an_engine_that_lacks_members_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

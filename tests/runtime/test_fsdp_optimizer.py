@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlgraph.runtime.engines.fsdp.optimizer import make_optimizer, options_of
+from rlgraph.engines.optimizers import OPTIMIZERS, OptimizerKind
+from rlgraph.runtime.engines.fsdp.optimizer import MAKERS, make_optimizer, options_of, with_every_optimizer
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,12 @@ def test_schedules_warm_up_and_decay(schedule: str, expected: list[float]) -> No
         optimizer.step()
         scheduler.step()
     assert rates == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_optimizer_of_the_registry_that_nothing_makes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "sgd", OptimizerKind("which keeps no averages"))
+    with pytest.raises(TypeError, match="nothing makes the optimizer sgd; add it to MAKERS"):
+        with_every_optimizer(MAKERS)
 
 
 def rates_of(count: int, **options: Any) -> list[float]:

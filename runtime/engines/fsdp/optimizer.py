@@ -1,7 +1,8 @@
 """AdamW or Muon, the learning-rate schedule, and clipping over shards."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rlgraph.costs.muon import MatrixShape
+from rlgraph.engines.optimizers import OPTIMIZERS
 from rlgraph.runtime.engines.fsdp.host_optimizer import HostAdamW
 from rlgraph.runtime.engines.fsdp.muon import Muon
 from rlgraph.runtime.engines.fsdp.shards import gradient_shards
@@ -31,6 +33,57 @@ def options_of(options: Mapping[str, Any]) -> Optimizer:
     return chosen
 
 
+@dataclass(frozen=True)
+class Stepped:
+    """What an optimizer steps, and where.
+
+    Attributes:
+        parameters: all that train, sharded.
+        matrices: those of them that Muon orthogonalises (``body_matrices``), with the shape of each matrix.
+        group: the ranks over which they are sharded; None where nothing is orthogonalised.
+        dtype: that matrices are orthogonalised in.
+        on_host: whether the step is made in host memory.
+    """
+
+    parameters: list[torch.nn.Parameter]
+    matrices: Mapping[torch.nn.Parameter, MatrixShape]
+    group: dist.ProcessGroup | None
+    dtype: torch.dtype
+    on_host: bool
+
+
+def _adamw(stepped: Stepped, options: Optimizer) -> torch.optim.Optimizer:
+    settings = options.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    if stepped.on_host:
+        return HostAdamW(stepped.parameters, **settings)
+    adamw_parameters = [p for p in stepped.parameters if p not in stepped.matrices]
+    # One fused call over all shards: a loop would pay DTensor's dispatch for every operation.
+    return torch.optim.AdamW(adamw_parameters, **settings, fused=True)
+
+
+def _muon(stepped: Stepped, options: Optimizer) -> torch.optim.Optimizer:
+    rest = _adamw(stepped, options)
+    if not stepped.matrices:
+        return rest
+    assert stepped.group
+    return Muon(stepped.matrices, rest, options, stepped.group, stepped.dtype)
+
+
+OptimizerMaker = Callable[[Stepped, Optimizer], torch.optim.Optimizer]
+
+
+def with_every_optimizer(makers: Mapping[str, OptimizerMaker]) -> Mapping[str, OptimizerMaker]:
+    """Return a table of makers; a ``TypeError`` where an optimizer of the registry has none, so that a new
+    one is not stepped as another."""
+    missing = sorted(OPTIMIZERS.keys() - makers.keys())
+    if missing:
+        raise TypeError(f"nothing makes the optimizer {', '.join(missing)}; add it to MAKERS")
+    return makers
+
+
+MAKERS = with_every_optimizer({"adamw": _adamw, "muon": _muon})
+
+
 def make_optimizer(
     parameters: list[torch.nn.Parameter],
     options: Optimizer,
@@ -39,21 +92,11 @@ def make_optimizer(
     dtype: torch.dtype = torch.float32,
     on_host: bool = False,
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """Return the optimizer of sharded parameters, and the schedule that steps with it.
-
-    That is AdamW, on the parameters' device unless ``on_host``, but for the matrices of a model
-    (``body_matrices``), which Muon orthogonalises in ``dtype`` over the ranks of ``group``.
+    """Return the optimizer of sharded parameters by its name in ``MAKERS``, and the schedule that steps with
+    it. The arguments are those of ``Stepped``.
     """
-    # One fused call over all shards: a loop would pay DTensor's dispatch for every operation.
-    settings = options.model_dump(include={"lr", "betas", "eps", "weight_decay"})
-    if on_host:
-        optimizer: torch.optim.Optimizer = HostAdamW(parameters, **settings)
-    else:
-        adamw_parameters = [p for p in parameters if p not in (matrices or {})]
-        optimizer = torch.optim.AdamW(adamw_parameters, **settings, fused=True)
-    if matrices:
-        assert group
-        optimizer = Muon(matrices, optimizer, options, group, dtype)
+    stepped = Stepped(parameters, matrices or {}, group, dtype, on_host)
+    optimizer = MAKERS[options.kind](stepped, options)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(factor_of, options))
 
 
