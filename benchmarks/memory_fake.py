@@ -39,6 +39,7 @@ from rlgraph.costs.muon import step_bytes
 from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import workload
+from rlgraph.ir.actions import Sync
 from rlgraph.ir.plan import Step
 from rlgraph.lengths import Lengths
 
@@ -254,8 +255,9 @@ def predicted_bytes(setting: Setting) -> Counter[str]:
 
 def _is_meant(step: Step, what: str, model: str) -> bool:
     if what == "sync":
-        return step.facts.syncs
-    return step.engine == "train" and model in step.models and step.updates == (what == "update")
+        return isinstance(step.action, Sync)
+    run = step.run
+    return bool(run) and run.engine == "train" and model in run.models and run.updates == (what == "update")
 
 
 def compared(setting: Setting, whole: bool = False) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from rlgraph.autoplace import evaluator
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.calibration import Calibration
 from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.step_rates import rate_of
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import Scenario, predict
@@ -139,7 +140,7 @@ class Run:
         assert plan.predicted
         spent = {phase: [0.0, 0.0] for phase in PHASES}
         for step in plan.steps:
-            phase = KINDS.get(step.rate)
+            phase = KINDS.get(rate_of(step))
             for grade in (0, 1) if phase and step.seconds else ():
                 spent[phase][grade] += step.seconds[grade]
         whole = {**spent, "iteration": plan.predicted.seconds}

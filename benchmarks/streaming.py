@@ -23,6 +23,7 @@ from pathlib import Path
 
 import ray
 
+from rlgraph.ir.actions import Sync
 from rlgraph.reports.measured import between_rounds, read_metrics
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.demo import make
@@ -88,7 +89,9 @@ def prices(run: Path) -> tuple[float, float]:
     """Return the median seconds between two rounds of a run, and of a sync."""
     plan, lines = load(run / "plan.json"), read_metrics(run)
     gaps = [gap for _, _, gap in between_rounds(run, plan)]
-    syncs = [line[f"time/{step.node}"] for step in plan.steps if step.facts.syncs for line in lines]
+    syncs = [
+        line[f"time/{step.node}"] for step in plan.steps if isinstance(step.action, Sync) for line in lines
+    ]
     return statistics.median(gaps), statistics.median(syncs)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from rlgraph.errors import RunError, nearest
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
+from rlgraph.ir.actions import Collect, Copy, Sync
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Plan, Step
@@ -158,12 +159,13 @@ def _first(plan: Plan, steps: Sequence[Step], iteration: int, node: str) -> Step
 
 def _again(plan: Plan, steps: Sequence[Step], first: Step) -> list[Step]:
     """Return the steps from the first on, and before them the copies, syncs and losses that they need."""
-    facts = {step.id: step.facts for step in steps}
-    later = {number for number in facts if number >= first.id}
+    later = {step.id for step in steps if step.id >= first.id}
     joining = {step.id for step in steps if step.joins}
-    made_again = {number for number, known in facts.items() if known.copies or known.syncs} | joining
+    syncs = {step.id for step in steps if isinstance(step.action, Sync)}
+    copies = {step.id for step in steps if isinstance(step.action, Copy)}
+    made_again = copies | syncs | joining
     needs = plan.needs["train"].subgraph(later | made_again)
-    again = reached(needs, later, lambda _, need: facts[need].syncs or need in joining)
+    again = reached(needs, later, lambda _, need: need in syncs or need in joining)
     return [step for step in steps if step.id in again]
 
 
@@ -184,7 +186,7 @@ def _recorded(
     run_dir: Path, iteration: int, recorded: Sequence[Step], again: Sequence[Step]
 ) -> dict[str, Part]:
     """Return the columns of the steps that do not run."""
-    wanted = [column for step in recorded if not step.facts.copies for column in step.writes]
+    wanted = [column for step in recorded if not isinstance(step.action, Copy) for column in step.writes]
     columns = _recorded_of(run_dir, iteration)
     if missing := [column for column in wanted if column not in columns]:
         known = ", ".join(map(str, steps_of(run_dir))) or "none"
@@ -240,7 +242,7 @@ def _metrics(run_dir: Path, iteration: int) -> Mapping[str, Any]:
 def _give(execution: Execution, step: Step, columns: Mapping[str, Part]) -> None:
     """Count a step as done, with its recorded columns."""
     execution.unsubmitted.discard(step.id)
-    if step.facts.copies:
+    if isinstance(step.action, Copy):
         return
     parts = [columns[name] for name in step.writes]
     for name in step.writes:
@@ -249,9 +251,9 @@ def _give(execution: Execution, step: Step, columns: Mapping[str, Part]) -> None
     if not parts:
         return
     lengths = next((part for part in parts if part.offsets is not None), parts[0]).lengths
-    kept = np.flatnonzero(parts[0].values) if step.filters else None
+    kept = np.flatnonzero(parts[0].values) if step.run and step.run.filters else None
     execution.rows.reports[step.id] = {(step.pool, 0): Report(0.0, 0.0, lengths=lengths, kept=kept)}
-    if step.facts.collects:
+    if isinstance(step.action, Collect):
         domain = execution.columns[step.writes[0]].domain
         execution.rows.collected[domain] = BufferedRows(lengths, np.zeros(len(lengths), np.int64))
 

@@ -269,6 +269,6 @@ def _predicted(engine: FsdpEngine, tokens: int, recompute: bool, trains: bool) -
     (step,) = [
         step
         for step in plan.steps
-        if step.engine == "train" and "policy" in step.models and step.updates == trains
+        if step.run and step.run.engine == "train" and "policy" in step.models and step.run.updates == trains
     ]
     return float(held + footprint.transient("main", step).total())

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlgraph.costs import limits, lora_size
 from rlgraph.costs.dtypes import MASTER, WIDTH
@@ -27,6 +26,7 @@ from rlgraph.costs.plan_size import cache_on_device, part_of
 from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside, growth
 from rlgraph.engines.registry import serving
+from rlgraph.ir.actions import Collect, MoveEngine, RunOp, Sync
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.prediction import Peak
 
@@ -45,7 +45,7 @@ class Item(NamedTuple):
     """A part that an engine can put off its device: ``("policy", "train", "optimizer")``."""
 
     model: str
-    engine: str
+    engine: Literal["train", "serve"]
     part: str
 
 
@@ -179,37 +179,46 @@ class Footprint:
         return set().union(*(self._needs_of(pool, other) for other in steps))
 
     def _needs_of(self, pool: str, step: Step) -> set[Item]:
-        if step.facts.moves or step.joins:
-            return set()
         items: set[Item] = set()
-        is_lent = bool(step.leaves) and pool in self.plan.lenders
-        is_sender = step.facts.syncs and pool == (step.source or step.pool)
-        for name in step.models:
-            if step.engine == "serve" and (step.pool == pool or is_lent):
-                items.add(Item(name, "serve", "weights"))
-                if step.generates:
-                    items.add(Item(name, "serve", "kv"))
-            if is_sender or step.engine == "train":
-                items.add(Item(name, "train", "parameters"))
-                items.add(Item(self.plan.models[name].shares, "train", "parameters"))
-            if step.updated == name:
-                items.add(Item(name, "train", "optimizer"))
+        match step.action:
+            case Sync(model=model, source=source):
+                if step.pool == pool:
+                    items.add(Item(model, "serve", "weights"))
+                if pool == (source or step.pool):
+                    items |= self._parameters(model)
+            case RunOp(engine="serve"):
+                is_lent = step.unfinished > 0 and pool in self.plan.lenders
+                if step.pool == pool or is_lent:
+                    for name in step.models:
+                        items |= {Item(name, "serve", "weights"), Item(name, "serve", "kv")}
+            case RunOp(engine="train", joins=""):
+                for name in step.models:
+                    items |= self._parameters(name)
+                if step.updated:
+                    items.add(Item(step.updated, "train", "optimizer"))
         return items & self.items(pool).keys()
+
+    def _parameters(self, model: str) -> set[Item]:
+        """Return the parameters of a train engine, and of the engine that holds its frozen ones, if any."""
+        owner = self.plan.models[model].shares
+        return {Item(model, "train", "parameters"), Item(owner, "train", "parameters")}
 
     def transient(self, pool: str, step: Step) -> Counter[str]:
         """Return what a step takes on a pool in addition to what is resident.
 
         A collect on a pool that is lent until then takes what the rounds there do.
         """
-        if step.facts.collects and pool in self.plan.lenders:
-            step = next(other for other in self.plan.steps if other.leaves and other.region == step.region)
-        if not step.models or step.facts.moves or step.joins:
+        if isinstance(step.action, Collect) and pool in self.plan.lenders:
+            in_region = [other for other in self.plan.steps if other.region == step.region]
+            step = next(other for other in in_region if other.unfinished)
+        if isinstance(step.action, Sync):
+            return Counter({"staging": self._syncing(pool, step, step.action)})
+        run = step.run
+        if run is None or run.joins or not run.models:
             return Counter()
-        if step.facts.syncs:
-            return Counter({"staging": self._syncing(pool, step)})
-        if step.engine == "serve":
+        if run.engine == "serve":
             return self._generating(pool, step)
-        if step.copied:
+        if run.copied:
             return Counter({"staging": self._copying(step)})
         return max(self.passing(step).values(), key=lambda parts: parts.total())
 
@@ -232,7 +241,7 @@ class Footprint:
     def passing(self, step: Step) -> Moments:
         """Return the moments of a step's largest micro-batch."""
         micro_batch = self.micro_batch(step)
-        return micro_batch.update() if step.updates else micro_batch.score()
+        return micro_batch.update() if step.updated else micro_batch.score()
 
     def micro_batch(self, step: Step) -> Pass:
         """Return the largest micro-batch of a step."""
@@ -240,7 +249,7 @@ class Footprint:
         assert model.train
         passes = self.plan.passes(step)
         rows = max(self.rows(term.reads, term) * growth(self.plan, term, self.work) for term in passes)
-        tokens = int(min(max(model.train.pass_tokens(step.updates), longest), rows * longest))
+        tokens = int(min(max(model.train.pass_tokens(bool(step.updated)), longest), rows * longest))
         mesh = self.plan.meshes[step.model]
         device_tokens = -(-tokens // model.train.sequence_parallel)
         ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
@@ -257,7 +266,7 @@ class Footprint:
             uneven=self.work.uneven(mesh.experts),
         )
 
-    def _syncing(self, pool: str, step: Step) -> int:
+    def _syncing(self, pool: str, step: Step, sync: Sync) -> int:
         """Return the bytes of a weight sync on a device that sends, or on one that only receives."""
         model, size = self.model_of(step)
         assert model.train and model.serve
@@ -267,19 +276,19 @@ class Footprint:
         gathered, served = gathered_width(model), WIDTH[model.serve.dtype]
         largest_bucket = max(limits.BUCKET, max(size.numbers) * served)
         bucket = min(size.parameters * served, largest_bucket)
-        is_sender = pool == (step.source or step.pool)
+        is_sender = pool == (sync.source or step.pool)
         if not is_sender:
             return bucket
-        mesh, lora = self.plan.meshes[step.model], model.train.lora
+        mesh, lora = self.plan.meshes[sync.model], model.train.lora
         # a bucket has one data type: adapters in float32 end it if the weights are narrower
         runs = lora_size.unadapted_runs(size, lora) if lora and gathered < MASTER else {size.tensors}
         gathering = max(staging(run, mesh.shard, gathered, limits.BUCKET, mesh.parts) for run in runs)
         merging = lora_size.merging(size, lora, gathered, mesh.shard) if lora else 0
-        return max(gathering, merging, self._sending(step, bucket, gathered, served))
+        return max(gathering, merging, self._sending(sync, bucket, gathered, served))
 
-    def _sending(self, step: Step, bucket: int, gathered: int, served: int) -> int:
+    def _sending(self, sync: Sync, bucket: int, gathered: int, served: int) -> int:
         """Return the bytes of a bucket on its way: as it was gathered, cast, and laid into one buffer."""
-        if step.path == "memory":
+        if sync.path == "memory":
             return 0
         if gathered == served:
             return bucket * 2
@@ -301,13 +310,12 @@ class Footprint:
         """Yield what a device of a pool holds in each step asked for, from between two iterations on."""
         away = set(away_items(self.plan, pool))
         for step in self.on(pool, steps):
-            moved = {Item(name, step.engine, part) for name, part in product(step.models, step.parts)}
-            if step.facts.moves == "back":
-                away -= moved
+            if isinstance(step.action, MoveEngine) and step.action.direction == "back":
+                away -= _moved_items(step.action)
             if asked(step):
                 yield step, self.resident(pool, away) + self.transient(pool, step)
-            if step.facts.moves == "off":
-                away |= moved
+            if isinstance(step.action, MoveEngine) and step.action.direction == "off":
+                away |= _moved_items(step.action)
 
     def peaks(self) -> dict[str, Peak]:
         """Return the peak of each pool, over training and evaluation."""
@@ -326,6 +334,10 @@ class Footprint:
         return peaks
 
 
+def _moved_items(move: MoveEngine) -> set[Item]:
+    return {Item(move.model, move.engine, part) for part in move.parts}
+
+
 LABELS = {
     ("parameters", "train"): "weights",
     ("optimizer", "train"): "optimizer",
@@ -338,9 +350,11 @@ LABELS = {
 
 def away_items(plan: Plan, pool: str) -> Iterator[Item]:
     """Yield what is off a pool's devices between two iterations."""
-    for model, engine in product(plan.models, ("train", "serve")):
-        for part in plan.away.get(plan.held(model, engine, pool), ()):
-            yield Item(model, engine, part)
+    for model in plan.models:
+        for part in plan.away.get(plan.held(model, "train", pool), ()):
+            yield Item(model, "train", part)
+        for part in plan.away.get(plan.held(model, "serve", pool), ()):
+            yield Item(model, "serve", part)
 
 
 def master(model: ModelPlan) -> int:

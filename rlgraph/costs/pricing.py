@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import get_args
 
 from rlgraph.costs import formulas, limits
 from rlgraph.costs.calibration import RATES, Calibration
@@ -16,12 +17,14 @@ from rlgraph.costs.memory import Footprint, Item, gathered_width, master
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.optimizers import extra_step_cost
 from rlgraph.costs.plan_size import part_of, planned_size, sent_share
+from rlgraph.costs.step_rates import StepRate, rate_of
 from rlgraph.costs.workload import row_work
 from rlgraph.engines.registry import serving
 from rlgraph.errors import GraphError, Problem
+from rlgraph.ir.actions import MoveEngine, Sync
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan, Step, TrainPlan
-from rlgraph.ir.steps import ONE, Kind
+from rlgraph.ir.steps import ONE
 from rlgraph.ops.column_types import DOMAINS, LISTED
 from rlgraph.units import middle
 
@@ -70,7 +73,7 @@ class Pricing(Footprint):
         grades = (BEST, WORST) if self.calibration else (grade,)
         prices = {each: self._assumed(step, each) for each in grades}
         _, moved = prices[grade]
-        return self.calibrated(step.rate, grade, lambda each: prices[each][0]), moved
+        return self.calibrated(rate_of(step), grade, lambda each: prices[each][0]), moved
 
     def calibrated(self, kind: str, grade: int, price: Callable[[int], float]) -> float:
         """Return the price of some work at a grade; with a calibration, the middle times its factor."""
@@ -80,7 +83,7 @@ class Pricing(Footprint):
         return middle((price(BEST), price(WORST))) * factors[grade == WORST]
 
     def _assumed(self, step: Step, grade: int) -> tuple[float, float]:
-        seconds, moved = PRICES[step.rate](self, step, grade)
+        seconds, moved = PRICES[rate_of(step)](self, step, grade)
         return seconds + ASSUMED.step[grade], moved
 
     def _on_host(self, step: Step, grade: int) -> tuple[float, float]:
@@ -127,13 +130,13 @@ class Pricing(Footprint):
         mesh = self.plan.meshes[step.model]
         size = part_of(size, mesh.tensor)
         rates = replace(self._rates(step.pool, model.train.dtype, grade, mesh), reshard=model.train.reshard)
-        optimizer_steps = minibatches * epochs if step.updates else 1
+        optimizer_steps = minibatches * epochs if step.updated else 1
         passes = [
             self._share(term, size, model.train, minibatches, optimizer_steps)
             for term in self.plan.passes(step)
         ]
         work = replace(reduce(Tokens.plus, passes), uneven=self.work.uneven(mesh.experts))
-        if step.updates:
+        if step.updated:
             layer_runs = 4 if model.train.recompute else 3
             seconds, moved = self._update(model, size, rates, work, mesh, optimizer_steps, layer_runs)
         else:
@@ -141,7 +144,7 @@ class Pricing(Footprint):
             seconds = formulas.score_seconds(size, rates, work)
             moved = formulas.score_bytes(size, rates, work.passes)
         if wide_head(model, size):
-            seconds += formulas.wide_head_seconds(size, rates, work.tokens, step.updates)
+            seconds += formulas.wide_head_seconds(size, rates, work.tokens, bool(step.updated))
         # collectives of sequence and expert groups run forward, once more in recomputation, and backward
         collective_runs = max(1, layer_runs - 1)
         copies = mesh.replicate * mesh.shard
@@ -196,7 +199,8 @@ class Pricing(Footprint):
         all of it.
         """
         ranks = train.sequence_parallel
-        rows = self.rows(step.reads, step) / (minibatches if step.trains else 1)
+        trains = step.run is not None and step.run.trains
+        rows = self.rows(step.reads, step) / (minibatches if trains else 1)
         rows_per_device = rows * (ranks * train.tensor_parallel) / len(step.devices)
         longest = self.work.longest(rows)
         even_share = (rows_per_device * self.work.mean, rows_per_device * self.work.square)
@@ -205,7 +209,7 @@ class Pricing(Footprint):
             (even_share, longest_sample),
             key=lambda share: row_work(share[0], share[1], size.attention_share),
         )
-        passes = times * math.ceil(tokens / max(train.pass_tokens(step.trains), longest))
+        passes = times * math.ceil(tokens / max(train.pass_tokens(trains), longest))
         return Tokens(tokens / ranks * times, squares / ranks * times, passes)
 
     def _rates(self, pool: str, dtype: str, grade: int, mesh: Mesh | None = None) -> Rates:
@@ -216,17 +220,18 @@ class Pricing(Footprint):
         return replace(rates, replicas=mesh.replicate, tensor=mesh.tensor)
 
     def _sync(self, step: Step, grade: int) -> tuple[float, float]:
-        if step.copied:
+        sync = step.action
+        if not isinstance(sync, Sync):
             return self._copy_of_weights(step, grade)
         model, size = self.model_of(step)
         assert model.train and model.serve
-        mesh, width = self.plan.meshes[step.model], gathered_width(model)
-        rates = self._rates(step.source or step.pool, model.serve.dtype, grade, mesh)
+        mesh, width = self.plan.meshes[sync.model], gathered_width(model)
+        rates = self._rates(sync.source or step.pool, model.serve.dtype, grade, mesh)
         lora = served_alone(model)
         if lora:
             total = sum(adapter_sizes(size, lora)) * rates.width
             moved = (rates.devices - 1) * trained_on_device(size, model, rates.devices) * rates.width
-            buckets, _ = sync_buckets(self.plan, step)
+            buckets, _ = sync_buckets(self.plan, sync)
             seconds = rates.travel(moved) + buckets * rates.launch(1)
         else:
             total = size.parameters * rates.width
@@ -235,8 +240,8 @@ class Pricing(Footprint):
         if model.train.lora and not lora:
             moved += (rates.devices - 1) * trained_on_device(size, model, rates.devices) * MASTER
         # files are written by one device and read by all: twice what the host's link lets through
-        files = 2 * formulas.host_seconds(total, rates) if step.path == "disk" else 0.0
-        if step.source:
+        files = 2 * formulas.host_seconds(total, rates) if sync.path == "disk" else 0.0
+        if sync.source:
             all_pools = replace(rates, first=0, devices=sum(self.plan.pools.values()), replicas=1, tensor=1)
             travel = files or all_pools.traded(total)
             if model.serve.sync == "delta":
@@ -262,12 +267,13 @@ class Pricing(Footprint):
         A serve engine drops its parts, which on a GPU takes as long as unmapping their memory, and mapping it
         again. Frozen weights have a copy on the host, so that only their way back takes time.
         """
-        (name,) = step.models
+        move = step.action
+        assert isinstance(move, MoveEngine)
         items = self.items(step.pool)
-        nbytes = float(sum(items[Item(name, step.engine, part)] for part in step.parts))
-        if step.engine == "serve":
+        nbytes = float(sum(items[Item(move.model, move.engine, part)] for part in move.parts))
+        if move.engine == "serve":
             return (nbytes / ASSUMED.mapped[grade] if self.plan.device == "cuda" else 0.0), 0.0
-        if step.facts.moves == "off" and self.plan.models[name].frozen:
+        if move.direction == "off" and self.plan.models[move.model].frozen:
             nbytes = 0.0
         return formulas.host_seconds(nbytes, self._rates(step.pool, "float32", grade)), nbytes
 
@@ -296,7 +302,7 @@ class Pricing(Footprint):
         return (TEXT if cell is None else cell) * tokens
 
 
-PRICES: Mapping[str, Callable[[Pricing, Step, int], tuple[float, float]]] = {
+PRICES: Mapping[StepRate, Callable[[Pricing, Step, int], tuple[float, float]]] = {
     "generate": Pricing._rollout,
     "score": Pricing._pass,
     "update": Pricing._pass,
@@ -305,12 +311,12 @@ PRICES: Mapping[str, Callable[[Pricing, Step, int], tuple[float, float]]] = {
     "repartition": Pricing._repartition,
     "host": Pricing._on_host,
 }
-assert {*PRICES} == {*RATES} - {"round"} >= {kind.facts.rate for kind in Kind if kind.facts.rate}
+assert {*PRICES} == {*RATES} - {"round"} == {*get_args(StepRate)}
 
 
-def sync_least(plan: Plan, step: Step) -> int:
+def sync_least(plan: Plan, sync: Sync) -> int:
     """Return the fewest bytes that a device has to receive in a sync: what it lacks, in the engine's type."""
-    name = step.model
+    name = sync.model
     model = plan.models[name]
     assert model.serve
     size, mesh = planned_size(model), plan.meshes[name]
@@ -318,27 +324,26 @@ def sync_least(plan: Plan, step: Step) -> int:
     lora = served_alone(model)
     if lora:
         total = sum(adapter_sizes(size, lora)) * width
-        return round(total * (1 if step.source else 1 - 1 / mesh.shard))
-    share = sent_share(model) if step.source and model.serve.sync == "delta" else 1.0
-    shards = 0 if step.source else mesh.shard
+        return round(total * (1 if sync.source else 1 - 1 / mesh.shard))
+    share = sent_share(model) if sync.source and model.serve.sync == "delta" else 1.0
+    shards = 0 if sync.source else mesh.shard
     bound = formulas.sync_bound(size, shards, width, model.serve.tensor_parallel, mesh.tensor)
     return round(share * bound)
 
 
-def sync_buckets(plan: Plan, step: Step) -> tuple[int, str]:
+def sync_buckets(plan: Plan, sync: Sync) -> tuple[int, str]:
     """Return how many buckets the weights of a sync travel in, and their data type.
 
     Within a process they are the buckets of the gather, otherwise those that are sent.
     """
-    name = step.model
-    model = plan.models[name]
+    model = plan.models[sync.model]
     assert model.serve
     size, served = planned_size(model), WIDTH[model.serve.dtype]
     lora = served_alone(model)
     if lora:
         sizes = [number * served for number in adapter_sizes(size, lora)]
         return len([*limits.buckets(sizes, int)]), model.serve.dtype
-    within_process = step.path == "memory"
+    within_process = sync.path == "memory"
     width = gathered_width(model) if within_process else served
     dtype = next(name for name, nbytes in WIDTH.items() if nbytes == width)
     return size.buckets(width, fused=within_process), dtype

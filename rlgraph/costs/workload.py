@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlgraph.errors import GraphError, fail
+from rlgraph.ir.actions import Collect
 from rlgraph.ir.domains import GraphDomain, ancestors
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan, Step
@@ -255,7 +256,7 @@ def _region_rows(plan: Plan) -> dict[str, float]:
     columns = plan.columns["train"]
     rows: dict[str, float] = {}
     for step in plan.steps:
-        if step.facts.collects:
+        if isinstance(step.action, Collect):
             region = plan.regions[step.region]
             (source,) = (other for other in plan.steps if other.node == region.source)
             rows[columns[step.writes[0]].domain] = region.rows

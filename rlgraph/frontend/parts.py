@@ -12,9 +12,9 @@ from itertools import combinations, product, takewhile
 from rlgraph.errors import Problem
 from rlgraph.frontend.domains import as_many, line, start, unroutable, written_out
 from rlgraph.frontend.token_axes import TokenAxes
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.domains import GraphDomain, Route, ancestors, origins
 from rlgraph.ir.graph import Call, Column, Node
-from rlgraph.ir.steps import Kind
 from rlgraph.ops.declare import Port
 from rlgraph.ops.registry import load
 

@@ -13,12 +13,13 @@ from functools import cached_property
 from typing import Any
 
 from rlgraph.errors import Mark, fail
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.dependencies import dependencies
 from rlgraph.ir.digraph import DiGraph
 from rlgraph.ir.domains import GraphDomain, Route, ancestors, origins
 from rlgraph.ir.intervals import Cadences, count
 from rlgraph.ir.schedules import ValueSchedule, Varying
-from rlgraph.ir.steps import NONE, Kind, RowLayout, Version
+from rlgraph.ir.steps import NONE, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Op, Role
 from rlgraph.syntax.interval import Interval

@@ -5,17 +5,20 @@ One file: the records of one JSON document.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, assert_never
 
-from pydantic import ConfigDict, Field
-from pydantic_core import to_jsonable_python
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema, to_jsonable_python
 
+from rlgraph.ir import plan_rows
+from rlgraph.ir.actions import Action, Kind, Lend, MoveEngine, OnColumns, RunOp, Sync, kind_of
 from rlgraph.ir.dependencies import dependencies
 from rlgraph.ir.digraph import DiGraph
 from rlgraph.ir.domains import GraphDomain
@@ -25,7 +28,7 @@ from rlgraph.ir.intervals import Cadences, due
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.prediction import Peak, Prediction
 from rlgraph.ir.schedules import ValueSchedule
-from rlgraph.ir.steps import Facts, Kind, RowLayout, Version
+from rlgraph.ir.steps import RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.model_settings import Optimizer, Serve, Train
@@ -36,79 +39,75 @@ VERSION = 1  # the file's format; raised when a released field comes, goes or me
 
 @dataclass(frozen=True)
 class Step:
-    """One action. ``devices`` are numbers within the pool; ``models`` maps a model to the version read,
-    or to none where it moves parts of an engine, whatever that holds.
+    """One action of a plan: what it does, where, on which columns, and when.
 
     Steps are numbered in the order of an iteration; generation may be ``lead`` of them ahead (``Plan.slot``).
+
+    Attributes:
+        phase: ``train`` or ``eval``.
+        devices: numbers within the pool.
+        frees: the columns that no later step uses.
+        because: why a pass inserted it; "" of a step that the user wrote.
+        after: the numbers of the steps that must come first.
+        action: what it does, a record of its kind.
+        when: the iterations in which it runs, counted from 1; (): all.
+        region: the filter until whose rows are enough it is repeated; also of the collect behind it.
+        seconds: predicted for a cluster: at best, at worst.
+        bytes: predicted: what the busiest device receives.
     """
 
     id: int
-    phase: str  # train or eval
-    kind: Kind
+    phase: str
     node: str
     pool: str
     devices: tuple[int, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     frees: tuple[str, ...]
-    models: Mapping[str, Version | None]
     layout: RowLayout
-    inserted: bool
     because: str
     after: tuple[int, ...]
-    op: str = ""
-    filters: bool = False  # its column says which rows stay
-    updates: bool = False  # it writes the next version of its model
-    joins: str = ""  # the node of the update to whose optimizer steps it adds its loss
-    beside: bool = False  # its op runs on CPUs of the hosts, and its devices go on with other steps
-    leaves: int = 0  # how many columns hold what a region leaves for its next round
-    when: Cadences = ()  # the iterations in which it runs, counted from 1; (): all
-    region: str = ""  # the filter until whose rows are enough it is repeated; also of the collect behind it
+    action: Action
+    when: Cadences = ()
+    region: str = ""
     lead: int = 0
-    source: str = ""  # the pool that sends, if this is a sync between two
-    path: str = ""  # a sync's: memory (within a process), ipc (within a device), broadcast or disk
-    engine: str = ""  # train or serve: the engine that a step runs on, or whose parts it moves
-    parts: tuple[str, ...] = ()  # what a load, offload, wake or sleep moves: parameters, optimizer, weights
-    seconds: tuple[float, float] | None = None  # predicted for a cluster: at best, at worst
-    bytes: int | None = None  # predicted: what the busiest device receives
+    seconds: tuple[float, float] | None = None
+    bytes: int | None = None
 
     @property
-    def facts(self) -> Facts:
-        """Return what is known of every step of its kind."""
-        return self.kind.facts
+    def kind(self) -> Kind:
+        """Return the name of its kind in plan files."""
+        return kind_of(self.action)
 
     @property
-    def generates(self) -> bool:
-        """Return whether it runs an op on a serve engine."""
-        return self.engine == "serve" and not self.inserted
+    def run(self) -> RunOp | None:
+        """Return the call of an op, or None of a step that a pass inserted."""
+        return self.action if isinstance(self.action, RunOp) else None
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """Return the kinds of engines that it works on."""
-        return self.facts.engines or (self.engine,)[: bool(self.engine)]
+    def inserted(self) -> bool:
+        """Return whether a pass inserted it: the user's graph does not name it."""
+        return self.run is None
 
     @property
-    def work(self) -> str:
-        """Return what it works on, as pictures colour it."""
-        if self.facts.work or self.trains:
-            return self.facts.work or "update"
-        return {"serve": "generate", "train": "score"}.get(self.engine, "other")
+    def op(self) -> str:
+        """Return the name of its op; "" of an inserted step."""
+        return self.run.op if self.run else ""
 
     @property
-    def rate(self) -> str:
-        """Return the calibrated rate that prices it, a field of ``Calibration``."""
-        if self.facts.rate or self.copied:
-            return self.facts.rate or "sync"
-        if self.joins:
-            return "host"  # the step that it joins takes the time
-        if self.engine == "train":
-            return "update" if self.updates else "score"
-        return "generate" if self.engine == "serve" else "host"
-
-    @property
-    def trains(self) -> bool:
-        """Return whether it is an update, though its loss may join the optimizer steps of another."""
-        return self.updates or bool(self.joins)
+    def models(self) -> Mapping[str, Version | None]:
+        """Return model -> the version that it reads, or None where it moves whatever an engine holds."""
+        match self.action:
+            case RunOp(models=models):
+                return models
+            case Sync(model=model, version=version):
+                return {model: version}
+            case MoveEngine(model=model):
+                return {model: None}
+            case OnColumns():
+                return {}
+            case _:
+                assert_never(self.action)
 
     @property
     def model(self) -> str:
@@ -116,15 +115,114 @@ class Step:
         return next(iter(self.models))
 
     @property
-    def copied(self) -> str:
-        """Return the model whose weights it copies onto another; nothing where it copies none."""
-        copied = [model for model in self.models if model != self.model]
-        return copied[0] if copied else ""
+    def engines(self) -> tuple[str, ...]:
+        """Return the kinds of engines that it works on, in the order in which weights pass them."""
+        match self.action:
+            case RunOp(engine=engine):
+                return (engine,) if engine else ()
+            case Sync():
+                return ("train", "serve")
+            case MoveEngine(engine=engine):
+                return (engine,)
+            case OnColumns():
+                return ()
+            case _:
+                assert_never(self.action)
+
+    @property
+    def source(self) -> str:
+        """Return the pool that sends in a sync between two pools; "" of every other step."""
+        return self.action.source if isinstance(self.action, Sync) else ""
+
+    @property
+    def generates(self) -> bool:
+        """Return whether it runs an op on a serve engine."""
+        return self.run is not None and self.run.engine == "serve"
 
     @property
     def updated(self) -> str:
-        """Return the model whose next version it writes; nothing where it writes none."""
-        return self.model if self.updates else ""
+        """Return the model whose next version it writes; "" where it writes none."""
+        return self.model if self.run and self.run.updates else ""
+
+    @property
+    def copied(self) -> str:
+        """Return the model whose weights it copies onto another; "" where it copies none."""
+        return self.run.copied if self.run else ""
+
+    @property
+    def joins(self) -> str:
+        """Return the node of the update to whose optimizer steps it adds its loss; "" where it joins none."""
+        return self.run.joins if self.run else ""
+
+    @property
+    def on_host(self) -> bool:
+        """Return whether it runs on CPUs of the hosts, and its devices go on with other steps."""
+        return self.run is not None and self.run.on_host
+
+    @property
+    def unfinished(self) -> int:
+        """Return how many columns hold the rows that a region leaves unfinished for its next round."""
+        return self.run.unfinished if self.run else 0
+
+    def as_file_row(self) -> plan_rows.StepRow:
+        """Return it as a plan file has it."""
+        return plan_rows.StepRow(
+            id=self.id,
+            phase=self.phase,
+            node=self.node,
+            pool=self.pool,
+            devices=self.devices,
+            reads=self.reads,
+            writes=self.writes,
+            frees=self.frees,
+            layout=self.layout,
+            inserted=self.inserted,
+            because=self.because,
+            after=self.after,
+            when=self.when,
+            region=self.region,
+            lead=self.lead,
+            seconds=self.seconds,
+            bytes=self.bytes,
+            **plan_rows.action_fields(self.action),
+        )
+
+    @classmethod
+    def of_file_row(cls, row: plan_rows.StepRow) -> Step:
+        """Return the step that a plan file has as this row.
+
+        Raises:
+            ValueError: a field says what steps of its kind do not have.
+        """
+        step = cls(
+            id=row.id,
+            phase=row.phase,
+            node=row.node,
+            pool=row.pool,
+            devices=row.devices,
+            reads=row.reads,
+            writes=row.writes,
+            frees=row.frees,
+            layout=row.layout,
+            because=row.because,
+            after=row.after,
+            action=plan_rows.action_of(row),
+            when=row.when,
+            region=row.region,
+            lead=row.lead,
+            seconds=row.seconds,
+            bytes=row.bytes,
+        )
+        written = vars(step.as_file_row())
+        wrong = [name for name, value in vars(row).items() if value != written[name]]
+        if wrong:
+            raise ValueError(f"a step of kind {row.kind} can't have this `{wrong[0]}`")
+        return step
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        rows = handler.generate_schema(plan_rows.StepRow)
+        return core_schema.no_info_after_validator_function(cls.of_file_row, rows)
 
 
 @dataclass(frozen=True)
@@ -250,7 +348,10 @@ class Plan:
     @property
     def fields(self) -> dict[str, Any]:
         """Return what its JSON holds."""
-        return dict(plain(self))
+        fields = {record.name: getattr(self, record.name) for record in dataclasses.fields(self)}
+        for name in ("steps", "eval_steps"):
+            fields[name] = [step.as_file_row() for step in fields[name]]
+        return dict(plain(fields))
 
     @property
     def phases(self) -> dict[str, tuple[Step, ...]]:
@@ -287,7 +388,7 @@ class Plan:
     @cached_property
     def lenders(self) -> Mapping[str, Step]:
         """Return pool -> the step that lends it to generation on another pool."""
-        return {step.pool: step for step in self.steps if step.facts.lends}
+        return {step.pool: step for step in self.steps if isinstance(step.action, Lend)}
 
     def serves(self, model: str, pool: str) -> bool:
         """Return whether a pool holds an engine that generates with a model."""
@@ -309,7 +410,7 @@ class Plan:
 
     def terms(self, step: Step) -> list[Step]:
         """Return an update, and before it the steps whose losses join its optimizer steps."""
-        joining = [s for s in self.phases[step.phase] if s.joins == step.node] if step.updates else []
+        joining = [s for s in self.phases[step.phase] if s.joins == step.node] if step.updated else []
         return [*joining, step]
 
     def passes(self, step: Step) -> list[Step]:
@@ -325,7 +426,7 @@ class Plan:
 
     def new_versions(self, iteration: int) -> Counter[str]:
         """Return how many versions of each model an iteration writes, counted from 1."""
-        return Counter(step.updated for step in self.steps if step.updates and due(step.when, iteration))
+        return Counter(step.updated for step in self.steps if step.updated and due(step.when, iteration))
 
     def since_entry(self, model: str, version: Version, iteration: int) -> int:
         """Return how many versions ``v+2`` is after the one on entry: an iteration may leave out updates."""

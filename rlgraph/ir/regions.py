@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.trace import older
@@ -14,7 +15,7 @@ FINISHED = "finished"  # the rows that have finished, of a rollout that streams
 
 def collects(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes that end a region."""
-    return [node for node in nodes if node.kind.facts.collects]
+    return [node for node in nodes if node.kind is Kind.COLLECT]
 
 
 def members(graph: Graph, collect: Node) -> list[Node]:

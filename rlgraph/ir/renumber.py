@@ -41,7 +41,7 @@ def _columns_used(steps: Sequence[Step]) -> dict[int, list[str]]:
         terms[step.joins].append(step)
     columns: dict[int, list[str]] = {}
     for step in steps:
-        joined = terms[step.node] if step.updates else []
+        joined = terms[step.node] if step.updated else []
         used: dict[str, None] = {}
         for user in (step, *joined):
             used.update(dict.fromkeys((*user.reads, *user.writes)))

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Literal
 
 from rlgraph.errors import Problem
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.steps import Kind
 
 
 def writer(graph: Graph, column: str) -> Node:

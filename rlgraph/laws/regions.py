@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rlgraph.errors import Problem
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.trace import draw, writer
 from rlgraph.laws.views import RegionView
@@ -53,7 +54,7 @@ def _only_kept_rows_are_read(view: RegionView) -> Iterator[Problem]:
     written = {column for node in view.inside for column in node.writes}
     for node in graph.nodes:
         columns = [column for column in node.reads if column in written]
-        if not columns or node.name in names or node.kind.facts.collects:
+        if not columns or node.name in names or node.kind is Kind.COLLECT:
             continue
         reader = _user_node_behind(graph, node)
         law = (

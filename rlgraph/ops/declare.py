@@ -308,11 +308,13 @@ class Op:
         return dict(model.model_validate_json(json.dumps(attributes)))
 
     @property
-    def engine(self) -> str | None:
+    def engine(self) -> Literal["train", "serve"] | None:
         """Return ``train`` or ``serve`` where the op runs on a model, else None."""
         for kind in self.handles.values():
-            if kind in ("train", "serve"):
-                return kind
+            if kind == "train":
+                return "train"
+            if kind == "serve":
+                return "serve"
         return None
 
     @property

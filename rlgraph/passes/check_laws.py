@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rlgraph.errors import Problem, raise_problems
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.regions import aged
@@ -52,7 +53,7 @@ def _broken_by_rows(graph: Graph) -> Iterator[Problem]:
 
 def _views(graph: Graph) -> Sequence[Graph]:
     """Return the graph as the rows of each part of what is merged see it: the nodes that wrote theirs."""
-    most = max((len(node.reads) for node in graph.nodes if node.kind.facts.merges), default=1)
+    most = max((len(node.reads) for node in graph.nodes if node.kind is Kind.MERGE), default=1)
     if most == 1:
         return [graph]
     return [_view(graph, part) for part in range(most)]
@@ -65,7 +66,7 @@ def _view(graph: Graph, part: int) -> Graph:
 
 
 def _reading_part(node: Node, part: int) -> Node:
-    if not node.kind.facts.merges:
+    if node.kind is not Kind.MERGE:
         return node
     return replace(node, reads=node.reads[part:][:1] or node.reads[-1:])
 

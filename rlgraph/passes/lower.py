@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlgraph.engines.registry import SERVING, serving
+from rlgraph.ir.actions import ON_COLUMNS, Action, Kind, RunOp, Sync
 from rlgraph.ir.function import Function
 from rlgraph.ir.graph import Column, Graph, Node
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
@@ -80,34 +81,22 @@ def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
         writers = {numbers[graph.writers[column].name] for column in node.reads}
         waits_for = {numbers[name] for name in node.after}
         devices = 1 if node.layout == ONE else graph.devices[node.pool]
-        declared = node.op.declared if node.call else None
         steps.append(
             Step(
                 id=numbers[node.name],
                 phase=phase,
-                kind=node.kind,
                 node=node.name,
                 pool=node.pool,
                 devices=tuple(range(devices)),
                 reads=node.reads,
                 writes=node.writes,
                 frees=(),
-                models=_versions_read(node),
                 layout=node.layout,
-                inserted=node.inserted,
                 because=node.because,
                 after=tuple(writers | waits_for),
-                op=node.op.name if node.call else "",
-                filters=bool(declared and declared.filters),
-                updates=node.updates,
-                joins=node.joins,
-                beside=bool(declared and declared.beside),
-                leaves=node.leaves,
+                action=_action(node, graph),
                 when=node.when,
                 region=regions.get(node.name, ""),
-                source=node.source,
-                path=_sync_path(node, graph),
-                engine=_engine(node),
             )
         )
     return renumbered(steps, graph.report.values())[0]
@@ -122,12 +111,28 @@ def _regions(graph: Graph) -> dict[str, str]:
     return regions
 
 
-def _engine(node: Node) -> str:
-    """Return the engine that a node runs on; of an inserted one, the engine that weights reach last."""
-    if node.call:
-        return node.op.engine or ""
-    engines = node.kind.facts.engines
-    return engines[-1] if engines else ""
+def _action(node: Node, graph: Graph) -> Action:
+    """Return what the step of a node does. Planning inserts the kinds that no pass does."""
+    if node.kind is Kind.RUN:
+        return _run(node)
+    if node.kind is Kind.SYNC:
+        assert node.model is not None and node.version is not None
+        return Sync(node.model, Version(node.version), _sync_path(node, graph), node.source)
+    return ON_COLUMNS[node.kind]
+
+
+def _run(node: Node) -> RunOp:
+    declared = node.op.declared
+    return RunOp(
+        op=node.op.name,
+        models=_versions_read(node),
+        engine=node.op.engine or "",
+        filters=bool(declared.filters),
+        updates=node.updates,
+        joins=node.joins,
+        on_host=declared.beside,
+        unfinished=node.leaves,
+    )
 
 
 def _sync_path(node: Node, graph: Graph) -> str:
@@ -135,8 +140,6 @@ def _sync_path(node: Node, graph: Graph) -> str:
 
     To servers that run already they are broadcast, or go through files, wherever those are.
     """
-    if not node.kind.facts.syncs:
-        return ""
     serve = graph.models[str(node.model)].spec.serve
     if node.source or serve.addresses:
         return "disk" if serve.sync_folder else "broadcast"
@@ -151,21 +154,20 @@ def in_one_process(plan: Plan) -> Plan:
 
 
 def _within_process(plan: Plan, step: Step) -> Step:
-    if not step.source:
+    action = step.action
+    if not isinstance(action, Sync) or not action.source:
         return step
-    serve = plan.models[step.model].serve
+    serve = plan.models[action.model].serve
     if serve is None or serve.addresses:
         return step
-    return replace(step, path=serving(serve).paths[0])
+    return replace(step, action=replace(action, path=serving(serve).paths[0]))
 
 
-def _versions_read(node: Node) -> dict[str, Version | None]:
-    """Return the models that a node works on, with the version of each that it reads."""
-    if node.model is None or node.version is None:
+def _versions_read(node: Node) -> dict[str, Version]:
+    """Return the models that an op works on, with the version of each that it reads."""
+    if node.model is None or node.version is None or node.op.engine is None:
         return {}
-    if node.call and node.op.engine is None:
-        return {}
-    versions: dict[str, Version | None] = {node.model: Version(node.version)}
+    versions = {node.model: Version(node.version)}
     if node.of:
         versions[node.of] = Version(node.of_version or 0)
     return versions

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rlgraph.ir.actions import IN_PLACE, Kind
 from rlgraph.ir.graph import Column, Graph, Node
-from rlgraph.ir.steps import ONE, Kind, RowLayout
+from rlgraph.ir.steps import ONE, RowLayout
 from rlgraph.ops.column_types import DOMAINS
 
 EVEN = RowLayout("even")
@@ -36,7 +37,7 @@ def partition(graph: Graph) -> Graph:
     for node in graph.in_order:
         layout, devices = _layout(node, graph, columns, minibatches), graph.devices[node.pool]
         elsewhere = []
-        if node.kind.facts.in_place:  # other kinds take rows from wherever they are
+        if node.kind in IN_PLACE:
             for name in node.reads:
                 if not lies_so(graph, columns[name], layout, node.pool):
                     elsewhere.append(name)
@@ -78,11 +79,12 @@ def _layout(
     """Return how the rows of a node lie on its pool's devices."""
     if graph.devices[node.pool] == 1:
         return ONE
-    if node.kind.facts.layout == EVEN:
-        return EVEN
-    if node.kind.facts.layout == "filter":
-        (filtering,) = node.after
-        return columns[graph.node(filtering).writes[0]].layout
+    match node.kind:
+        case Kind.REPEAT | Kind.COLLECT | Kind.MERGE:
+            return EVEN
+        case Kind.SELECT:
+            (filtering,) = node.after
+            return columns[graph.node(filtering).writes[0]].layout
     rows = node.op.declared.rows
     is_scattered = rows == "group" and DOMAINS[graph.ancestors(node.domain)[-1].kind].answered
     if node.op.source or rows == "all" or is_scattered:  # a source's samples lie by row, not by group

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlgraph.errors import raise_problems
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.laws.pools import PLACE_LAWS
 from rlgraph.laws.views import PlacedView
@@ -46,10 +47,10 @@ def _near(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
 
 def _fixed(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
     """Return the pool that a node has to be on, if there is one."""
-    if node.kind.facts.collects and graph.regions[node.after[0]].streams:
+    if node.kind is Kind.COLLECT and graph.regions[node.after[0]].streams:
         update = next(other for other in graph.nodes if other.updates)
         return graph.engines[f"{update.model}.train"]  # what streams goes to where it is read
-    if node.kind.facts.at_filter:
+    if node.kind in (Kind.SELECT, Kind.COLLECT):
         return pools[node.after[0]]  # the pool of its filter, which marks the rows that stay
     if node.call and node.op.engine:
         return graph.engines[f"{node.model}.{node.op.engine}"]

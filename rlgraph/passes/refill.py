@@ -14,9 +14,9 @@ from dataclasses import replace
 from math import prod
 
 from rlgraph.errors import Problem, raise_problems
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.graph import Column, Graph, Node, Region
 from rlgraph.ir.regions import members
-from rlgraph.ir.steps import Kind
 from rlgraph.laws.regions import REGION_LAWS, same_source
 from rlgraph.laws.views import RegionView
 
@@ -47,7 +47,7 @@ def refill(graph: Graph) -> Graph:
 
 def _selects(graph: Graph, filtering: Node) -> list[Node]:
     after = (filtering.name,)
-    return [node for node in graph.nodes if node.kind.facts.layout == "filter" and node.after == after]
+    return [node for node in graph.nodes if node.kind is Kind.SELECT and node.after == after]
 
 
 def _collected(graph: Graph, filtering: Node) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlgraph.ir.actions import IN_PLACE
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.passes.partition import lies_so
 
@@ -33,7 +34,7 @@ def _verify_edges(node: Node, names: set[str], columns: set[str], passed: str) -
 
 
 def _verify_layouts(graph: Graph, node: Node, passed: str) -> None:
-    if not node.kind.facts.in_place:
+    if node.kind not in IN_PLACE:
         return
     for name in node.reads:
         column = graph.columns[name]

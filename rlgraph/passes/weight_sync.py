@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from rlgraph.engines.registry import SERVING
 from rlgraph.errors import raise_problems
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.ir.steps import Kind
 from rlgraph.laws.pools import delta_goes_between_pools
 
 

@@ -68,7 +68,7 @@ def fixed(plan: Plan) -> Plan:
 def synced(pricing: Pricing) -> Plan:
     """Return the plan with every ``serve.sync: auto`` settled by its prices, and what they are."""
     plan, seconds = pricing.plan, dict[str, dict[str, float]]()
-    syncs = {name: s for s in plan.steps if s.facts.syncs and s.source for name in s.models}
+    syncs = {step.model: step for step in plan.steps if step.source}
     for name in _open_syncs(plan):
         step, seconds[name] = syncs.get(name), {"full": 0.0}
         model = plan.models[name]

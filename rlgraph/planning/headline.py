@@ -17,6 +17,7 @@ from rlgraph.costs.lora_size import trained_on_device
 from rlgraph.costs.optimizers import averages_on_device
 from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import Pricing
+from rlgraph.costs.step_rates import rate_of
 from rlgraph.costs.workload import workload
 from rlgraph.ir.intervals import share
 from rlgraph.ir.plan import Plan, Step
@@ -43,12 +44,13 @@ def headline(pricing: Pricing, predicted: Prediction) -> Headline:
         left_out.append("the whole run: how many iterations its epochs are is counted from the data")
     devices, tokens = sum(plan.pools.values()), _tokens(pricing)
     hours = (run[0] * devices / 3600, run[1] * devices / 3600) if run else None
+    updates = [step for step in plan.steps if rate_of(step) == "update"]
     return Headline(
         iteration=Figure.of(seconds),
         run=Figure.of(run) if run else None,
         device_hours=Figure.of(hours) if hours else None,
         tokens=Figure.of((tokens / seconds[0] / devices, tokens / seconds[1] / devices)),
-        utilisation={step.node: _utilisation(pricing, step) for step in plan.steps if step.rate == "update"},
+        utilisation={step.node: _utilisation(pricing, step) for step in updates},
         evaluation=Figure.of(evaluation) if evaluation else None,
         checkpoint=Figure.of((checkpoint, checkpoint)) if checkpoint is not None else None,
         limits=_limits(plan, predicted),
@@ -146,7 +148,7 @@ def _tokens(pricing: Pricing) -> float:
     """Return the tokens of an iteration: of the samples that it makes, or of the rows that it trains on."""
     made = [*_made(pricing)]
     trained = [
-        pricing.rows(step.reads, step) * pricing.work.mean for step in pricing.plan.steps if step.updates
+        pricing.rows(step.reads, step) * pricing.work.mean for step in pricing.plan.steps if step.updated
     ]
     return sum(made) if made else max(trained, default=0.0)
 

@@ -12,6 +12,7 @@ from rlgraph.costs.memory import Footprint
 from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.workload import Workload
 from rlgraph.errors import fail
+from rlgraph.ir.actions import Collect, MoveEngine
 from rlgraph.ir.plan import Plan
 from rlgraph.units import size_text
 
@@ -56,7 +57,7 @@ def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
             largest = max(limits.BUCKET // MASTER, max(size.numbers) // devices)
             kept["optimizer"] += 3 * MASTER * trained
             kept["optimizer"] += 2 * min(trained, largest) * (MASTER + WIDTH[train.dtype])
-    updates = [step for step in footprint.on(pool, footprint.plan.steps) if step.updates]
+    updates = [step for step in footprint.on(pool, footprint.plan.steps) if step.updated]
     kept["activations"] = max((footprint.micro_batch(step).on_host for step in updates), default=0)
     return kept
 
@@ -76,7 +77,7 @@ def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:
         if function.holds:
             held[node] = row(function.outs[name] for name in function.holds) * function.value("capacity", 0)
     for step in plan.steps:
-        if step.facts.collects and plan.regions[step.region].streams:
+        if isinstance(step.action, Collect) and plan.regions[step.region].streams:
             held[step.region] = row(step.reads) * plan.regions[step.region].begun
     return held
 
@@ -84,7 +85,10 @@ def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:
 def _fullest(footprint: Footprint) -> tuple[int, list[str]]:
     """Return the most bytes that one host has to hold, and the pools whose devices they leave."""
     plan, per_host = footprint.plan, footprint.cluster.devices
-    moved = {(name, part) for s in (*plan.steps, *plan.eval_steps) for name in s.models for part in s.parts}
+    moved = set[tuple[str, str]]()
+    for step in (*plan.steps, *plan.eval_steps):
+        if isinstance(step.action, MoveEngine):
+            moved |= {(step.action.model, part) for part in step.action.parts}
     each = dict.fromkeys(plan.pools, 0)  # bytes of a device
     for pool in plan.pools:
         sizes = footprint.items(pool).items()

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from rlgraph.engines.registry import SERVING
 from rlgraph.errors import fail
+from rlgraph.ir.actions import IN_PLACE, Collect, Lend, Sync
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import Prediction
 from rlgraph.ir.renumber import surrounded, with_order
-from rlgraph.ir.steps import Kind
+from rlgraph.ir.steps import Version
 from rlgraph.ops.registry import load
 from rlgraph.units import middle, size_text
 
@@ -83,13 +84,15 @@ def _noted(laid: Laid, change: Callable[[Plan], Plan]) -> Laid:
 
 
 def _because(plan: Plan, reason: str) -> Plan:
-    steps = tuple(replace(step, because=reason) if step.facts.lends else step for step in plan.steps)
+    steps = tuple(
+        replace(step, because=reason) if isinstance(step.action, Lend) else step for step in plan.steps
+    )
     return replace(plan, steps=steps)
 
 
 def _engine(pricing: Pricing, pool: str) -> int:
     """Return the bytes of the engine on a pool that is lent, while it generates."""
-    collect = next(s for s in pricing.plan.steps if s.facts.collects and pool == s.pool)
+    collect = next(s for s in pricing.plan.steps if isinstance(s.action, Collect) and pool == s.pool)
     held = sum(size for item, size in pricing.items(pool).items() if item.engine == "serve")
     return held + pricing.transient(pool, collect).total()
 
@@ -97,27 +100,32 @@ def _engine(pricing: Pricing, pool: str) -> int:
 def lent(plan: Plan, because: str) -> Plan:
     """Return the plan with the step that lends the pool on which the model that streams trains."""
     drawing = _drawing(plan)
-    collect = next(step for step in plan.steps if step.facts.collects and step.region == drawing.region)
-    sync = next(
-        step for step in plan.steps if step.facts.syncs and step.models.keys() & drawing.models.keys()
-    )
+    region = [step for step in plan.steps if step.region == drawing.region]
+    collect = next(step for step in region if isinstance(step.action, Collect))
     pool, serve = lender(plan), plan.models[drawing.model].serve
     assert serve
+    sync, version = _synced(plan, drawing)
     step = replace(
         sync,
         id=len(plan.steps) + 1,
-        kind=Kind.LEND,
         node=f"lend:{pool}",
         pool=pool,
         devices=tuple(range(plan.pools[pool])),
         because=because,
         after=(sync.id,),
-        source="",
-        path=SERVING[serve.engine].paths[0],
+        action=Lend(drawing.model, version, SERVING[serve.engine].paths[0]),
     )
     around = {collect.id: ([step], ())}
     slot = surrounded([plan.steps[number - 1] for number in plan.slot], around)
     return with_order(plan, surrounded(plan.steps, around), [step.id for step in slot])
+
+
+def _synced(plan: Plan, drawing: Step) -> tuple[Step, Version]:
+    """Return the first sync of the model that draws rows, and the version that it sends."""
+    for step in plan.steps:
+        if isinstance(step.action, Sync) and step.action.model in drawing.models:
+            return step, step.action.version
+    raise AssertionError(f"{plan.graph}: no sync of the model of `{drawing.node}`")
 
 
 def lender(plan: Plan) -> str:
@@ -140,8 +148,9 @@ def unfit(plan: Plan) -> str:
         return f"the conversations that `{drawing.node}` leaves unfinished stay on their worker"
     if stream.order == "in_order":
         return "`order: in_order` repeats to the bit, while which pool draws a sample depends on time"
-    inside = [step for step in plan.steps if step.region == drawing.region and not step.facts.collects]
-    alone = [step for step in inside if step.pool == drawing.pool and step.engine and step is not drawing]
+    in_region = [step for step in plan.steps if step.region == drawing.region]
+    inside = [step for step in in_region if not isinstance(step.action, Collect)]
+    alone = [step for step in inside if step.pool == drawing.pool and step.engines and step is not drawing]
     if alone:
         return f"`{alone[0].node}` measures what is drawn with an engine that is on pool {drawing.pool} alone"
     here, there = plan.pools[drawing.pool], plan.pools[lender(plan)]
@@ -152,9 +161,11 @@ def unfit(plan: Plan) -> str:
 
 def _reads_in_place(plan: Plan, step: Step, pool: str) -> bool:
     """Return whether a step reads columns of another pool as they lie there."""
+    if step.pool == pool or step.kind not in IN_PLACE:
+        return False
     writers = {column: other.pool for other in plan.steps for column in other.writes}
-    return step.pool != pool and step.facts.in_place and any(writers[column] == pool for column in step.reads)
+    return any(writers[column] == pool for column in step.reads)
 
 
 def _drawing(plan: Plan) -> Step:
-    return next(step for step in plan.steps if step.leaves and step.region)
+    return next(step for step in plan.steps if step.unfinished and step.region)

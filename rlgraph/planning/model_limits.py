@@ -14,6 +14,7 @@ from rlgraph.costs.models.fields import UNSHARED
 from rlgraph.costs.plan_size import known_sizes, planned_size
 from rlgraph.engines.optimizers import OPTIMIZERS
 from rlgraph.errors import GraphError, Problem, fail, raise_problems
+from rlgraph.ir.actions import Merge
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Plan
 from rlgraph.laws.sizes import SIZE_LAWS, divided_counts, undivided_layers
@@ -99,7 +100,8 @@ def with_axis_sizes(plan: Plan) -> Plan:
     """
     columns = {}
     for phase, unsized in plan.columns.items():
-        merges = {step.node: step.reads[0] for step in plan.phases.get(phase, ()) if step.facts.merges}
+        steps = [step for step in plan.phases.get(phase, ()) if isinstance(step.action, Merge)]
+        merges = {step.node: step.reads[0] for step in steps}
         columns[phase] = {name: _sized(plan, phase, column, merges) for name, column in unsized.items()}
     return replace(plan, columns=columns)
 

@@ -23,9 +23,10 @@ from itertools import accumulate, count
 from typing import Literal
 
 from rlgraph.costs.memory import Footprint, Item, away_items
+from rlgraph.ir.actions import Collect, MoveEngine, Sync
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.renumber import renumbered, surrounded, with_order
-from rlgraph.ir.steps import NONE, mover
+from rlgraph.ir.steps import NONE
 from rlgraph.units import size_text
 
 TRIES = 20_000  # branches that are looked at, about a second; then the best set so far is taken, with a note
@@ -133,7 +134,7 @@ def _possible(gap: Gap, steps: Sequence[Step]) -> bool:
     if gap.item.part in ("base", "adapters"):
         return False
     if gap.item.part == "weights" and gap.returns is not None:
-        return bool(gap.inside) and gap.returns < len(steps) and steps[gap.returns].facts.syncs
+        return bool(gap.inside) and gap.returns < len(steps) and isinstance(steps[gap.returns].action, Sync)
     return bool(gap.inside)
 
 
@@ -222,7 +223,11 @@ def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Seque
 
 def _user(step: Step, order: Sequence[Step]) -> str:
     """Return the node that a step needs an engine for: a collect of a pool that is lent draws samples."""
-    return next((one.node for one in order if one.leaves and step.facts.collects), step.node)
+    if isinstance(step.action, Collect):
+        for other in order:
+            if other.unfinished:
+                return other.node
+    return step.node
 
 
 def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]) -> str:
@@ -236,37 +241,43 @@ def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]
     return f"with all engines on the device `{steps[at].node}` would take {size_text(whole)} of {room}"
 
 
-def _move(way: Literal["off", "back"], pool: str, footprint: Footprint, item: Item, because: str) -> Step:
+def _move(
+    direction: Literal["off", "back"], pool: str, footprint: Footprint, item: Item, because: str
+) -> Step:
     return Step(
         id=0,
         phase="",
-        kind=mover(item.engine, way),
         node="",
         pool=pool,
         devices=tuple(range(footprint.plan.pools[pool])),
         reads=(),
         writes=(),
         frees=(),
-        models={item.model: None},
         layout=NONE,
-        inserted=True,
         because=because,
         after=(),
-        engine=item.engine,
-        parts=(item.part,),
+        action=MoveEngine(item.model, item.engine, direction, (item.part,)),
     )
 
 
 def _join(around: MovesAround, anchor: Step, side: int, move: Step, numbers: count[int]) -> None:
     """Put a move before or behind a step, together with one of the same engine that is there already."""
+    action = move.action
+    assert isinstance(action, MoveEngine)
     row = around.setdefault(anchor.id, ([], []))[side]
     for at, other in enumerate(row):
-        if (other.kind, other.models, other.pool) == (move.kind, move.models, move.pool):
-            row[at] = replace(other, parts=(*other.parts, *move.parts))
+        together = other.action
+        assert isinstance(together, MoveEngine)
+        same_parts = replace(together, parts=action.parts)
+        if same_parts == action and other.pool == move.pool:
+            row[at] = replace(other, action=replace(together, parts=(*together.parts, *action.parts)))
             return
-    (model,) = move.models
-    node = f"{move.kind}:{model}:{('before', 'after')[side]}:{anchor.node}"
+    node = f"{action.kind}:{action.model}:{('before', 'after')[side]}:{anchor.node}"
     after = (anchor.id,) if side else ()
     row.append(replace(move, id=next(numbers), phase=anchor.phase, node=node, after=after, lead=anchor.lead))
     # what leaves makes room for what comes
-    row.sort(key=lambda step: step.facts.moves != "off")
+    row.sort(key=_comes_back)
+
+
+def _comes_back(move: Step) -> bool:
+    return isinstance(move.action, MoveEngine) and move.action.direction == "back"

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 
+from rlgraph.ir.actions import Collect, RunOp, Sync
 from rlgraph.ir.digraph import DiGraph
 from rlgraph.ir.intervals import cycle, settled
 from rlgraph.ir.plan import Plan, Step
@@ -63,11 +64,17 @@ def _keeps_promises(plan: Plan) -> None:
 
 def guess(step: Step) -> float:
     """Return how long a step takes beside others, where nothing is known."""
-    if step.facts.syncs:
-        return SYNC
-    if step.engine == "serve":
-        return ROLLOUT
-    return UPDATE if step.updates else SCORE if step.engine == "train" and not step.joins else OTHER
+    match step.action:
+        case Sync():
+            return SYNC
+        case RunOp(engine="serve"):
+            return ROLLOUT
+        case RunOp(updates=True):
+            return UPDATE
+        case RunOp(engine="train", joins=""):
+            return SCORE
+        case _:
+            return OTHER
 
 
 def _cost(ordered: Plan, took: Mapping[int, float], before: Plan) -> float:
@@ -83,7 +90,7 @@ def _cost(ordered: Plan, took: Mapping[int, float], before: Plan) -> float:
 
 def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, int]]:
     """Return step -> the least and the most that it may lead."""
-    trained = {step.updated for step in plan.steps if step.updates}
+    trained = {step.updated for step in plan.steps if step.updated}
     least, most = dict[int, int](), dict[int, int]()
     for step in plan.steps:
         held = step.id not in leading and bool(trained & step.models.keys())
@@ -132,9 +139,10 @@ def _together(steps: Sequence[Step]) -> list[Step]:
     """Return the steps of each region right in front of what collects their rows, as the driver runs them."""
     order: list[Step] = []
     for step in steps:
-        if step.facts.collects:
-            order += [one for one in steps if one.region == step.region and one is not step]
-        if step.facts.collects or not step.region:
+        if isinstance(step.action, Collect):
+            order += [other for other in steps if other.region == step.region and other is not step]
+            order.append(step)
+        elif not step.region:
             order.append(step)
     return order
 
@@ -173,8 +181,8 @@ def _needs(steps: Sequence[Step]) -> DiGraph[int]:
     """Return the steps of a slot by number, with an edge from each to those that must come before it."""
     lead = {step.id: step.lead for step in steps}
     needs = DiGraph(lead, ((s.id, need) for s in steps for need in s.after if lead[need] == s.lead))
-    syncs = [step for step in steps if step.facts.syncs and step.lead]
-    for update in (step for step in steps if step.updates):
+    syncs = [step for step in steps if isinstance(step.action, Sync) and step.lead]
+    for update in (step for step in steps if step.updated):
         # the weights that generation is to have are sent before they are trained further
         for sync in syncs:
             if update.updated in sync.models:

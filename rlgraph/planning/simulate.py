@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from rlgraph.ir.actions import MoveEngine, Sync
 from rlgraph.ir.intervals import due, share, union
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import Version
@@ -44,7 +45,7 @@ def slot_steps(plan: Plan, slot: int, first: int, end: int) -> Iterator[tuple[in
     for number in plan.slot:
         step = plan.steps[number - 1]
         iteration = slot + step.lead
-        if step.facts.moves:
+        if isinstance(step.action, MoveEngine):
             yield min(max(iteration, first), end - 1), step
         elif first <= iteration < end and due(step.when, iteration + 1):
             yield iteration, step
@@ -65,7 +66,7 @@ def simulate(plan: Plan, seconds: Mapping[int, float], iterations: int) -> list[
 
 def occupied(step: Step) -> set[str]:
     """Return the pools whose devices do nothing else meanwhile."""
-    return set() if step.beside else {step.pool, step.source or step.pool}
+    return set() if step.on_host else {step.pool, step.source or step.pool}
 
 
 def depth(plan: Plan) -> int:
@@ -86,7 +87,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.weights, steps = _Weights(self.plan), self.plan.steps
-        moves = {step.id for step in steps if step.facts.moves}  # these are in order on their pool anyway
+        # moves of engines are in order on their pool anyway
+        moves = {step.id for step in steps if isinstance(step.action, MoveEngine)}
         self.needs = {step.id: () if step.id in moves else tuple({*step.after} - moves) for step in steps}
         self.pools = {step.id: occupied(step) for step in steps}
 
@@ -120,7 +122,7 @@ class _Weights:
 
     def check(self, step: Step, iteration: int) -> None:
         """Hold a step to the versions that it is promised, and note those that it makes."""
-        if step.facts.moves:
+        if isinstance(step.action, MoveEngine):
             return
         for model, version in step.models.items():
             assert version is not None, f"`{step.node}` does not say which weights it reads"
@@ -129,7 +131,7 @@ class _Weights:
             if have != want:
                 read = f"would read {model}@{have}, not {model}@{want}"
                 raise BrokenPlanError(f"`{step.node}` of iteration {iteration} {read}")
-            if step.facts.syncs:
+            if isinstance(step.action, Sync):
                 self.serve[model] = want
             self.train[model] += step.updated == model
 
@@ -158,7 +160,7 @@ def weighed(plan: Plan, seconds: Mapping[int, float]) -> dict[int, float]:
 
 def _share(plan: Plan, step: Step) -> float:
     # a sync has nothing to do where no update made a new version since the last
-    models = step.models if step.facts.syncs else ()
+    models = step.models if isinstance(step.action, Sync) else ()
     if writers := [update for model in models for update in plan.updates(model)]:
         return min(share(step.when), share(union(update.when for update in writers)))
     return share(step.when)

@@ -14,6 +14,7 @@ from rlgraph.costs import formulas
 from rlgraph.costs.efficiency import ASSUMED, BEST, WORST
 from rlgraph.costs.pricing import Pricing
 from rlgraph.engines.registry import serving
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import StreamForecast
@@ -38,7 +39,7 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
         return None
     courses, drawing, together, ahead = list[SteadyState](), list[float](), list[float](), list[float]()
     drawn = _drawn(pricing, region)
-    lending = {step.id for step in plan.steps if step.pool in plan.lenders and step.engine == "serve"}
+    lending = {step.id for step in plan.steps if step.pool in plan.lenders and "serve" in step.engines}
     for grade in (0, 1):
         seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
         course = simulate_stream(*_simulated(pricing, region, 1 - grade, seconds))
@@ -76,18 +77,18 @@ def predicted_course(pricing: Pricing, iterations: int) -> StreamCourse | None:
 
 def _streaming(plan: Plan) -> Region | None:
     """Return the region that streams; None where none does, or several do."""
-    drawing_in = {step.region for step in plan.steps if step.leaves}
+    drawing_in = {step.region for step in plan.steps if step.unfinished}
     streams = [region for name, region in plan.regions.items() if region.streams and name in drawing_in]
     return streams[0] if len(streams) == 1 else None
 
 
 def drawn_in_rounds(steps: Sequence[Step], told: StreamForecast) -> tuple[Step, ...]:
     """Return the steps, of those that draw rows the seconds of an iteration's rounds."""
-    return tuple(replace(step, seconds=told.drawing) if step.leaves else step for step in steps)
+    return tuple(replace(step, seconds=told.drawing) if step.unfinished else step for step in steps)
 
 
 def _drawn(pricing: Pricing, region: Region) -> Step:
-    return next(step for step in pricing.plan.steps if step.region == region.filter and step.leaves)
+    return next(step for step in pricing.plan.steps if step.region == region.filter and step.unfinished)
 
 
 def _chain(plan: Plan, seconds: dict[int, float]) -> float:
@@ -100,8 +101,9 @@ def _simulated(
 ) -> tuple[RegionWork, float, float]:
     """Return the work of a region's rounds at one grade, and the seconds of an update and of a sync."""
     plan = pricing.plan
-    syncs = {step.id for step in plan.steps if step.facts.syncs and not step.facts.lends}
-    inside = {step.id for step in plan.steps if step.region == region.filter and not step.facts.collects}
+    syncs = {step.id for step in plan.steps if step.kind is Kind.SYNC}
+    in_region = [step for step in plan.steps if step.region == region.filter]
+    inside = {step.id for step in in_region if step.kind is not Kind.COLLECT}
     update, sync = (
         _chain(plan, {n: took * (n in part) for n, took in seconds.items()})
         for part in (seconds.keys() - syncs - inside, syncs)
@@ -122,7 +124,8 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
     # at servers samples stay in flight from round to round
     gap = 0.0 if serving(serve).own_servers else pricing.calibrated("round", grade, ASSUMED.round.__getitem__)
     step = ASSUMED.step[grade]
-    inside = [s for s in plan.steps if s.region == region.filter and not s.facts.collects and s is not drawn]
+    in_region = [other for other in plan.steps if other.region == region.filter]
+    inside = [other for other in in_region if other.kind is not Kind.COLLECT and other is not drawn]
     each = {here: [0.0, 0.0] for here in (True, False)}
     for other in inside:
         here = each[drawn.pool in occupied(other)]

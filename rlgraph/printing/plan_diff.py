@@ -208,7 +208,7 @@ def _position(name: str, side: PlanSide) -> str:
 def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
     """Yield how a step and its function differ, without what follows from other differences."""
     old_step, new_step = old.steps[name], new.steps[name]
-    old_fields, new_fields = plain(old_step), plain(new_step)
+    old_fields, new_fields = plain(old_step.as_file_row()), plain(new_step.as_file_row())
     for field in SETS:
         yield from _set(field, old_fields[field], new_fields[field])
     # a step on all devices of its pool follows the pool, whose size is compared already

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.plan import Plan
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.settings import Schedule
@@ -75,7 +76,7 @@ def _recorded_iterations(every: int | Interval) -> str:
 
 def region_heading(plan: Plan, name: str) -> Iterator[str]:
     """Yield the lines above the steps of a region: a refill that repeats, or steps that stream."""
-    numbers = [step.id for step in plan.steps if step.region == name and not step.facts.collects]
+    numbers = [step.id for step in plan.steps if step.region == name and step.kind is not Kind.COLLECT]
     start, end = numbers[0], numbers[-1]
     region = plan.regions[name]
     if region.streams:

@@ -6,8 +6,21 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import assert_never
 
 from rlgraph.costs.lora_size import served_alone
+from rlgraph.ir.actions import (
+    Collect,
+    Kind,
+    Lend,
+    Merge,
+    MoveEngine,
+    Repartition,
+    Repeat,
+    RunOp,
+    Select,
+    Sync,
+)
 from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
@@ -19,6 +32,8 @@ PATHS = {
     "broadcast": "by broadcast",
     "disk": "through files",
 }
+
+PREPOSITIONS = {Kind.LOAD: "to", Kind.OFFLOAD: "from", Kind.WAKE: "on", Kind.SLEEP: "on"}
 
 
 @dataclass(frozen=True)
@@ -71,12 +86,10 @@ def title(step: Step) -> str:
     """Return a step in a few words: the user's name for it, or the verb and object of an inserted one."""
     if not step.inserted:
         return step.node
-    verb = step.facts.verb
-    moved_parts = " and ".join(step.parts)
-    names = ", ".join(step.reads) or ", ".join(step.models)
-    if moved_parts:
-        return f"{verb} {moved_parts} of {names}"
-    return f"{verb} {names}"
+    if isinstance(step.action, MoveEngine):
+        return f"{step.kind} {' and '.join(step.action.parts)} of {step.model}"
+    verb = "move" if isinstance(step.action, Repartition) else step.kind
+    return f"{verb} {', '.join(step.reads) or step.model}"
 
 
 def sentence(step: Step) -> str:
@@ -84,24 +97,39 @@ def sentence(step: Step) -> str:
 
     Moved copies of a column carry the name of their layout: ``tokens@balanced/4``.
     """
-    models = " of ".join(f"{name}@{version}" for name, version in step.models.items())
-    text = step.facts.says.format(
-        node=step.node,
-        op=step.op,
-        models=models,
-        with_model=f" with {models}" if models else "",
-        where=_location(step),
-        reads=", ".join(step.reads),
-        row=_row_name(step),
-        region=step.region,
-        parts=" and ".join(step.parts),
-        holders=", ".join(step.models),
-        source=f" on pool {step.source}" if step.source else "",
-        path=PATHS[step.path] if step.path else "",
-    )
     if step.when:
-        return f"{text}, {words(step.when)}"
-    return text
+        return f"{_action_text(step)}, {words(step.when)}"
+    return _action_text(step)
+
+
+def _action_text(step: Step) -> str:
+    """Return what a step does, with which model and where."""
+    where, columns = _location(step), ", ".join(step.reads)
+    match step.action:
+        case RunOp(op=op):
+            models = " of ".join(f"{name}@{version}" for name, version in step.models.items())
+            with_model = f" with {models}" if models else ""
+            return f"run {step.node} ({op}){with_model} on {where}"
+        case Repeat():
+            return f"repeat {columns} for each {_row_name(step)} on {where}"
+        case Select():
+            return f"select the rows of {columns} that stay on {where}"
+        case Collect():
+            return f"collect the rows that {step.region} keeps on {where}"
+        case Merge():
+            return f"merge the rows of {columns} on {where}"
+        case Repartition():
+            return f"move {columns} to {where}"
+        case Lend(model=model, version=version):
+            return f"lend {where} to generation with {model}@{version}, while it waits for rows"
+        case Sync(model=model, version=version, path=path, source=source):
+            engine = f"the train engine on pool {source}" if source else "the train engine"
+            return f"sync {model}@{version} from {engine} to the serve engine on {where}, {PATHS[path]}"
+        case MoveEngine(model=model, parts=parts):
+            preposition = PREPOSITIONS[step.kind]
+            return f"{step.kind} {' and '.join(parts)} of {model} {preposition} {where}"
+        case _:
+            assert_never(step.action)
 
 
 def _location(step: Step) -> str:
@@ -110,7 +138,7 @@ def _location(step: Step) -> str:
     if len(step.devices) > 1:
         devices = f"0-{step.devices[-1]}"
     pool = f"{step.pool}[{devices}]"
-    return f"the CPUs of {pool}" if step.beside else pool
+    return f"the CPUs of {pool}" if step.on_host else pool
 
 
 def _row_name(step: Step) -> str:
@@ -131,8 +159,8 @@ def _data_details(step: Step, plan: Plan) -> Iterator[Detail]:
 
 def _written(step: Step, columns: Mapping[str, ColumnPlan]) -> list[str]:
     """Return the columns that a step writes, with new types, and the model version that it writes."""
-    if step.facts.keeps_types:
-        return [*step.writes]
+    if isinstance(step.action, Repartition):
+        return [*step.writes]  # of the types of the columns that it reads
     written = [f"{name}: {columns[name].type}" for name in step.writes]
     version = step.models.get(step.updated)
     if version:
@@ -142,7 +170,7 @@ def _written(step: Step, columns: Mapping[str, ColumnPlan]) -> list[str]:
 
 def _adapter_sync_text(plan: Plan, step: Step) -> str:
     """Return a remark on a sync that sends a LoRA adapter instead of all weights."""
-    if not step.facts.syncs:
+    if not isinstance(step.action, Sync):
         return ""
     if any(served_alone(plan.models[name]) for name in step.models):
         return "its adapter alone, which takes the place of the version before"
@@ -221,19 +249,19 @@ def cost_text(plan: Plan, step: Step) -> str:
     text = range_text(step.seconds)
     if step.bytes:
         text += f", receives {size_text(step.bytes)} per device"
-        if step.facts.syncs:
-            text += _sync_cost_text(plan, step)
-    if plan.predicted and step.updates and step.engine == "train":
+        if isinstance(step.action, Sync):
+            text += _sync_cost_text(plan, step.action)
+    if plan.predicted and step.updated:
         gradients = stepped_on_host(plan, step)
         if gradients:
             text += f", steps {size_text(gradients)} of gradients on its host"
     return text
 
 
-def _sync_cost_text(plan: Plan, step: Step) -> str:
+def _sync_cost_text(plan: Plan, sync: Sync) -> str:
     """Return the fewest bytes that a sync could send per device, and the buckets that they travel in."""
     from rlgraph.costs.pricing import sync_buckets, sync_least
 
-    count, dtype = sync_buckets(plan, step)
+    count, dtype = sync_buckets(plan, sync)
     buckets = "1 bucket" if count == 1 else f"{count} buckets"
-    return f" ({size_text(sync_least(plan, step))} at least) in {buckets} of {dtype}"
+    return f" ({size_text(sync_least(plan, sync))} at least) in {buckets} of {dtype}"

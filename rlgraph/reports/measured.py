@@ -19,6 +19,7 @@ from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.step_rates import rate_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import RunError
 from rlgraph.frontend.compose import as_written
@@ -136,7 +137,7 @@ def between_rounds(run_dir: Path, plan: Plan) -> Iterator[tuple[str, int, float]
     """Yield a rollout that streams, an iteration, and the median seconds in which its device did nothing
     between two rounds that the iteration trained on."""
     streaming = {
-        step.id: step.node for step in plan.steps if step.leaves and plan.regions[step.region].streams
+        step.id: step.node for step in plan.steps if step.unfinished and plan.regions[step.region].streams
     }
     gaps: dict[tuple[str, int], list[float]] = {}
     for bars in _bars_by_device(run_dir):
@@ -239,7 +240,7 @@ class Priced:
                 measured = line.get(f"time/{step.node}")
                 if measured is not None:
                     ratio = max(measured, TICK) / pricing.middle(step)
-                    ratios.setdefault(step.rate, {}).setdefault(step.node, []).append(ratio)
+                    ratios.setdefault(rate_of(step), {}).setdefault(step.node, []).append(ratio)
         iterations = {line["step"] for line in lines}
         for node, iteration, gap in between_rounds(self.run_dir, self.plan):
             if iteration in iterations:

@@ -180,6 +180,7 @@ def _typed_function(function: Function, kind: Any = None) -> Function:
 def plan_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of what ``Plan.json`` writes."""
     schema = _adapter().json_schema()
+    _rename_steps(schema)
     definitions = [schema, *schema["$defs"].values()]
     records = [definition for definition in definitions if "properties" in definition]
     for record in records:
@@ -200,6 +201,15 @@ def plan_schema() -> dict[str, Any]:
         "properties": {"version": version, **schema["properties"], "checksum": checksum},
         "required": ["version", *schema["required"], "checksum"],
     }
+
+
+def _rename_steps(schema: dict[str, Any]) -> None:
+    """Give the rows of steps the name that a reader of plan files knows them by."""
+    definitions = schema["$defs"]
+    definitions["Step"] = {**definitions.pop("StepRow"), "title": "Step"}
+    schema["$defs"] = dict(sorted(definitions.items()))
+    for name in ("steps", "eval_steps"):
+        schema["properties"][name]["items"]["$ref"] = "#/$defs/Step"
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.plan import Plan
 from rlgraph.reports.measured import MetricsLine, mean_of
 
@@ -50,8 +51,8 @@ def _description(plan: Plan, stage: str) -> str:
     if not stage.startswith(BEHIND):
         return stage
     pool = stage.removeprefix(BEHIND)
-    in_region = [step for step in plan.steps if step.region and not step.facts.collects]
-    rollout = next(step for step in in_region if step.leaves)
+    in_region = [step for step in plan.steps if step.region and step.kind is not Kind.COLLECT]
+    rollout = next(step for step in in_region if step.unfinished)
     steps = [step for step in in_region if step.pool == pool and step.id > rollout.id]
     # moves of columns, and the filter, take next to nothing
     working = [step for step in steps if not step.inserted and step.node != step.region]
@@ -95,7 +96,7 @@ def _slowest_behind(by_name: Mapping[str, Stage]) -> Stage | None:
 
 
 def _generation_decides(plan: Plan, generation: Stage, update: Stage) -> str:
-    pool = next(step.pool for step in plan.steps if step.leaves)
+    pool = next(step.pool for step in plan.steps if step.unfinished)
     little = LITTLE * update.whole
     if generation.busy > update.whole - little:
         law = f"generation decides: it is busy {generation.share(generation.busy)} of the time"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from rlgraph.ir.actions import MoveEngine
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.prediction import Peak, Prediction
 from rlgraph.search.layout import PoolLayout
@@ -56,7 +57,8 @@ class Candidate:
         """How often an engine leaves its devices in an iteration."""
         if self.plan is None:
             return 0
-        return sum(step.facts.moves == "off" for step in self.plan.steps)
+        moves = [step.action for step in self.plan.steps if isinstance(step.action, MoveEngine)]
+        return sum(move.direction == "off" for move in moves)
 
     @cached_property
     def fits(self) -> bool:

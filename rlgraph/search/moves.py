@@ -145,7 +145,7 @@ def corrections(plan: Plan, staleness: int) -> Settings:
     Where they are older than one update, clipping around them would hold learning up.
     """
     edits: dict[str, Any] = {}
-    for node in [step.node for step in plan.steps if step.trains]:
+    for node in [step.node for step in plan.steps if step.run and step.run.trains]:
         update = plan.functions["train"][node]
         column = update.ins.get("old_logprobs")
         if staleness > 1 and _clips(update):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, assert_never
 
 from rlgraph.costs.memory import PARTS
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.graph_diff import diff_text
+from rlgraph.ir.actions import MoveEngine, OnColumns, RunOp, Sync
 from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import Plan, Step, plain
@@ -97,10 +98,10 @@ def _step(entry: StepEntry, graph: Tree | None) -> Contents:
     nodes = graph.get("nodes") if graph else None
     node_tree = nodes.get(step.node) if nodes else None
     return {
-        **asdict(step),
-        "work": step.work,
+        **asdict(step.as_file_row()),
+        "work": _work(step),
         "engines": step.engines,
-        "moves": step.facts.moves,
+        "moves": step.action.direction if isinstance(step.action, MoveEngine) else "",
         "title": entry.title,
         "does": entry.sentence,
         "often": words(step.when) if step.when else "",
@@ -112,10 +113,25 @@ def _step(entry: StepEntry, graph: Tree | None) -> Contents:
     }
 
 
+def _work(step: Step) -> str:
+    """Return what a step works on, as the page colours it."""
+    match step.action:
+        case RunOp():
+            if step.action.trains:
+                return "update"
+            return {"serve": "generate", "train": "score", "": "other"}[step.action.engine]
+        case Sync() | MoveEngine():
+            return "weights"
+        case OnColumns():
+            return "columns"
+        case _:
+            assert_never(step.action)
+
+
 def _sampled_attribute(plan: Plan, step: Step) -> str | None:
     """Return the attribute of a scoring step that follows the rollout's: see rlgraph/passes/defaults.py."""
     function = plan.functions[step.phase].get(step.node)
-    if function is None or step.engine != "train":
+    if function is None or step.run is None or step.run.engine != "train":
         return None
     if not any(other.generates for other in plan.phases[step.phase]):
         return None

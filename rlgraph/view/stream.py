@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.plan import Plan
 from rlgraph.planning.stream_forecast import predicted_course
 from rlgraph.view.timeline import footprint
@@ -81,8 +82,8 @@ def recorded_stream(
         end = (event["ts"] - first + event["dur"]) / 1e6
         if "part" not in arguments:
             ends[index] = max(ends.get(index, end), end)
-            facts = plan.steps[arguments["step"] - 1].facts
-            if facts.syncs and not facts.lends:
+            step = plan.steps[arguments["step"] - 1]
+            if step.kind is Kind.SYNC:
                 syncs[index] = end
             continue
         match = GROUP.fullmatch(event["name"])

@@ -9,6 +9,7 @@ from itertools import product
 from rlgraph.costs.memory import PARTS, Footprint, away_items
 from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import Kind, Lend, Sync
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.planning.overlap import guess
 from rlgraph.planning.predict import Scenario
@@ -76,8 +77,8 @@ def _streamed(plan: Plan, seconds: Mapping[int, float], period: float, lead: int
         gen      sync  rounds for 2   sync  rounds for 3
         train    sync     update 1    sync     update 2
     """
-    syncs = [step for step in plan.steps if step.facts.syncs]
-    generation = [step for step in plan.steps if step.region and not step.facts.collects]
+    syncs = [step for step in plan.steps if isinstance(step.action, Sync)]
+    generation = [step for step in plan.steps if step.region and step.kind is not Kind.COLLECT]
     apart = {step.id for step in (*syncs, *generation)}
     training_seconds = {step.id: 0.0 if step.id in apart else seconds[step.id] for step in plan.steps}
     training = simulate(steady(plan), training_seconds, 1)
@@ -88,11 +89,11 @@ def _streamed(plan: Plan, seconds: Mapping[int, float], period: float, lead: int
         for step in syncs:
             yield Event(step, iteration, sync_time, sync_time + seconds[step.id])
             sync_time += seconds[step.id]
-            if not step.facts.lends:
+            if not isinstance(step.action, Lend):
                 generation_time += seconds[step.id]
         for step in generation:
             yield Event(step, iteration, generation_time, generation_time + seconds[step.id])
-            if not step.beside:
+            if not step.on_host:
                 generation_time += seconds[step.id]
         for event in training:
             if event.step.id not in apart:
@@ -121,7 +122,7 @@ def lanes(plan: Plan) -> list[Lane]:
             busy[pool, beside, device] = set()
     for step in plan.steps:
         for pool, device in places(plan, step):
-            busy[pool, step.beside, device].add(step.id)
+            busy[pool, step.on_host, device].add(step.id)
     lanes: list[Lane] = []
     for (pool, beside, device), numbers in busy.items():
         steps = frozenset(numbers)
@@ -154,7 +155,7 @@ def _handed_over(source: Step, target: Step) -> str:
     if source.joins == target.node:
         return "its loss"
     columns = ", ".join(column for column in target.reads if column in source.writes)
-    if columns or not (source.updates or source.facts.syncs):
+    if columns or not (source.updated or isinstance(source.action, Sync)):
         return columns
     models = [f"{name}@{label}" for name, label in target.models.items() if label and name in source.models]
     return ", ".join(models)
@@ -162,7 +163,7 @@ def _handed_over(source: Step, target: Step) -> str:
 
 def _weights_from_before(plan: Plan, step: Step, iteration: int) -> Iterator[Arrow]:
     """Yield the arrows to a sync from the update of an earlier iteration whose weights it hands over."""
-    if not step.facts.syncs:
+    if not isinstance(step.action, Sync):
         return
     for model, version in step.models.items():
         updates = plan.updates(model)

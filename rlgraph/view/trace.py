@@ -51,7 +51,7 @@ def _expected_bars(plan: Plan) -> list[Measured]:
     events, _ = expected(plan)
     for event in events:
         for pool, number in places(plan, event.step):
-            device = f"{number} beside" if event.step.beside else number
+            device = f"{number} beside" if event.step.on_host else number
             bar = Measured(event.step.id, "train", event.iteration, pool, device, event.start, event.end)
             bars.append(bar)
     return bars

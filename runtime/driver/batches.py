@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from rlgraph.ir.actions import Copy
 from rlgraph.ir.plan import Step
 from rlgraph.runtime.driver.flights import Reference
 from rlgraph.runtime.driver.iteration import Execution
@@ -146,7 +147,7 @@ def _summary(
 ) -> ShareSummary:
     latest, _ = share[-1]
     return ShareSummary(
-        only_copies=all(started.step.facts.copies for started, _ in share),
+        only_copies=all(isinstance(started.step.action, Copy) for started, _ in share),
         execution=latest.execution.part_table.number,
         awaits=_awaited([call for _, call in share], makers),
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rlgraph.errors import RunError
+from rlgraph.ir.actions import Collect, Sync
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.printing.plan_text import plan_text, sentence
 from rlgraph.runtime.cluster.failures import cause, culprit, failure, is_gone
@@ -59,9 +60,9 @@ class Driver:
         self.queue.append(submissions)
         for execution, step in submissions:
             for region in self.regions.values():
-                if step.facts.syncs and region.plan.models & step.models.keys():
+                if isinstance(step.action, Sync) and region.plan.models & step.models.keys():
                     region.note_sync(execution.entry.iteration)
-            if step.facts.collects and step.region in self.regions:
+            if isinstance(step.action, Collect) and step.region in self.regions:
                 self.regions[step.region].want(execution)
         self._advance()
 

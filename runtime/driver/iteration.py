@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlgraph.ir.actions import Collect
 from rlgraph.ir.intervals import due
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import Version
@@ -111,7 +112,7 @@ class Execution:
             self.steps = [step for step in planned if not repeated(step)]
             self.rows = Rows(plan.pools, self.steps, self.columns, self.domains, plan.models)
 
-        self.off_worker = {step.id for step in self.steps if step.beside}
+        self.off_worker = {step.id for step in self.steps if step.on_host}
         self.part_table = PartTable(
             self.steps, plan.pools, self.pools, keep, self.off_worker, may_share=inputs is None
         )
@@ -140,7 +141,8 @@ class Execution:
 
     def _is_awaited(self, step: Step, read_elsewhere: set[str]) -> bool:
         """Return whether the driver needs a step's rows, or another pool its columns."""
-        if step.filters or not read_elsewhere.isdisjoint(step.writes):
+        is_filter = step.run is not None and step.run.filters
+        if is_filter or not read_elsewhere.isdisjoint(step.writes):
             return True
         is_maker = step in self.rows.makers.values()
         return is_maker and bool(step.reads or self.rows.given is None)
@@ -167,7 +169,7 @@ class Execution:
     def _reports(self, step: Step) -> dict[Place, Report]:
         """Return a step's reports in order; of a collect, the first with the spans of its rows."""
         reports = dict(sorted(self.rows.reports[step.id].items()))
-        if step.facts.collects:
+        if isinstance(step.action, Collect):
             place = next(iter(reports))
             reports[place] = replace(reports[place], spans=self.streams[step.region].spans)
         return reports
@@ -181,7 +183,7 @@ class Execution:
         self.happened.update(self.part_table.add_outputs(step, outputs))
         self.unsubmitted.discard(step.id)  # a move of an engine may come again, in a slot that only fills
         self.unreported += len(outputs)
-        if step.facts.collects:
+        if isinstance(step.action, Collect):
             self.streams[step.region].release()
             for execution in self.rounds[step.region]:
                 execution.refs.clear()
@@ -286,7 +288,7 @@ class Execution:
         makers = {column: maker for maker in self.steps for column in maker.writes}
         for column in step.reads:
             maker = makers.get(column)
-            if maker and (maker.beside or maker.pool != step.pool):
+            if maker and (maker.on_host or maker.pool != step.pool):
                 events.append(maker.id)
         return events
 
@@ -332,4 +334,4 @@ def filled(region: str) -> Awaited:
 
 def repeated(step: Step) -> bool:
     """Return whether rounds repeat a step, and it does not run once per iteration."""
-    return bool(step.region) and not step.facts.collects
+    return bool(step.region) and not isinstance(step.action, Collect)

@@ -13,6 +13,7 @@ from typing import Any
 from rlgraph.costs.detect import rates_of
 from rlgraph.costs.model_size import Size, size_of
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import Sync
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ops.metric import Metric, add_up, conflict
 from rlgraph.runtime.driver.iteration import FinishedStep
@@ -104,7 +105,7 @@ def times(plan: Plan, ran: Sequence[FinishedStep]) -> dict[str, float]:
 def _seconds(plan: Plan, item: FinishedStep) -> float:
     reports = item.reports.values()
     # its devices work together on a train engine, and in a sync, which gathers its weights
-    if not (item.step.facts.syncs or _trains(plan, item.step)):
+    if not (isinstance(item.step.action, Sync) or _trains(plan, item.step)):
         return max(report.end - report.start for report in reports)
     starts = [report.start for report in reports]
     return max(report.end for report in reports) - (max(starts) if item.step.source else min(starts))
@@ -197,7 +198,7 @@ def utilisation(plan: Plan, step: Step, used: Sequence[Usage], seconds: float) -
     size = _size(model.path, model.head, json.dumps(dict(model.config)))
     if size is None:
         return None
-    passes = 3 * function.value("epochs", 1) if step.updates else 1
+    passes = 3 * function.value("epochs", 1) if step.updated else 1
     flops = passes * sum(size.forward_flops(one.tokens, one.squares) for one in used)
     peaks = [gpu for one in used if (gpu := rates_of(one.gpu))]
     peak = sum(g.bf16_flops if model.train.dtype == "bfloat16" else g.fp32_flops for g in peaks)

@@ -11,7 +11,9 @@ The driver counts these down, and makes a step's calls when none is left.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import assert_never
 
+from rlgraph.ir.actions import Collect, Merge, MoveEngine, Repartition, Repeat, RunOp, Select, Sync
 from rlgraph.ir.intervals import due
 from rlgraph.ir.plan import Step
 from rlgraph.runtime.driver.iteration import Execution, filled
@@ -22,7 +24,7 @@ Need = tuple[Execution, Awaited]  # an event of an execution: of this iteration,
 
 def needs_of(execution: Execution, step: Step) -> set[Need]:
     """Return what the calls of a step depend on; of a collect, that its region has enough rows."""
-    if step.facts.collects:
+    if isinstance(step.action, Collect):
         return {(execution, filled(step.region))}
     events = {*step.reads, *_row_events(execution, step), *execution.comes_first(step)}
     needs: set[Need] = {(execution, event) for event in events}
@@ -35,26 +37,44 @@ def needs_of(execution: Execution, step: Step) -> set[Need]:
 
 def _row_events(execution: Execution, step: Step) -> Iterable[Awaited]:
     """Return what says which rows a step has on each device."""
-    rows, columns = execution.rows, execution.columns
-    if step.facts.merges:
-        return _merge_events(execution, step)
-    moves_no_rows = step.inserted and not step.facts.copies
-    if not step.reads or moves_no_rows:
-        return ()
-    domain = columns[step.reads[0]].domain
-    if step.facts.layout == "even":  # each row of what it reads several times
-        copies = columns[step.writes[0]].domain
-        if not rows.is_reported(copies):
+    match step.action:
+        case RunOp():
+            return _read_events(execution, step) if step.reads else ()
+        case Repeat():
+            return _repeat_events(execution, step)
+        case Select():
+            selected = execution.columns[step.writes[0]].domain
+            return _read_events(execution, step) | execution.rows.known_by(selected)
+        case Merge():
+            return _merge_events(execution, step)
+        case Repartition():
+            return _repartition_events(execution, step)
+        case Collect() | Sync() | MoveEngine():
             return ()
-        return rows.known_by(copies) | rows.known_by(domain, step.layout)
-    events = rows.known_by(domain, step.layout)
-    if step.facts.layout == "filter":
-        events |= rows.known_by(columns[step.writes[0]].domain)
-    if step.facts.keeps_types:  # it brings rows from where they lie
-        for name in step.reads:
-            column = columns[name]
-            events |= rows.known_by(column.domain, column.layout)
-            events |= rows.known_by(column.domain, step.layout)
+        case _:
+            assert_never(step.action)
+
+
+def _read_events(execution: Execution, step: Step) -> set[Awaited]:
+    """Return what says which rows of its first column a step has on each device."""
+    return execution.rows.known_by(execution.columns[step.reads[0]].domain, step.layout)
+
+
+def _repeat_events(execution: Execution, step: Step) -> set[Awaited]:
+    """Return what says how often each row is repeated; nothing where the graph does."""
+    copies = execution.columns[step.writes[0]].domain
+    if not execution.rows.is_reported(copies):
+        return set()
+    return execution.rows.known_by(copies) | _read_events(execution, step)
+
+
+def _repartition_events(execution: Execution, step: Step) -> set[Awaited]:
+    """Return what says where the rows lie that a step brings, and where they are to lie."""
+    rows, events = execution.rows, set[Awaited]()
+    for name in step.reads:
+        column = execution.columns[name]
+        events |= rows.known_by(column.domain, column.layout)
+        events |= rows.known_by(column.domain, step.layout)
     return events
 
 

@@ -100,7 +100,7 @@ class PartTable:
             for (_, device), references in outputs.items():
                 refs[device] = ColumnRef(self.name(column), references[index])
             self.refs[column] = refs
-        if step.leaves:
+        if step.unfinished:
             for (_, device), references in outputs.items():
                 self.unfinished[device] = [ColumnRef("", ref) for ref in references[len(returned) :]]
         # pools get ahead of one another, so the last to read a column need not be the one the plan names

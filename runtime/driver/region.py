@@ -344,7 +344,7 @@ class RunningRegion:
         inputs = RoundInputs(
             steps=steps,
             source=next(step for step in steps if step.node == self.plan.region.source),
-            rollout=next((step for step in steps if step.leaves), None),
+            rollout=next((step for step in steps if step.unfinished), None),
             position=numbers.start,
             requested=count,
             unfinished=unfinished,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from rlgraph.ir.actions import Collect, MoveEngine
 from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.syntax.settings import Stream
@@ -38,9 +39,9 @@ class RegionPlan:
         region = plan.regions[name]
         stream = plan.schedule.stream if region.streams else None
         region_steps = [step for step in plan.steps if step.region == name]
-        steps = tuple(step for step in region_steps if not step.facts.collects)
-        collect = next(step for step in region_steps if step.facts.collects)
-        rollout = next((step for step in steps if step.leaves), None)
+        steps = tuple(step for step in region_steps if not isinstance(step.action, Collect))
+        collect = next(step for step in region_steps if isinstance(step.action, Collect))
+        rollout = next((step for step in steps if step.unfinished), None)
         models = frozenset(model for step in steps if step.generates for model in step.models)
         drawing_steps = len(steps)
         pools = frozenset(pool for step in region_steps for pool in (step.pool, step.source)) - {""}
@@ -55,7 +56,7 @@ class RegionPlan:
             urgent_pools = frozenset({lender})
             attributes = plan.functions["train"][rollout.node].attributes
             moves_samples = bool(attributes.get("stays", False))
-        moves_engines = any(step.facts.moves for step in steps)
+        moves_engines = any(isinstance(step.action, MoveEngine) for step in steps)
         turns = steps if moves_engines else steps[:drawing_steps]
         return RegionPlan(
             region=region,

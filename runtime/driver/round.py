@@ -130,7 +130,7 @@ class Round:
         sizes = tuple(len(device_rows) * times for device_rows in open_rows)
         places = layouts.children([order], times)[0]
         samples = dict[str, Selection]()
-        for column in range(rollout.leaves):
+        for column in range(rollout.unfinished):
             refs = tuple(self.execution.part_table.unfinished[device][column] for device in rollout.devices)
             samples[str(column)] = Selection(refs, sizes, places)
         return Waiting(

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlgraph.costs.plan_size import attention_share
 from rlgraph.costs.workload import row_work
+from rlgraph.ir.actions import IN_PLACE, Collect
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, ModelPlan, Step
 from rlgraph.ir.steps import NONE, RowLayout
@@ -53,7 +54,8 @@ class Rows:
         self.makers = {domain.name: step for domain, step in pairs if not domain.filtered}
         self.filters = {domain.name: step for domain, step in pairs if domain.filtered}
         self.reports: dict[int, dict[Place, Report]] = {}  # step -> its reports
-        self.collects = {columns[step.writes[0]].domain: step for step in steps if step.facts.collects}
+        collects = [step for step in steps if isinstance(step.action, Collect)]
+        self.collects = {columns[step.writes[0]].domain: step for step in collects}
         self.collected: dict[str, BufferedRows] = {}  # domain -> its rows, once they are known
         self.numbered = numbered
         self._layouts: dict[tuple[str, str, int], Layout] = {}  # (domain, layout, devices)
@@ -82,7 +84,7 @@ class Rows:
 
     def is_reported(self, domain: str) -> bool:
         """Return whether a report says how many rows of a domain each row of its parent has become."""
-        return domain in self.makers and bool(self.makers[domain].leaves or self.domains[domain].most)
+        return domain in self.makers and bool(self.makers[domain].unfinished or self.domains[domain].most)
 
     def source_events(self, node: str) -> set[Awaited]:
         """Return what says how many rows a data source gives."""
@@ -202,7 +204,7 @@ class Rows:
     def whole(self, domain: str) -> Any:
         """Return int64, ascending: the rows that made a domain where some are unfinished; else None."""
         step = self.makers.get(domain)
-        if step is None or not step.leaves or self.report(step, step.devices[0]).whole is None:
+        if step is None or not step.unfinished or self.report(step, step.devices[0]).whole is None:
             return None
         held = self.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
         return np.sort(np.concatenate([held[at][self.report(step, at).whole] for at in step.devices]))
@@ -245,6 +247,6 @@ def staying(steps: Sequence[Step], beside: Collection[int] = ()) -> frozenset[st
 
 def _lies_apart(reader: Step, writer: Step | None) -> bool:
     """Return whether some part of a column is read by another worker than the one that made it."""
-    if writer is None or not reader.facts.in_place:
+    if writer is None or reader.kind not in IN_PLACE:
         return True
     return (reader.pool, reader.devices) != (writer.pool, writer.devices)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from rlgraph.ir.actions import Collect, Sync
 from rlgraph.ir.plan import Step
 from rlgraph.runtime.driver.intake import Intake, IntakeTimes, StageSeconds
 from rlgraph.runtime.driver.iteration import Execution, FinishedStep
@@ -36,7 +37,7 @@ def _stages(
     execution: Execution, intake: Intake, times: IntakeTimes, rounds: Sequence[Execution]
 ) -> dict[str, StageSeconds]:
     spans = [_spans(round) for round in rounds]
-    rollout = next(step.id for step in intake.steps if step.leaves)
+    rollout = next(step.id for step in intake.steps if step.unfinished)
     total = times.end - times.start
     drawing = covered(round[rollout] for round in spans)
     seconds = {
@@ -86,11 +87,11 @@ def _update(execution: Execution, times: IntakeTimes) -> StageSeconds:
     finished = list[FinishedStep]()
     for step in execution.steps:
         reports = execution.rows.reports[step.id]
-        if reports and not step.facts.collects:
+        if reports and not isinstance(step.action, Collect):
             finished.append(FinishedStep(step, reports))
     blocked = 0.0
     free = times.request
-    syncs = [item for item in finished if item.step.facts.syncs]
+    syncs = [item for item in finished if isinstance(item.step.action, Sync)]
     if syncs:
         free = max(_span(item)[1] for item in syncs)
     for item in syncs:

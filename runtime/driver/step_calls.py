@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rlgraph.errors import RunError
+from rlgraph.ir.actions import MOVES, Kind, complete
 from rlgraph.ir.domains import ancestors
 from rlgraph.ir.plan import Step
-from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.ops.column_types import is_made_of
 from rlgraph.runtime.driver.adaptive import adapted
 from rlgraph.runtime.driver.iteration import Execution
@@ -56,7 +56,7 @@ def _run(execution: Execution, step: Step) -> list[WorkerCall]:
         state=state(execution, execution.plan.functions[execution.phase][step.node].state),
         asks=None if domain else requested,
         resumes=requested is not None,
-        yields=yields and bool(step.leaves),
+        yields=yields and bool(step.unfinished),
     )
     kind = execution.domains[domain].kind if domain else ""
     samples, total = execution.rows.samples(domain) if is_made_of(kind, "samples") else (None, 0)
@@ -71,7 +71,7 @@ def _run(execution: Execution, step: Step) -> list[WorkerCall]:
             device_scope = replace(device_scope, samples=samples[device_rows], total_samples=total)
         return (step.node, device_scope), (*refs, *resumed_refs)
 
-    unfinished_columns = step.leaves if execution.inputs else 0
+    unfinished_columns = step.unfinished if execution.inputs else 0
     return [replace(call, leaves=unfinished_columns) for call in _each(step, "run", inputs)]
 
 
@@ -84,8 +84,7 @@ def _sync(execution: Execution, step: Step) -> list[WorkerCall]:
 
 
 def _transition(execution: Execution, step: Step) -> list[WorkerCall]:
-    model = step.model
-    return _each(step, "engine", lambda _: (("move", step.kind, model, step.parts), ()))
+    return _each(step, "engine", lambda _: (("move", step.action), ()))
 
 
 def _select(execution: Execution, step: Step) -> list[WorkerCall]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from rlgraph.ir.actions import Kind
 from rlgraph.ir.plan import Step
 from rlgraph.runtime.driver.step_calls import WorkerCall
 
@@ -29,7 +30,7 @@ class ServedVersions:
 
         A sync between pools that brings ``versions`` which are there does nothing, on both pools alike.
         """
-        gives_up_weights = step.facts.moves == "off" and step.engine == "serve"
+        gives_up_weights = step.kind is Kind.SLEEP
         if gives_up_weights and step.pool not in self.lenders:
             self.versions = {
                 model: version for model, version in self.versions.items() if model not in step.models

@@ -86,7 +86,7 @@ def _nodes_with_state(plan: Plan) -> frozenset[str]:
     functions = plan.functions["train"].items()
     nodes = {node for node, function in functions if function.holds or function.state == node}
     regions_with_rows = {name for name, region in plan.regions.items() if region.keep}
-    regions_with_rows |= {step.region for step in plan.steps if step.leaves}
+    regions_with_rows |= {step.region for step in plan.steps if step.unfinished}
     nodes |= {step.node for step in plan.steps if step.region and step.region in regions_with_rows}
     return frozenset(nodes)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlgraph.ir.actions import Copy
 from rlgraph.ir.domains import is_part
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import RecordMetadata
@@ -73,7 +74,8 @@ def _excerpt(execution: Execution, name: str, base: str) -> tuple[Excerpt, list[
 
 def recorded_columns(plan: Plan) -> frozenset[str]:
     """Return the columns of the graph's own nodes and those that a region hands on, without copies."""
-    return frozenset(column for step in plan.steps if not step.facts.copies for column in step.writes)
+    steps = [step for step in plan.steps if not isinstance(step.action, Copy)]
+    return frozenset(column for step in steps for column in step.writes)
 
 
 def records(execution: Execution) -> list[RecordMetadata]:

@@ -35,6 +35,7 @@ from typing import Any
 
 from rlgraph.errors import RunError
 from rlgraph.files import DROPPED, discard, read_json, replace, sha256, sync, write, write_sums
+from rlgraph.ir.actions import Collect
 from rlgraph.ir.best_checkpoints import BestCheckpoints
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
@@ -329,7 +330,7 @@ def _trace_events(item: FinishedStep, iteration: int, spans: bool) -> Iterator[d
     for (pool, device), report in item.reports.items():
         thread: str | int = f"{device} beside" if report.beside else device
         bars = [(thread, item.step.node, report.start, report.end, args)]
-        if spans or item.step.facts.collects:
+        if spans or isinstance(item.step.action, Collect):
             for lane, name, start, end in report.spans:
                 bars.append((f"{thread} {lane}", name, start, end, {**args, "part": lane}))
         for bar_thread, name, start, end, bar_args in bars:

@@ -20,7 +20,7 @@ class SkippedSteps:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.nodes = [step.node for step in plan.steps if step.updates]
+        self.nodes = [step.node for step in plan.steps if step.updated]
         self.skipped = Counter[str]()
         self.trained = set[str]()
 

@@ -160,7 +160,7 @@ def _edit_values(plan: Plan, node: str) -> dict[str, Any]:
 
     if not node:
         served = {name for name, model in plan.models.items() if model.serve}
-        policy_updates = (step.node for step in plan.steps if step.updates and served & step.models.keys())
+        policy_updates = (step.node for step in plan.steps if step.updated and served & step.models.keys())
         node = next(policy_updates, "")
     if node not in functions:
         return values

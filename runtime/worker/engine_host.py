@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rlgraph.costs.lora_size import served_alone
 from rlgraph.engines.registry import TRAINING, serving
+from rlgraph.ir.actions import MOVES, Kind, MoveEngine, complete
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
-from rlgraph.ir.steps import MOVES, Kind, complete
 from rlgraph.ops.interfaces import Session
 from rlgraph.ops.metric import Metric
 from rlgraph.runtime.engines.contract import (
@@ -59,7 +59,7 @@ class EngineHost:
         for name, model in plan.models.items():
             self._load_server(name, model)
         for name, parts in offloaded.items():
-            self.move(Kind.LOAD, name, parts)
+            self.move(MoveEngine(name, "train", "back", parts))
 
     def _load_trainers(self) -> None:
         """Load models that own their weights, each followed by those that share them.
@@ -76,28 +76,30 @@ class EngineHost:
                 self.versions[name] = 0
                 self.train[name] = self._trainer(name, self.plan.models[name], sections[name])
             for name in together:
-                self._put_away(Kind.OFFLOAD, name)
+                self._put_away(name, "train")
 
     def _make_room_for_servers(self) -> dict[str, tuple[str, ...]]:
         """Offload what the plan ever offloads, where servers are to start; return what is to come back."""
         served_here = [name for name in self.plan.models if self.plan.serves(name, self.pool)]
         if not any(serving(self.serve_sections[name]).own_servers for name in served_here):
             return {}
-        steps = [step for step in (*self.plan.steps, *self.plan.eval_steps) if step.kind is Kind.OFFLOAD]
+        steps = (*self.plan.steps, *self.plan.eval_steps)
+        moves = [step.action for step in steps if isinstance(step.action, MoveEngine)]
+        offloads = [move for move in moves if move.kind is Kind.OFFLOAD]
         offloaded = {}
         for name in self.train:
-            ever_offloaded = {part for step in steps if name in step.models for part in step.parts}
+            ever_offloaded = {part for move in offloads if move.model == name for part in move.parts}
             between_iterations = {*self.plan.away.get(f"{name}.train", ())}
             parts = tuple(sorted(ever_offloaded - between_iterations))
             if parts:
-                self.move(Kind.OFFLOAD, name, parts)
+                self.move(MoveEngine(name, "train", "off", parts))
                 offloaded[name] = parts
         return offloaded
 
     def _load_server(self, name: str, model: ModelPlan) -> None:
         if self.plan.serves(name, self.pool):
             self.serve[name] = self._served(name, model, self.serve_sections[name])
-            self._put_away(Kind.SLEEP, name)
+            self._put_away(name, "serve")
 
     def _trainer(self, name: str, model: ModelPlan, section: TrainPlan) -> HostedTrainEngine:
         """Return the train engine of one model."""
@@ -139,16 +141,16 @@ class EngineHost:
         lora = served_alone(self.plan.models[name])
         return lora.model_dump() if lora else None
 
-    def _put_away(self, kind: Kind, model: str) -> None:
+    def _put_away(self, model: str, engine: Literal["train", "serve"]) -> None:
         """Move off the device what the plan says is off it between iterations."""
-        parts = self.plan.away.get(self.plan.held(model, kind.facts.engines[0], self.pool))
+        parts = self.plan.away.get(self.plan.held(model, engine, self.pool))
         if parts:
-            self.move(kind, model, parts)
+            self.move(MoveEngine(model, engine, "off", parts))
 
-    def move(self, kind: Kind, model: str, parts: Sequence[str]) -> None:
+    def move(self, move: MoveEngine) -> None:
         """Carry out an offload, load, sleep or wake."""
         self._settle()
-        MOVERS[kind](self, model, tuple(parts))
+        MOVERS[move.kind](self, move.model, move.parts)
 
     def train_engine(self, model: str, promised: int, reader: str) -> HostedTrainEngine:
         """Return a train engine, which must be at the version that the plan promised a reader."""

@@ -100,15 +100,15 @@ def meet(
     links: dict[str, Transport] = {}
     sync_steps = syncs(plan, mailbox is not None)
     _level_group_counts(rank)
-    for model, step in sync_steps.items():
+    for model, sync in sync_steps.items():
         if mailbox is not None:
             links[model] = mailbox.setdefault(model, Handover())
-        elif step.source:
-            linked = [members[step.source][0], *members[step.pool]]
+        elif sync.action.source:
+            linked = [members[sync.action.source][0], *members[sync.pool]]
             peers = Ranks(dist.new_group(linked, timeout=FOREVER), linked[0], device)
             if rank in linked:
-                links[model] = _link(plan.models[model], step.path, peers, rank == linked[0])
-    paths = {model: step.path for model, step in sync_steps.items()}
+                links[model] = _link(plan.models[model], sync.action.path, peers, rank == linked[0])
+    paths = {model: sync.action.path for model, sync in sync_steps.items()}
     return Groups(mesh, model_ranks, links, paths, store)
 
 

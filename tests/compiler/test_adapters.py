@@ -12,8 +12,8 @@ from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of, sync_buckets, sync_least
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import Kind, MoveEngine, Sync
 from rlgraph.ir.plan import Plan, Step, Target
-from rlgraph.ir.steps import Kind
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import parse
 from rlgraph.syntax.model_settings import Lora
@@ -32,7 +32,7 @@ def planned(*more: str, devices: int | None = None, lora: str = "{rank: 32}") ->
 
 
 def sync(plan: Plan) -> Step:
-    (step,) = [step for step in plan.steps if step.facts.syncs]
+    (step,) = [step for step in plan.steps if isinstance(step.action, Sync)]
     return step
 
 
@@ -61,13 +61,15 @@ def test_an_adapter_is_served_where_weights_would_go_to_another_pool() -> None:
 
 def test_a_sync_is_priced_by_the_adapter() -> None:
     alone, merged = planned(*POOLS), planned(*POOLS, "models.policy.serve.lora=merged")
-    assert sync(alone).path == "broadcast" and sync(alone).bytes == ADAPTER == sync_least(alone, sync(alone))
-    assert sync_buckets(alone, sync(alone)) == (1, "bfloat16")
+    sent = sync(alone).action
+    assert isinstance(sent, Sync) and sent.path == "broadcast"
+    assert sync(alone).bytes == ADAPTER == sync_least(alone, sent)
+    assert sync_buckets(alone, sent) == (1, "bfloat16")
     assert sync(merged).bytes == 2 * size_of(EIGHT).parameters > 90 * ADAPTER
     for best_or_worst in (0, 1):
         assert sync(alone).seconds[best_or_worst] < sync(merged).seconds[best_or_worst] / 10
     own = sync(planned("models.policy.serve.lora=adapter", devices=8))
-    assert own.path == "ipc" and own.bytes == 7 * ADAPTER // 8  # each has an eighth of it
+    assert own.action.path == "ipc" and own.bytes == 7 * ADAPTER // 8  # each has an eighth of it
 
 
 def test_the_plan_says_what_is_sent() -> None:
@@ -86,7 +88,8 @@ def test_memory_has_room_for_slots_and_weights_that_stay() -> None:
     assert items[Item("policy", "serve", "base")] == 2 * size_of(EIGHT).parameters
     assert Item("policy", "serve", "weights") not in items
     assert plan.peak["main"].parts["serve weights"] == 2 * size_of(EIGHT).parameters
-    asleep = {part for step in plan.steps if step.kind is Kind.SLEEP for part in step.parts}
+    moves = [step.action for step in plan.steps if isinstance(step.action, MoveEngine)]
+    asleep = {part for move in moves if move.kind is Kind.SLEEP for part in move.parts}
     assert asleep == {"kv"}
     merged = planned("models.policy.serve.lora=merged", *small[1:], devices=1)
     assert "adapters" not in merged.peak["main"].parts

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
+from rlgraph.ir.actions import Merge, RunOp
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.prediction import Peak, Prediction
+from rlgraph.ir.steps import Version
 from rlgraph.printing.plan_diff import _moved, against_text, differences
 from share import examples, families
 
@@ -84,7 +86,9 @@ def test_every_part_of_a_step_has_its_words() -> None:
     assert said(devices=(0,)) == ["runs on main[0], no longer on main[0-1]"]
     assert said(pool="other", devices=(1,)) == ["runs on other[1], no longer on main[0-1]"]
     assert said(layout="one")[0] == "layout: even -> one"
-    assert said(models={"ref": "v"}) == ["models.ref: nothing -> v"]
+    rewards = next(s for s in GRPO.steps if s.node == "rewards")
+    reading = replace(run_of(rewards), models={"ref": Version(0)})
+    assert said(action=reading) == ["models.ref: nothing -> v"]
     assert said(after=()) == ["no longer waits for answer*samples, rollout"]
     assert said(because="so", id=7) == []
 
@@ -115,17 +119,22 @@ def test_the_others_keep_their_order_and_no_fewer_could_move(order: list[int]) -
     assert len(rest) == max(best)
 
 
+def run_of(step: Step) -> RunOp:
+    """The op that a step runs; of another step, one that would take its place."""
+    return step.run or RunOp("some_op", {})
+
+
 CHANGES: list[Callable[[Step], dict[str, object]]] = [
     lambda s: {"reads": (*s.reads, "x")},
     lambda s: {"writes": (*s.writes, "x")},
     lambda s: {"frees": s.frees[1:] or ("x",)},
     lambda s: {"devices": (*s.devices, 2)},
     lambda s: {"layout": s.layout + "/2"},
-    lambda s: {"kind": "save"},
-    lambda s: {"op": s.op + "x"},
-    lambda s: {"models": {**s.models, "x": "v"}},
-    lambda s: {"filters": not s.filters},
-    lambda s: {"updates": not s.updates},
+    lambda s: {"action": Merge()},
+    lambda s: {"action": replace(run_of(s), op="x")},
+    lambda s: {"action": replace(run_of(s), models={**run_of(s).models, "x": Version(0)})},
+    lambda s: {"action": replace(run_of(s), filters=not run_of(s).filters)},
+    lambda s: {"action": replace(run_of(s), updates=not run_of(s).updates)},
 ]
 
 

@@ -18,7 +18,7 @@ def plan(*settings: str) -> Plan:
 
 
 def leaves(made: Plan) -> dict[str, int]:
-    return {step.node: step.leaves for step in (*made.steps, *made.eval_steps) if step.leaves}
+    return {step.node: step.unfinished for step in (*made.steps, *made.eval_steps) if step.unfinished}
 
 
 def attributes(made: Plan, phase: str = "train") -> Any:

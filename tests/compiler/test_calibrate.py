@@ -19,6 +19,7 @@ from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED
 from rlgraph.costs.hardware import FOLDER
 from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.step_rates import rate_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError, RunError
 from rlgraph.ir.plan import Plan, Target
@@ -63,8 +64,8 @@ def a_run(plan: Plan, times: Mapping[str, float] = TIMES, wobble: float = 0.0) -
     for number, length in enumerate(LENGTHS):
         pricing = Pricing(plan, load_cluster("cpu"), workload(plan, PROMPT, length), sizes_of(plan))
         slower = 10.0 if number == 0 else 1 + wobble * (number - 2)
-        took = {f"time/{s.node}": slower * times.get(s.rate, 1.0) * pricing.middle(s) for s in plan.steps}
-        whole = sum(took[f"time/{s.node}"] for s in plan.steps if not s.beside)  # others run meanwhile
+        took = {f"time/{s.node}": slower * times.get(rate_of(s), 1.0) * pricing.middle(s) for s in plan.steps}
+        whole = sum(took[f"time/{s.node}"] for s in plan.steps if not s.on_host)  # others run meanwhile
         line = {"step": number + 1, "rollout/length": length, "time/step": whole, **took}
         lines.append(json.dumps(line))
     (folder / "metrics.jsonl").write_text("\n".join(['{"step": 0, "eval/accuracy": 0.5}', *lines]) + "\n")
@@ -111,7 +112,7 @@ def test_what_a_pool_waits_between_rounds_comes_back() -> None:
     plan = planned(Target("cpu", PROMPT), *streamed, "update_policy.in.old_logprobs=rollout_logprobs")
     run = a_run(plan)
     drawn, source = (
-        next(s for s in plan.steps if s.leaves),
+        next(s for s in plan.steps if s.unfinished),
         next(s for s in plan.steps if s.node == "prompts"),
     )
     events, at = ["["], 0
@@ -174,7 +175,7 @@ def test_what_a_file_does_not_name_keeps_its_range() -> None:
     for a, b in zip(plain.steps, plan.steps, strict=True):
         assert a.seconds and b.seconds
         center = math.sqrt(a.seconds[0] * a.seconds[1])
-        expected = (center, 4 * center) if a.updates else a.seconds
+        expected = (center, 4 * center) if a.updated else a.seconds
         assert b.seconds == pytest.approx(expected, rel=1e-3)
 
 
@@ -188,7 +189,7 @@ def test_every_kind_of_work_is_some_step() -> None:
     wide = [f"models.{name}.train.{what}" for name in ("policy", "ref") for what in NARROW]
     seven = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16", *wide]
     plan = compile_graph("grpo", seven, target=Target("h100-8"))
-    assert {step.rate for step in plan.steps} == {*RATES} - {"round"}
+    assert {rate_of(step) for step in plan.steps} == {*RATES} - {"round"}
 
 
 # -- the command line

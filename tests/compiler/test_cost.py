@@ -218,7 +218,7 @@ def test_every_step_is_priced_and_parts_sum_to_the_peak(name: str, graph: str) -
         assert step.seconds and 0 < step.seconds[0] <= step.seconds[1]
         assert step.bytes is not None and step.bytes >= 0
     for end in (0, 1):
-        took = [(step.beside, step.seconds[end]) for step in plan.steps if step.seconds]
+        took = [(step.on_host, step.seconds[end]) for step in plan.steps if step.seconds]
         hidden = sum(seconds for beside, seconds in took if not beside)  # all of what runs beside the devices
         assert hidden * (1 - 1e-6) <= plan.predicted.seconds[end] <= sum(one for _, one in took) * (1 + 1e-6)
     for peak in plan.peak.values():
@@ -319,7 +319,7 @@ def test_a_sync_sends_what_has_changed_where_that_is_predicted_to_pay(
         (longer,) = [step for step in whole.steps if step.node == "sync:policy"]
         assert math.prod(step.seconds) < math.prod(longer.seconds)
         if way == "delta":
-            assert sync_least(plan, step) < 0.05 * sync_least(whole, longer)
+            assert sync_least(plan, step.action) < 0.05 * sync_least(whole, longer.action)
 
 
 def test_a_faster_device_is_not_slower() -> None:
@@ -413,7 +413,7 @@ def test_layers_that_stay_gathered_move_fewer_bytes_and_take_memory() -> None:
         given = [f"models.{name}.path=Qwen/Qwen2.5-1.5B" for name in ("policy", "ref")]
         given += ["models.policy.train.micro_tokens=2048", *settings]
         plan = compile_graph("grpo", given, target=Target("h100-8"))
-        (update,) = (step for step in plan.steps if step.updates)
+        (update,) = (step for step in plan.steps if step.updated)
         assert update.bytes and plan.peak
         return update.bytes, plan.peak["main"].bytes
 
@@ -430,7 +430,7 @@ def test_passes_that_score_have_a_size_of_their_own() -> None:
         given = [f"models.{name}.path=Qwen/Qwen2.5-7B" for name in ("policy", "ref")]
         plan = compile_graph("grpo", [*given, *settings], target=Target("h100-8"))
         score = next(step for step in plan.steps if step.node == "ref_logprobs")
-        update = next(step for step in plan.steps if step.updates)
+        update = next(step for step in plan.steps if step.updated)
         assert score.seconds and update.seconds
         return score.seconds[1], update.seconds[1]
 
@@ -442,5 +442,5 @@ def test_passes_that_score_have_a_size_of_their_own() -> None:
 def test_a_plan_for_a_cluster_whose_update_copies_weights_prints(name: str) -> None:
     """An update that copies another model's weights works on two models."""
     plan = compile_graph(name, target=Target("h100-8"))
-    (copy,) = [step for step in plan.steps if step.copied and step.updates]
+    (copy,) = [step for step in plan.steps if step.copied and step.updated]
     assert f"{copy.id}. run {copy.node}" in plan_text(plan)

@@ -130,7 +130,7 @@ def test_steps_and_memory_show_what_they_take() -> None:
         assert plain.bytes and divided.bytes and divided.bytes != plain.bytes and divided.seconds
     peaks = []
     for plan in (one, eight):
-        (update,) = [step for step in plan.steps if step.updates]
+        (update,) = [step for step in plan.steps if step.updated]
         passing = Footprint(plan, CLUSTER, workload(plan), sizes_of(plan)).passing(update)
         peaks.append(passing["last layer"]["gathered weights"])
     assert peaks[1] < peaks[0] / 2
@@ -144,7 +144,7 @@ def test_an_uneven_choice_of_experts_takes_time_bytes_and_memory_and_is_said() -
         return compile_graph("dr_grpo", settings, target=target)
 
     even, uneven = aimed(None, 8), aimed(1.5, 8)
-    first, second = (step for plan in (even, uneven) for step in plan.steps if step.updates)
+    first, second = (step for plan in (even, uneven) for step in plan.steps if step.updated)
     assert first.seconds and second.seconds and first.bytes and second.bytes
     assert second.seconds[0] > 1.05 * first.seconds[0] and second.bytes > 1.2 * first.bytes
     assert uneven.peak and even.peak and uneven.peak["main"].bytes > even.peak["main"].bytes

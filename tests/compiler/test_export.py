@@ -19,8 +19,8 @@ from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import RunError
 from rlgraph.frontend.shipped import shipped_graphs
+from rlgraph.ir.actions import MoveEngine
 from rlgraph.ir.plan import Plan
-from rlgraph.ir.steps import Kind
 from rlgraph.printing.step_text import title
 from rlgraph.view.drawings.boxes import StepGroup, box, drawing, links, weights
 from rlgraph.view.drawings.dot import dot, picture
@@ -40,7 +40,8 @@ def hostile(plan: Plan) -> Plan:
     (pool, count), *_ = plan.pools.items()
     first, *rest = plan.steps
     written = first.writes[0]
-    step = replace(first, node=HOSTILE, op=HOSTILE, because=HOSTILE, pool=HOSTILE)
+    action = replace(first.action, op=HOSTILE)
+    step = replace(first, node=HOSTILE, because=HOSTILE, pool=HOSTILE, action=action)
     columns = {**plan.columns, "train": dict(plan.columns["train"])}
     for name, column in columns["train"].items():
         kind = HOSTILE if name == written else column.type
@@ -207,11 +208,9 @@ def test_show_prints_a_tree() -> None:
 def test_a_move_of_an_engine_reads_no_version() -> None:
     plan = compile_graph("grpo", devices=1)
     last = plan.steps[-1]
-    moved = replace(
-        last, id=last.id + 1, node="offload", kind=Kind.OFFLOAD, inserted=True, updates=False, op=""
-    )
-    moved = replace(moved, reads=(), writes=(), frees=(), models={"policy": None}, after=(last.id,))
-    moved = replace(moved, parts=("parameters",), because="it would not fit")
+    move = MoveEngine("policy", "train", "off", ("parameters",))
+    moved = replace(last, id=last.id + 1, node="offload", reads=(), writes=(), frees=(), after=(last.id,))
+    moved = replace(moved, action=move, because="it would not fit")
     plan = replace(plan, steps=(*plan.steps, moved), slot=(*plan.slot, moved.id))
     for text in (mermaid(plan, EVERYTHING), dot(plan, EVERYTHING), trace(plan)):
         assert "offload parameters of policy" in text

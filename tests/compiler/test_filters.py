@@ -92,7 +92,7 @@ def test_a_prompts_column_is_repeated_and_then_selected() -> None:
 
 def test_rows_stay_where_the_filter_saw_them() -> None:
     plan = planned(FILTER, "set: {advantages.rows: informative}", devices=3)
-    layouts = {step.layout for step in plan.steps if step.kind == "select" or step.filters}
+    layouts = {step.layout for step in plan.steps if step.kind == "select" or (step.run and step.run.filters)}
     assert layouts == {"even"}
 
 

@@ -55,7 +55,7 @@ def test_by_hand() -> None:
     assert said.run.low == pytest.approx(100 * seconds[0])
     assert said.device_hours.high == pytest.approx(100 * seconds[1] * 8 / 3600)
     assert said.tokens.low == pytest.approx(1024 * (256 + 512) / seconds[1] / 8)  # 128 prompts, 8 samples
-    update = next(step for step in plan.steps if step.updates)
+    update = next(step for step in plan.steps if step.updated)
     assert update.seconds
     # tokens alone; attention adds little to rows of 768 tokens
     flops = 6 * size_of("Qwen/Qwen2.5-7B").multiplied * 1024 * 768

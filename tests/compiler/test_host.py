@@ -38,7 +38,7 @@ def planned(*more: str, path: str = EIGHT, cluster: str = "h100-8") -> Plan:
 
 
 def update(plan: Plan) -> Step:
-    (step,) = [step for step in plan.steps if step.updates]
+    (step,) = [step for step in plan.steps if step.updated]
     return step
 
 

@@ -12,6 +12,7 @@ from region_work import STREAMED, work
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.memory import away_items
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import Lend, Sync
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.streaming.rules import Window
 from rlgraph.streaming.simulate import simulate_stream
@@ -29,7 +30,7 @@ def planned(*settings: str, **assumed: Any) -> Plan:
 
 
 def lending(plan: Plan) -> Step | None:
-    return next((step for step in plan.steps if step.facts.lends), None)
+    return next((step for step in plan.steps if isinstance(step.action, Lend)), None)
 
 
 def note(plan: Plan) -> str:
@@ -93,7 +94,8 @@ def test_a_plan_lends_where_it_pays_and_says_why() -> None:
     plan = planned("schedule.stream.staleness=1", response_tokens=2000)
     forbidden = planned("schedule.stream.lend=false", response_tokens=2000)
     step = lending(plan)
-    assert step and (step.pool, step.path, [*step.models]) == ("train", "ipc", ["policy"])
+    assert step and isinstance(step.action, Lend)
+    assert (step.pool, step.action.path, [*step.models]) == ("train", "ipc", ["policy"])
     assert step.because.startswith("train waits for ") and "shorter for it; its engine takes " in step.because
     assert lending(forbidden) is None and not note(forbidden)
     assert plan.predicted and forbidden.predicted
@@ -106,8 +108,8 @@ def test_a_plan_lends_where_it_pays_and_says_why() -> None:
 
 def test_on_the_page_weights_come_with_the_sync_of_the_other_pool() -> None:
     plan = planned("schedule.stream.lend=true")
-    syncs = [step for step in plan.steps if step.facts.syncs]
-    assert [step.facts.lends for step in syncs] == [False, True]
+    syncs = [step for step in plan.steps if isinstance(step.action, Sync)]
+    assert [isinstance(step.action, Lend) for step in syncs] == [False, True]
 
     def event(name: str, step: int, start: float, **more: str) -> dict[str, Any]:
         about = {"phase": "train", "iteration": 1, "step": step, **more}

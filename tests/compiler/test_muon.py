@@ -26,7 +26,7 @@ def priced(*overrides: str, model: str = SEVEN, devices: int = 8) -> tuple[Prici
     types = [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]
     plan = compile_graph("grpo", [*paths, *types, *overrides], devices)
     pricing = Pricing(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
-    (step,) = [step for step in plan.steps if step.updates]
+    (step,) = [step for step in plan.steps if step.updated]
     return pricing, step
 
 

@@ -204,7 +204,7 @@ def assert_old_weights_are_not_too_old(events: list[Event], staleness: int) -> N
     done = 0
     versions: dict[int, int] = {}
     for event in order:
-        if event.step.updates:
+        if event.step.updated:
             done += 1
         else:
             versions[event.iteration] = synced = done
@@ -233,7 +233,7 @@ def test_steps_of_one_iteration_come_in_an_order_that_frees_last() -> None:
 
 def test_a_reward_beside_the_devices_holds_up_only_those_that_read_it() -> None:
     plan = compile_graph("grpo", devices=1)
-    (reward,) = (step for step in plan.steps if step.beside)
+    (reward,) = (step for step in plan.steps if step.on_host)
     seconds = dict.fromkeys((step.id for step in plan.steps), 1.0)
     events = {event.step.node: event for event in simulate(plan, {**seconds, reward.id: 2.5}, 1)}
     assert reward.node == "rewards" and "on the CPUs of main[0]" in plan_text(plan)

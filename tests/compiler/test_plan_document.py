@@ -60,5 +60,5 @@ def test_text_of_a_user_that_looks_like_a_step_is_not_coloured_as_one(tmp_path: 
 def test_a_copy_of_weights_has_no_gradients_to_step_on_the_host() -> None:
     plan = compile_graph("sdft", target=Target("h100-8"))
     (refresh,) = (entry for entry in PlanDocument(plan).steps["train"] if entry.step.copied)
-    assert refresh.step.updates and "gradients" not in refresh.cost
+    assert refresh.step.updated and "gradients" not in refresh.cost
     assert "run refresh" in plan_text(plan)

@@ -17,6 +17,7 @@ from rlgraph.costs.memory import Footprint, Item, away_items
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import MoveEngine
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.lowering import plan_tree
 from rlgraph.planning import offload
@@ -36,7 +37,9 @@ def footprint(plan: Plan, cluster: Cluster) -> Footprint:
 
 
 def moved(step: Step) -> set[Item]:
-    return {Item(model, step.engine, part) for model in step.models for part in step.parts}
+    move = step.action
+    assert isinstance(move, MoveEngine)
+    return {Item(move.model, move.engine, part) for part in move.parts}
 
 
 def assert_sound(plan: Plan, cluster: Cluster) -> None:
@@ -46,17 +49,18 @@ def assert_sound(plan: Plan, cluster: Cluster) -> None:
     away = {item for pool in plan.pools for item in away_items(plan, pool)}
     for steps in (order, plan.eval_steps, order):
         for step in steps:
-            if step.facts.moves == "back":
+            direction = step.action.direction if isinstance(step.action, MoveEngine) else ""
+            if direction == "back":
                 assert moved(step) <= away, f"{step.node} brings back what is there"
                 away -= moved(step)
-            if step.facts.moves == "off":
+            if direction == "off":
                 assert not moved(step) & away, f"{step.node} takes away what is away"
             for pool in {step.pool, step.source} - {""}:
                 assert not print_.needs(pool, step) & away, f"{step.node} runs without what it needs"
                 held = sum(size for item, size in print_.items(pool).items() if item not in away)
                 used = held + print_.transient(pool, step).total() + cluster.reserve
                 assert used <= cluster.memory, f"{step.node} takes {used} of {cluster.memory}"
-            if step.facts.moves == "off":
+            if direction == "off":
                 away |= moved(step)
         assert away == {item for pool in plan.pools for item in away_items(plan, pool)}, (
             "an iteration ends in another state than it began in"
@@ -64,7 +68,7 @@ def assert_sound(plan: Plan, cluster: Cluster) -> None:
 
 
 def moves(plan: Plan) -> list[Step]:
-    return [step for step in plan.steps if step.facts.moves]
+    return [step for step in plan.steps if isinstance(step.action, MoveEngine)]
 
 
 def tight(plan: Plan, cluster: Cluster, share: float) -> Cluster:

@@ -51,7 +51,10 @@ def test_a_reader_of_some_rows_gets_the_part_that_is_theirs() -> None:
     assert plan.functions["train"]["shaped"].ins == {"rewards": "rewards/route:math"}
     assert plan.functions["train"]["other"].ins == {"rewards": "rewards/route:exact"}
     assert [step.writes for step in plan.steps if step.kind == "merge"] == [("used",)]
-    assert [step.node for step in plan.steps if step.filters] == ["route:math", "route:exact"]  # shared
+    assert [step.node for step in plan.steps if step.run and step.run.filters] == [
+        "route:math",
+        "route:exact",
+    ]  # shared
 
 
 def test_the_rest_is_what_the_nodes_beside_it_leave() -> None:
@@ -107,7 +110,7 @@ def test_rows_of_two_origins_are_joined_for_one_update() -> None:
     assert {name: reads for name, reads in merges.items() if name != "rewards"} == both
     columns = plan.columns["train"]
     assert columns["old_logprobs"].domain == columns["tokens/rollout+examples"].domain
-    update = next(step for step in plan.steps if step.updates)
+    update = next(step for step in plan.steps if step.updated)
     assert update.layout == "balanced/4" and not [name for name in update.reads if "rollout_logprobs" in name]
 
 

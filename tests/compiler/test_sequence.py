@@ -28,7 +28,7 @@ def planned(ranks: int, *more: str, path: str = EIGHT, devices: int = 8, cluster
 
 
 def update(plan: Plan) -> Step:
-    (step,) = [step for step in plan.steps if step.updates]
+    (step,) = [step for step in plan.steps if step.updated]
     return step
 
 

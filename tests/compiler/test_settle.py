@@ -21,6 +21,7 @@ from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError, RunError
 from rlgraph.frontend.bind_model import on_device
 from rlgraph.frontend.compose import compose
+from rlgraph.ir.actions import Kind, MoveEngine
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.lowering import plan_tree
 from rlgraph.planning.auto_settings import PAGE, as_planned
@@ -154,7 +155,8 @@ def test_states_leave_for_a_larger_cache_where_that_is_faster() -> None:
     """One host trains 14B: what the optimizer takes on it is room for samples, a third of an iteration."""
     long = ("models.policy.path=Qwen/Qwen2.5-14B", "rollout.max_new_tokens=16384")
     plan = planned(*long)
-    moved = {part for step in plan.steps if step.kind == "offload" for part in step.parts}
+    moves = [step.action for step in plan.steps if isinstance(step.action, MoveEngine)]
+    moved = {part for move in moves if move.kind is Kind.OFFLOAD for part in move.parts}
     assert moved == {"parameters", "optimizer"}
     assert plan.predicted and plan.predicted.in_flight["rollout"][1] > 1
     for tokens in (65_536, 98_304, 131_072):

@@ -3,13 +3,14 @@
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import KINDS, MOVES, Action, Kind, MoveEngine, complete
 from rlgraph.ir.plan import Target, checksum
-from rlgraph.ir.steps import MOVES, Kind, complete, mover
 from rlgraph.ops.column_types import DOMAINS, Domain
 from rlgraph.reports.plan_file import parse
 
@@ -22,15 +23,19 @@ PRODUCT = [
 ]
 
 
-def test_a_kind_that_copies_columns_is_named_in_four_files() -> None:
-    """Its facts, the pass that inserts it, which calls it makes, and the worker's method."""
-    name = re.compile(r"\bKind\.REPEAT\b|\"repeat\"|'repeat'|\bdef repeat\(")
+def test_a_kind_that_copies_columns_is_named_where_it_is_decided_about() -> None:
+    """Where a kind is missing, mypy says so of each ``match``, and importing says so of each table."""
+    name = re.compile(r"\bKind\.REPEAT\b|\bRepeat\(|\"repeat\"|'repeat'|\bdef repeat\(")
     found = {path.relative_to(ROOT).as_posix() for path in PRODUCT if name.search(path.read_text("utf-8"))}
     assert found == {
-        "rlgraph/ir/steps.py",
-        "rlgraph/frontend/parts.py",
-        "runtime/driver/step_calls.py",
-        "runtime/worker/worker.py",
+        "rlgraph/ir/actions.py",  # its record
+        "rlgraph/frontend/parts.py",  # the pass that inserts it
+        "rlgraph/passes/partition.py",  # how its rows lie
+        "rlgraph/costs/step_rates.py",  # its price
+        "rlgraph/printing/step_text.py",  # its sentence
+        "runtime/driver/needs.py",  # what has to be known before its calls are
+        "runtime/driver/step_calls.py",  # its calls
+        "runtime/worker/worker.py",  # the method that they call
     }
 
 
@@ -41,8 +46,15 @@ def test_a_table_of_handlers_that_lacks_a_kind_is_refused() -> None:
 
 
 def test_what_leaves_a_device_has_a_kind_that_brings_it_back() -> None:
-    pairs = {mover(engine, way) for engine in ("train", "serve") for way in ("off", "back")}
-    assert pairs == {*MOVES}
+    moves: list[MoveEngine] = []
+    for engine in ("train", "serve"):
+        moves += [MoveEngine("policy", engine, "off", ()), MoveEngine("policy", engine, "back", ())]
+    assert {move.kind for move in moves} == {*MOVES}
+
+
+def test_every_kind_has_a_record() -> None:
+    assert {*KINDS} | {MoveEngine} == {*get_args(Action)}
+    assert {*KINDS.values()} | {*MOVES} == {*Kind}
 
 
 def test_a_plan_file_with_an_unknown_kind_is_refused() -> None:
@@ -50,6 +62,26 @@ def test_a_plan_file_with_an_unknown_kind_is_refused() -> None:
     fields["steps"][0]["kind"] = "teleport"
     fields["checksum"] = checksum(fields)
     with pytest.raises(GraphError, match=r"`steps\[0\].kind`: input should be 'run', 'repeat'"):
+        parse(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    ("node", "field", "value", "law"),
+    [
+        ("answer*samples", "parts", ["weights"], "a step of kind repeat can't have this `parts`"),
+        ("rollout", "source", "main", "a step of kind run can't have this `source`"),
+        ("rollout", "engine", "both", "`engine` is train, serve or empty, not 'both'"),
+        ("sync:policy", "models", {}, "a step of kind sync has one model, with the version that it reads"),
+    ],
+)
+def test_a_plan_file_whose_step_has_what_its_kind_has_not_is_refused(
+    node: str, field: str, value: object, law: str
+) -> None:
+    fields = json.loads(compile_graph("grpo", devices=2).json())
+    (step,) = [step for step in fields["steps"] if step["node"] == node]
+    step[field] = value
+    fields["checksum"] = checksum(fields)
+    with pytest.raises(GraphError, match=re.escape(law)):
         parse(json.dumps(fields))
 
 

@@ -184,7 +184,7 @@ def test_a_plan_tells_where_streaming_gains() -> None:
         busiest = max(took[grade] for took in plan.predicted.pools.values())
         assert busiest <= told.seconds[grade] + 1e-5
     assert "x as fast as synchronous" in headline(plan)["streaming"]
-    drawn = next(step for step in plan.steps if step.leaves)
+    drawn = next(step for step in plan.steps if step.unfinished)
     assert drawn.seconds == told.drawing
 
 
@@ -321,7 +321,7 @@ def test_the_page_draws_what_is_predicted(staleness: int) -> None:
     plan, told = planned(f"schedule.stream.staleness={staleness}", response_tokens=2000)
     events, took = expected(plan)
     assert took == pytest.approx(middle(told.seconds))
-    update = next(step.id for step in plan.steps if step.updates)
+    update = next(step.id for step in plan.steps if step.updated)
     ends = [event.end for event in events if event.step.id == update]
     assert [later - end for end, later in pairwise(ends)] == pytest.approx([took] * (len(ends) - 1))
     for pool in plan.pools:

@@ -175,7 +175,7 @@ def test_activations_are_divided_too() -> None:
     peaks = []
     for ranks in (1, 8):
         plan = planned(ranks, *kept)
-        (update,) = [step for step in plan.steps if step.updates]
+        (update,) = [step for step in plan.steps if step.updated]
         passing = Footprint(plan, CLUSTER, workload(plan), sizes_of(plan)).passing(update)
         peaks.append(max(parts["activations"] for parts in passing.values()))
     assert 2 < peaks[0] / peaks[1] < 8  # hidden states are whole on each

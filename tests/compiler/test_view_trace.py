@@ -132,7 +132,7 @@ def test_predicted_and_measured_are_two_groups_of_processes(plan: Plan) -> None:
     assert groups == {"predicted": len(plan.pools), "measured": len(plan.pools)}
     assert {event["pid"] for event in read(plan)} == names.keys()
     devices = Counter(e["pid"] for e in read(plan) if e["name"] == "thread_name")
-    tasks = Counter({step.pool: len(step.devices) for step in plan.steps if step.beside})  # predicted ones
+    tasks = Counter({step.pool: len(step.devices) for step in plan.steps if step.on_host})  # predicted ones
     predicted = [count + tasks[pool] for pool, count in plan.pools.items()]
     assert sorted(devices.values()) == sorted([*plan.pools.values(), *predicted])
 

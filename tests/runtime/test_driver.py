@@ -16,8 +16,8 @@ from ran import metrics
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import RunError
+from rlgraph.ir.actions import MoveEngine
 from rlgraph.ir.plan import Plan
-from rlgraph.ir.steps import Kind
 from rlgraph.runtime.cluster.cluster import InlineCluster
 from rlgraph.runtime.driver import driver as driver_module
 from rlgraph.runtime.driver.batches import CallBatcher, ShareSummary, StartedStep, WorkerBatch, goes_along
@@ -220,7 +220,7 @@ def test_weights_that_are_there_are_not_sent_again() -> None:
     assert [call.method for call in served.needed_calls(sync, calls, {model: 1})] == ["stay"]
     assert served.needed_calls(sync, calls, {model: 2}) == calls
     assert served.versions == {model: 2}
-    off = replace(sync, kind=Kind.SLEEP, engine="serve", source="")
+    off = replace(sync, action=MoveEngine(model, "serve", "off", ("weights",)))
     assert ServedVersions(lenders=()).needed_calls(off, calls, {}) == calls
     served.needed_calls(off, calls, {})
     assert served.versions == {}

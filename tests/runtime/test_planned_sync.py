@@ -150,9 +150,9 @@ def test_a_gather_receives_the_bytes_of_the_plan(
 ) -> None:
     (_, nbytes, count), _ = torch.load(root / f"rank-{rank}.pt")[case]
     plan, step = planned(root, case)
-    assert step.path == "memory" and nbytes == step.bytes
+    assert step.action.path == "memory" and nbytes == step.bytes
     if not CASES[case][2]:  # adapters are gathered beside their weights, in buckets of another type
-        assert (count, CASES[case][1]) == sync_buckets(plan, step) and count > 5
+        assert (count, CASES[case][1]) == sync_buckets(plan, step.action) and count > 5
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -177,8 +177,8 @@ def test_another_pool_receives_the_bytes_of_the_plan(
     folder = (f"models.policy.serve.sync_folder={root}",) if path == "disk" else ()
     plan, step = planned(root, case, *POOLS, *folder, devices=None)
     received, count = torch.load(root / "sent-1.pt")[path, case]
-    assert step.path == path and received == step.bytes
-    assert (count, CASES[case][1]) == sync_buckets(plan, step) and count > 5
+    assert step.action.path == path and received == step.bytes
+    assert (count, CASES[case][1]) == sync_buckets(plan, step.action) and count > 5
 
 
 ALONE = {
@@ -193,8 +193,8 @@ def test_of_an_adapter_alone_little_is_gathered(
 ) -> None:
     (cast, nbytes, count), (whole, more, _) = torch.load(root / "rank-1.pt")["alone"]
     plan, step = planned(root, "adapted", *ALONE[engine])
-    assert step.path == way and nbytes == step.bytes and more == 2 * nbytes
-    assert (count, "bfloat16") == sync_buckets(plan, step) and count > 1
+    assert step.action.path == way and nbytes == step.bytes and more == 2 * nbytes
+    assert (count, "bfloat16") == sync_buckets(plan, step.action) and count > 1
     assert all(tensor.equal(whole[name].bfloat16()) for name, tensor in cast.items())
     ends = {(name.split(".")[0], *name.split(".")[-3:]) for name in cast}
     assert ("base_model", "q_proj", "lora_A", "weight") in ends and {end[-1] for end in ends} == {"weight"}
@@ -210,8 +210,8 @@ def test_of_an_adapter_alone_another_pool_receives_little(
     folder = (f"models.policy.serve.sync_folder={root}",) if path == "disk" else ()
     plan, step = planned(root, "adapted", *POOLS, *ALONE[engine], *folder, devices=None)
     received, count = torch.load(root / "sent-1.pt")[path, "alone"]
-    assert step.path == path and received == step.bytes
-    assert (count, "bfloat16") == sync_buckets(plan, step)
+    assert step.action.path == path and received == step.bytes
+    assert (count, "bfloat16") == sync_buckets(plan, step.action)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def test_a_path_that_can_not_be_carried_out_is_refused(
     root: Path, settings: tuple[str, ...], path: str, law: str
 ) -> None:
     plan, step = planned(root, "rounded", *settings, devices=None if settings else 2)
-    assert syncs(plan, one_process=False)["policy"].path == step.path
-    wrong = replace(step, path=path)
+    assert syncs(plan, one_process=False)["policy"].action == step.action
+    wrong = replace(step, action=replace(step.action, path=path))
     steps = tuple(wrong if one is step else one for one in plan.steps)
     with pytest.raises(RunError, match=rf"sends the weights of policy by `{path}`, but {law}[^\n]*\n  make"):
         syncs(replace(plan, steps=steps), one_process=False)
@@ -239,7 +239,7 @@ def test_pools_of_one_process_hand_weights_over(root: Path) -> None:
     plan, _ = planned(root, "rounded", *POOLS, devices=None)
     with pytest.raises(RunError, match="its two engines are in one process"):
         syncs(plan, one_process=True)
-    assert syncs(in_one_process(plan), one_process=True)["policy"].path == "memory"
+    assert syncs(in_one_process(plan), one_process=True)["policy"].action.path == "memory"
 
 
 if __name__ == "__main__":

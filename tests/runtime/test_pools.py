@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import MoveEngine, RunOp, Sync
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ir.steps import Kind
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.simulate import slot_steps
 from rlgraph.reports.plan_file import parse
@@ -154,38 +154,27 @@ def _moving(steps: Sequence[Step]) -> tuple[Step, ...]:
     moved: list[Step] = []
     for step in steps:
         before, after = [], []
-        if step.kind == "sync":
-            before = [
-                _move(Kind.LOAD, step, step.source, ("parameters",)),
-                _move(Kind.WAKE, step, step.pool, ("weights",)),
-            ]
-            after = [_move(Kind.OFFLOAD, step, step.source, ("parameters",))]
-        elif step.engine == "serve":
-            after = [_move(Kind.SLEEP, step, step.pool, ("weights",))]
-        elif step.engine == "train":
-            parts = ("parameters", *(("optimizer",) if step.updates else ()))
-            before = [_move(Kind.LOAD, step, step.pool, parts)]
-            after = [_move(Kind.OFFLOAD, step, step.pool, parts)]
+        match step.action:
+            case Sync(model=model, source=source):
+                before = [
+                    _move(step, source, MoveEngine(model, "train", "back", ("parameters",))),
+                    _move(step, step.pool, MoveEngine(model, "serve", "back", ("weights",))),
+                ]
+                after = [_move(step, source, MoveEngine(model, "train", "off", ("parameters",)))]
+            case RunOp(engine="serve"):
+                after = [_move(step, step.pool, MoveEngine(step.model, "serve", "off", ("weights",)))]
+            case RunOp(engine="train", updates=updates):
+                parts = ("parameters", "optimizer") if updates else ("parameters",)
+                before = [_move(step, step.pool, MoveEngine(step.model, "train", "back", parts))]
+                after = [_move(step, step.pool, MoveEngine(step.model, "train", "off", parts))]
         moved += [*before, step, *after]
     return tuple(replace(step, id=number) for number, step in enumerate(moved, 1))
 
 
-def _move(kind: Kind, step: Step, pool: str, parts: tuple[str, ...]) -> Step:
-    nothing: tuple[str, ...] = ()
-    engine = kind.facts.engines[0]
-    moved = replace(
-        step, kind=kind, inserted=True, node=f"{kind}:{step.node}", pool=pool, reads=nothing, writes=nothing
-    )
+def _move(step: Step, pool: str, move: MoveEngine) -> Step:
+    node = f"{move.kind}:{step.node}"
     return replace(
-        moved,
-        writes=nothing,
-        frees=nothing,
-        updates=False,
-        source="",
-        engine=engine,
-        parts=parts,
-        devices=(0,),
-        op="",
+        step, node=node, pool=pool, reads=(), writes=(), frees=(), devices=(0,), because="", action=move
     )
 
 

@@ -45,7 +45,7 @@ def report(execution: Execution, step: Step, **fields: Any) -> None:
     """A step is called and reports, on the one device of its pool."""
     place = (step.pool, 0)
     execution.start(step)
-    outputs = [f"{column}" for column in step.writes] + ["unfinished"] * step.leaves
+    outputs = [f"{column}" for column in step.writes] + ["unfinished"] * step.unfinished
     execution.submitted(step, {place: outputs})
     execution.reported(step, place, Report(0.0, 0.0, **fields))
 
@@ -54,7 +54,7 @@ def draw(submissions: Sequence[tuple[Execution, Step]], finished: Sequence[int],
     """A stream's source gives as many rows as it is asked for; some places among its groups finish."""
     for execution, step in submissions:
         assert execution.inputs
-        if step.leaves:
+        if step.unfinished:
             whole = np.array(finished, np.int64)
             lengths = np.full(len(whole) * 2, tokens)
             report(execution, step, whole=whole, lengths=lengths)
@@ -127,7 +127,7 @@ def test_a_refill_begins_one_round_at_a_time_and_names_what_it_misses(refilled: 
             rows = execution.inputs.requested
             if step.reads:
                 rows = execution.rows.count(execution.columns[step.writes[0]].domain)
-            kept = np.zeros(0, np.int64) if step.filters else None
+            kept = np.zeros(0, np.int64) if step.run and step.run.filters else None
             report(execution, step, lengths=np.ones(rows, np.int64), kept=kept)
     with pytest.raises(
         RunError, match=r"`mixed` kept 0 of \d+ rows \(0.0%\) in \d+ rounds; 28 more are wanted"

@@ -10,6 +10,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError, RunError
 from rlgraph.frontend.compose import compose
+from rlgraph.ir.actions import Kind, MoveEngine
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.runtime.preflight import preflight
 from rlgraph.runtime.rundir.changes import changes
@@ -96,5 +97,6 @@ def test_what_leaves_at_some_time_is_away_while_a_server_starts(monkeypatch: pyt
 
 def moved(plan: Plan, model: str) -> set[str]:
     """What leaves the devices of a model's train engine in an iteration."""
-    steps = [step for step in plan.steps if step.facts.moves == "off" and step.engine == "train"]
-    return {part for step in steps if model in step.models for part in step.parts}
+    moves = [step.action for step in plan.steps if isinstance(step.action, MoveEngine)]
+    offloads = [move for move in moves if move.kind is Kind.OFFLOAD and move.model == model]
+    return {part for move in offloads for part in move.parts}

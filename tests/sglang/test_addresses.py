@@ -337,6 +337,6 @@ def test_servers_get_the_bytes_of_the_plan(
     engine = awake if way == "ipc" else far[0]
     monkeypatch.setattr(engine, "dtype", getattr(torch, dtype))
     engine.load_weights(model.named_parameters(), 3)
-    assert step.path == way and sum(sizes) == size_of(path).parameters * WIDTH[dtype]
-    assert (len(sizes), dtype) == sync_buckets(plan, step) and len(sizes) > 5
+    assert step.action.path == way and sum(sizes) == size_of(path).parameters * WIDTH[dtype]
+    assert (len(sizes), dtype) == sync_buckets(plan, step.action) and len(sizes) > 5
     far[0].close()

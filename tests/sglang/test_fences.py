@@ -19,6 +19,7 @@ from fake import KEY, Fake
 from demo_files import make_demo_files
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import MoveEngine
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.runtime.engines.sglang import engine as module
 from rlgraph.runtime.engines.sglang import groups
@@ -150,16 +151,15 @@ def events_of(plan: Plan, pool: str, path: str, folder: Path, patch: pytest.Monk
         for step in (by_id[number] for number in plan.slot):
             if pool not in (step.pool, step.source):
                 continue
-            if step.facts.moves:
-                (model,) = step.models
-                engines.move(step.kind, model, step.parts)
+            if isinstance(step.action, MoveEngine):
+                engines.move(step.action)
             elif step.kind == "sync":
                 (model,) = step.models
                 if pool == (step.source or step.pool):
                     events.append("takes")
                 if pool == step.pool:
                     engines.serve[model].load_weights([("model.norm.weight", torch.zeros(1))], version)
-            elif step.engine == "train":
+            elif step.run and step.run.engine == "train":
                 events.append("takes")
     assert not any(fake.dead for fake in fakes)
     engines.close()

@@ -22,7 +22,7 @@ LEAVES = 1500
 def hostile(plan: Plan) -> Plan:
     """With names and values that no graph could have, in place of those of its first step."""
     first, *rest = plan.steps
-    step = replace(first, node=NASTY, because=NASTY, op=NASTY)
+    step = replace(first, node=NASTY, because=NASTY, action=replace(first.action, op=NASTY))
     functions = {"train": dict(plan.functions["train"])}
     functions["train"][NASTY] = replace(functions["train"].pop(first.node), attributes={NASTY: [NASTY]})
     models = {name: replace(model, path=NASTY) for name, model in plan.models.items()}

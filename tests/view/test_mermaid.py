@@ -66,7 +66,9 @@ def test_mermaid_draws_a_region_within_its_pool(drawing: Any) -> None:
 def test_mermaid_shows_hostile_text_as_it_is(drawing: Any) -> None:
     plan = compile_graph("grpo", devices=2)
     first, *rest = plan.steps
-    plan = replace(plan, steps=(replace(first, node=HOSTILE, op=f"{HOSTILE}!"), *rest))
+    plan = replace(
+        plan, steps=(replace(first, node=HOSTILE, action=replace(first.action, op=f"{HOSTILE}!")), *rest)
+    )
     found = draw(drawing, mermaid(plan, EVERYTHING))
     drawing.shot("mermaid-hostile")
     assert any(label.split("\n") == [HOSTILE, f"{HOSTILE}!"] for label in found["labels"]), found["labels"]

@@ -8,14 +8,15 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from rlgraph.engines.registry import serving
 from rlgraph.errors import RunError
-from rlgraph.ir.plan import Plan, ServePlan, Step
+from rlgraph.ir.actions import Lend, Sync
+from rlgraph.ir.plan import Plan, ServePlan
 from rlgraph.runtime.engines.weights import transfer
 
 INDEX = "model.safetensors.index.json"  # the name that transformers gives it
@@ -170,37 +171,47 @@ TRANSPORTS: dict[str, Callable[[transfer.Peers, str], transfer.Transport]] = {
 }
 
 
-def syncs(plan: Plan, one_process: bool) -> Mapping[str, Step]:
+class PlannedSync(NamedTuple):
+    """A sync of the plan, and where it is."""
+
+    node: str
+    pool: str  # the pool that receives
+    action: Sync
+
+
+def syncs(plan: Plan, one_process: bool) -> Mapping[str, PlannedSync]:
     """Return a sync of each model that has one: all of a model go one way.
 
     Raises:
         RunError: a path can't be carried out, where all pools share ``one_process`` or do not.
     """
-    chosen: dict[str, Step] = {}
+    chosen: dict[str, PlannedSync] = {}
     for step in (*plan.steps, *plan.eval_steps):
-        if step.facts.syncs and not step.facts.lends:
-            (model,) = step.models
-            serve = plan.models[model].serve
-            assert serve
-            remote = bool((step.source and not one_process) or serve.addresses)
-            if problem := _problem(step, chosen.get(model), serve, remote):
-                law = f"{step.node} of the plan sends the weights of {model} by `{step.path}`, but {problem}"
-                raise RunError(f"{law}\n  make the plan anew: rlgraph plan GRAPH -o plan.json")
-            chosen[model] = step
+        sync = step.action
+        if not isinstance(sync, Sync) or isinstance(sync, Lend):
+            continue
+        serve = plan.models[sync.model].serve
+        assert serve
+        remote = bool((sync.source and not one_process) or serve.addresses)
+        problem = _problem(sync, chosen.get(sync.model), serve, remote)
+        if problem:
+            law = f"{step.node} of the plan sends the weights of {sync.model} by `{sync.path}`, but {problem}"
+            raise RunError(f"{law}\n  make the plan anew: rlgraph plan GRAPH -o plan.json")
+        chosen[sync.model] = PlannedSync(step.node, step.pool, sync)
     return chosen
 
 
-def _problem(step: Step, earlier: Step | None, serve: ServePlan, remote: bool) -> str:
+def _problem(sync: Sync, earlier: PlannedSync | None, serve: ServePlan, remote: bool) -> str:
     """Return why a sync's path can't be carried out, or ""."""
-    inside = step.path in HANDED
-    if step.path not in TRANSPORTS or step.path not in serving(serve).paths:
+    inside = sync.path in HANDED
+    if sync.path not in TRANSPORTS or sync.path not in serving(serve).paths:
         return f"the engine {serve.engine} takes {' or '.join(serving(serve).paths)}"
-    if earlier and earlier.path != step.path:
-        return f"{earlier.node} sends them by `{earlier.path}`"
+    if earlier and earlier.action.path != sync.path:
+        return f"{earlier.node} sends them by `{earlier.action.path}`"
     if inside and remote:
         return "its two engines are not in one process"
     if not inside and not remote:
         return "its two engines are in one process"
-    if step.path == "disk" and not serve.sync_folder:
-        return f"models.{step.model}.serve.sync_folder names no folder"
+    if sync.path == "disk" and not serve.sync_folder:
+        return f"models.{sync.model}.serve.sync_folder names no folder"
     return ""
