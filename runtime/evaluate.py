@@ -11,7 +11,7 @@ from rlgraph.files import read_json
 from rlgraph.ir.plan import Target
 from rlgraph.reports.plan_file import load
 from rlgraph.request import PlanRequest
-from rlgraph.runtime.run import Attempt, devices_there, ready
+from rlgraph.runtime.run import Attempt, available_devices, ready
 from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.rundir.going_back import whole_checkpoint
 from rlgraph.runtime.rundir.progress import Progress
@@ -22,7 +22,7 @@ from rlgraph.syntax.yaml_text import show_text
 
 
 def evaluate(
-    what: str,
+    subject: str,
     overrides: Sequence[str] = (),
     devices: int | None = None,
     *,
@@ -36,11 +36,11 @@ def evaluate(
     """Evaluate the model of a run, or those that a graph names, once; train nothing, and change no run.
 
     Args:
-        what: the directory of a run, which may go on meanwhile, or a graph as of ``run_graph``.
+        subject: the directory of a run, which may go on meanwhile, or a graph as of ``run_graph``.
         checkpoint: of the run, as ``step-000100`` or ``best``; its last one unless given.
         run_dir: where the metrics, samples and logs are kept; ``runs/<graph>-eval`` unless given.
-        overrides, devices, address, inline, target, track: as of ``run_graph``; of a run those beside
-            its own.
+        overrides, devices, address, inline, target, track: as of ``run_graph``; overrides of a run follow
+            those that it was started with.
 
     Returns:
         the directory with ``metrics.jsonl``, whose only line this is, and ``samples/``.
@@ -50,37 +50,49 @@ def evaluate(
         RunError: there is no such run or checkpoint, no ``eval`` section, or what ``run_graph`` raises.
     """
     trackers = make_of(track)
-    there, folder, saved = devices_there(inline, address), RunDir(Path(what)), None
-    origin = load(folder.path / "plan.json").origin if (folder.path / "plan.json").is_file() else None
+    available = available_devices(inline, address)
+
+    # 1. Find out what is evaluated: a run's checkpoint, or the models of a graph.
+    folder = RunDir(Path(subject))
+    plan_file = folder.path / "plan.json"
+    origin = load(plan_file).origin if plan_file.is_file() else None
+    weights: Path | None = None
+    graph = subject
     if origin:
-        saved = whole_checkpoint(folder, checkpoint, "--checkpoint").resolve()
-        what, overrides, target = origin.graph, (*origin.overrides, *overrides), target or origin.target
+        weights = whole_checkpoint(folder, checkpoint, "--checkpoint").resolve()
+        graph = origin.graph
+        overrides = (*origin.overrides, *overrides)
+        target = target or origin.target
     elif checkpoint:
-        raise RunError(f"{what} is no run, and has no checkpoint {checkpoint}\n  name a run, as runs/demo")
+        raise RunError(f"{subject} is no run, and has no checkpoint {checkpoint}\n  name a run, as runs/demo")
     elif (folder.path / "config.json").is_file():
-        law = f"{what} is a model, and a graph says what is measured"
-        raise RunError(f"{law}\n  rlgraph eval GRAPH models.policy.path={what}")
-    plan, tree, looked_at = ready(PlanRequest(what, overrides, devices, target), there)
-    notes = [warning.render() for warning in looked_at.warnings]
-    if saved:
-        changed = changes(folder.path, read_json(folder.path / "plan.json"), plan)
-        notes += [f"other than in the run: {change}" for change in changed]
+        law = f"{subject} is a model, and a graph says what is measured"
+        raise RunError(f"{law}\n  rlgraph eval GRAPH models.policy.path={subject}")
+
+    # 2. Compile it, and check its files.
+    plan, tree, inspection = ready(PlanRequest(graph, overrides, devices, target), available)
+    notes = [warning.render() for warning in inspection.warnings]
+    if weights:
+        for change in changes(folder.path, read_json(plan_file), plan):
+            notes.append(f"other than in the run: {change}")
     if not plan.eval_steps:
-        law = f"{what} has no `eval`, which says what is measured"
+        law = f"{graph} has no `eval`, which says what is measured"
         raise RunError(f"{law}\n  give one, as eval='{{report: {{accuracy: rewards}}}}'")
+
+    # 3. Evaluate, into a directory of its own: the run may go on meanwhile.
     with (
-        RunDir.fresh(run_dir, f"{plan.graph}-eval") as own,
-        Progress(plan, 0, own.path) as progress,
+        RunDir.fresh(run_dir, f"{plan.graph}-eval") as output,
+        Progress(plan, 0, output.path) as progress,
         StopSignals(partial(progress.say, stays=True)) as signals,
     ):
-        own.describe(plan, show_text(tree.written()))
-        own.trackers = Trackers(own.path, plan.graph, trackers, note=progress.note)
+        output.describe(plan, show_text(tree.written()))
+        output.trackers = Trackers(output.path, plan.graph, trackers, note=progress.note)
         for note in notes:
             progress.note(note)
         try:
-            attempt = Attempt(plan, own, progress, 0, address, there, signals, looked_at.rows)
+            attempt = Attempt(plan, output, progress, 0, address, available, signals, inspection.rows)
             with attempt.training() as run:
-                run.evaluate(saved)
+                run.evaluate(weights)
         except KeyboardInterrupt as stopped:
             raise RunError("stopped at once: nothing was measured") from stopped
-        return own.path
+        return output.path

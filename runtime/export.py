@@ -44,13 +44,14 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise RunError(f"{to} is there already\n  name a directory that is not, or remove it")
     plan = load(run_dir / "plan.json")
-    saved, name = whole_checkpoint(folder, checkpoint, "--checkpoint"), _trained(plan, model)
+    saved = whole_checkpoint(folder, checkpoint, "--checkpoint")
+    name = _trained_model(plan, model)
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
     aside = to.absolute().with_name(f".{to.name}{ASIDE}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        with _alone():
+        with _single_rank():
             _write(plan.models[name], saved / name, aside)
         replace(to, aside)
     finally:
@@ -59,6 +60,7 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
 
 
 def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
+    """Load a model with the weights of a checkpoint, and write it as transformers loads it."""
     path = local_path(with_values(model.path, referred(model)))
     for name in REFERENCE.findall(path):
         law = f"the environment has no `{name}`, and the model that training started from is at {path}"
@@ -67,28 +69,36 @@ def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
         law = f"{path}, the model that training started from, is not there"
         raise RunError(f"{law}\n  run this where the run was started: paths are relative to that")
     assert model.train
-    kind, optimizer = TRAINING[model.train.engine], model.optimizer and model.optimizer.model_dump()
-    options = model.train.model_dump(include={*kind.options})
-    options |= {"config": model.config, "trust_remote_code": model.trust_remote_code}
-    engine = resolve_name(kind.builder)(path, head=model.head, optimizer=optimizer, **options)
+    record = TRAINING[model.train.engine]
+    build_engine = resolve_name(record.builder)
+    engine = build_engine(
+        path,
+        head=model.head,
+        optimizer=model.optimizer.model_dump() if model.optimizer else None,
+        config=model.config,
+        trust_remote_code=model.trust_remote_code,
+        **model.train.model_dump(include={*record.options}),
+    )
     engine.load(str(checkpoint))
     engine.export(str(to))
 
 
-def _trained(plan: Plan, name: str | None) -> str:
+def _trained_model(plan: Plan, name: str | None) -> str:
     """Return the model to export: the one that is trained, or the named one of several."""
-    trained = [n for n, model in plan.models.items() if model.train and model.optimizer]
+    trained = [key for key, model in plan.models.items() if model.train and model.optimizer]
     if name is None and len(trained) == 1:
         return trained[0]
     if name in trained:
         return name
-    law = f"`{name}` is no model that {plan.graph} trains" if name else f"{plan.graph} trains several models"
+    law = f"{plan.graph} trains several models"
+    if name:
+        law = f"`{name}` is not a model that {plan.graph} trains"
     raise RunError(f"{law}\n  choose with --model: {', '.join(trained)}")
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Open a process group of this process alone."""
+def _single_rank() -> Iterator[None]:
+    """Open a process group of this process alone, for the length of a block."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield

@@ -3,8 +3,8 @@
     recorded        prompts ─ rollout ─ rewards
     run again                              └─ advantages ─ update_policy     with the weights of then
 
-What is before the node is taken from the run's record (``schedule.record_every``), the weights from the
-checkpoint before the iteration. Nothing of the run is changed. Each pool has one device.
+Columns of the steps before the node come from the run's record (``schedule.record_every``), the weights from
+the checkpoint before the iteration. Nothing of the run is changed. Each pool has one device.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlgraph.errors import RunError, nearest
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
-from rlgraph.ir.actions import Collect, Copy, Sync
+from rlgraph.ir.actions import Copy, Sync
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Plan, Step
@@ -33,13 +33,11 @@ from rlgraph.reports.measured import read_metrics
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.cluster.cluster import InlineCluster, Value
 from rlgraph.runtime.columns.part import Part
-from rlgraph.runtime.driver.control import ControlCalls, after
+from rlgraph.runtime.driver.control import ControlCalls, moment_after
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Execution, FinishedStep
 from rlgraph.runtime.driver.metrics import as_json, metrics
-from rlgraph.runtime.driver.row_buffer import BufferedRows
 from rlgraph.runtime.messages.report import Report
-from rlgraph.runtime.messages.tasks import ColumnRef
 from rlgraph.runtime.rundir.kept_columns import recorded_columns
 from rlgraph.runtime.rundir.rundir import RunDir, iteration_of
 from rlgraph.variables import referred, with_values
@@ -69,17 +67,28 @@ class Replayed:
         return "\n".join([self.title, *self._lines()]) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        every = [one for _, outcome in self.steps for one in outcome]
-        name = max((len(one.name) for one in every), default=0)
-        width = max((len(one.recorded) for one in every), default=0)
+        results = [result for _, outcome in self.steps for result in outcome]
+        name_width = max((len(result.name) for result in results), default=0)
+        recorded_width = max((len(result.recorded) for result in results), default=0)
         for step, outcome in self.steps:
             yield f"{step.id:>5}. {sentence(step)}"
-            for one in outcome:
-                told = "the same" if one.same else f"now {one.now}"
-                yield f"{'' if one.same else '*':>6} {one.name:<{name}}  {one.recorded:<{width}}  {told}"
-        other = sum(not one.same for one in every)
-        differ = f", {other} differ (marked *)" if other else ""
-        yield f"{len(every) - other} results are those of the run{differ}"
+            for result in outcome:
+                mark = "" if result.same else "*"
+                verdict = "the same" if result.same else f"now {result.now}"
+                yield (
+                    f"{mark:>6} {result.name:<{name_width}}  {result.recorded:<{recorded_width}}  {verdict}"
+                )
+        differing = sum(not result.same for result in results)
+        differ = f", {differing} differ (marked *)" if differing else ""
+        yield f"{len(results) - differing} results are those of the run{differ}"
+
+
+class EntryState(NamedTuple):
+    """What a checkpoint has for the next iteration, without weights and optimizers."""
+
+    versions: dict[str, int]
+    positions: dict[str, int]
+    states: dict[str, str]
 
 
 def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None) -> Replayed:
@@ -95,30 +104,45 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
         RunError: there is no such run, node, record or checkpoint; the graph has changed; or a step failed.
         GraphError: the graph is wrong now.
     """
+    # 1. Choose the steps that run; the others are taken from the record.
     plan = in_one_process(_plan_again(run_dir))
     steps = Execution(plan, "train", Entry(iteration - 1, {}), {}).steps
-    again = _again(plan, steps, _first(plan, steps, iteration, node))
-    recorded = [step for step in steps if step not in again]
-    _weights_are_there(plan, recorded, again, iteration)
-    columns = _recorded(run_dir, iteration, recorded, again)
+    steps_again = _steps_again(plan, steps, _step_of(plan, steps, iteration, node))
+    recorded_steps = [step for step in steps if step not in steps_again]
+    _check_versions(plan, recorded_steps, steps_again, iteration)
+    columns = _recorded_columns(run_dir, iteration)
+    _check_recorded(run_dir, iteration, recorded_steps, steps_again, columns)
+
     cluster = InlineCluster(plan.pools)
     try:
+        # 2. Set up one worker per pool, with the weights on entry to the iteration.
         calls = ControlCalls(plan, cluster)
-        calls.all("join", str(run_dir.resolve()), values := referred(plan))
-        calls.all("setup", with_values(plan, values), calls.meeting(), place=True)
-        versions, positions, states = _restore(calls, plan, run_dir, iteration, again)
-        entry, keep = Entry(iteration - 1, versions), recorded_columns(plan)
-        past = _controls(plan, run_dir, iteration)
-        execution = Execution(plan, "train", entry, positions, None, keep, controls=past, states=states)
-        for step in recorded:
-            _give(execution, step, columns)
+        variables = referred(plan)
+        calls.call_all("join", str(run_dir.resolve()), variables)
+        calls.call_all("setup", with_values(plan, variables), calls.rendezvous(), place=True)
+        entry_state = _restore(calls, plan, run_dir, iteration, steps_again)
+
+        # 3. Run the steps, behind those that were recorded.
+        execution = Execution(
+            plan,
+            "train",
+            Entry(iteration - 1, entry_state.versions),
+            entry_state.positions,
+            keep=recorded_columns(plan),
+            controls=_controls(plan, run_dir, iteration),
+            states=entry_state.states,
+        )
+        _take_record(execution, recorded_steps, columns)
         driver = Driver(plan, cluster, lambda _: None)
-        driver.submit((execution, step) for step in again)
+        driver.submit((execution, step) for step in steps_again)
         driver.finish(execution)
+
+        # 4. Compare what came of them with what the run has written.
         if export:
             export.mkdir(parents=True, exist_ok=True)
-            calls.all("export", str(export.resolve()), engines=True)
-        return Replayed(_title(run_dir, iteration, node), _compared(execution, again, run_dir, iteration))
+            calls.call_all("export", str(export.resolve()), engines=True)
+        title = _title(run_dir, iteration, node)
+        return Replayed(title, _compared(execution, steps_again, run_dir, iteration))
     finally:
         cluster.close()
 
@@ -130,13 +154,12 @@ def _plan_again(run_dir: Path) -> Plan:
     saved = load(run_dir / "plan.json")
     assert saved.origin
     pools = saved.origin.composed.get("pools") or {}
-    single = [f"pools.{name}.devices=1" for name in pools]
+    one_device = [f"pools.{pool}.devices=1" for pool in pools]
     for name, model in saved.models.items():
-        shared = {
-            key: alone for key, alone in ON_ONE_DEVICE.items() if getattr(model.train, key, alone) != alone
-        }
-        single += [f"models.{name}.train.{key}={json.dumps(alone)}" for key, alone in shared.items()]
-    tree = compose(saved.origin.graph, (*saved.origin.overrides, *single))
+        for key, value in ON_ONE_DEVICE.items():
+            if getattr(model.train, key, value) != value:
+                one_device.append(f"models.{name}.train.{key}={json.dumps(value)}")
+    tree = compose(saved.origin.graph, (*saved.origin.overrides, *one_device))
     plan = fixed(plan_tree(as_planned(tree, saved), 1, saved.device))
     if plan.digest != saved.digest:
         law = f"{saved.origin.graph} is no longer the graph that {run_dir} was made from"
@@ -144,94 +167,137 @@ def _plan_again(run_dir: Path) -> Plan:
     return plan
 
 
-def _first(plan: Plan, steps: Sequence[Step], iteration: int, node: str) -> Step:
+def _step_of(plan: Plan, steps: Sequence[Step], iteration: int, node: str) -> Step:
     """Return the step of a node, if it runs in the iteration."""
-    runs = {step.node: step for step in steps if not step.inserted}
-    if node in runs:
-        return runs[node]
+    step_of_node = {step.node: step for step in steps if not step.inserted}
+    if node in step_of_node:
+        return step_of_node[node]
     law = f"{plan.graph} has no node `{node}`"
-    if known := [step for step in plan.steps if step.node == node]:
-        until = f", it is repeated until `{known[0].region}` has its rows" if known[0].region else ""
-        law = f"`{node}` does not run in iteration {iteration}{until}"
-    remedies = filter(None, [f"begin with one of {', '.join(runs)}", nearest(node, runs)])
-    raise RunError("\n  ".join([law, *remedies]))
+    planned = [step for step in plan.steps if step.node == node]
+    if planned:
+        region = planned[0].region
+        reason = f", it is repeated until `{region}` has its rows" if region else ""
+        law = f"`{node}` does not run in iteration {iteration}{reason}"
+    lines = [law, f"begin with one of {', '.join(step_of_node)}"]
+    hint = nearest(node, step_of_node)
+    if hint:
+        lines.append(hint)
+    raise RunError("\n  ".join(lines))
 
 
-def _again(plan: Plan, steps: Sequence[Step], first: Step) -> list[Step]:
-    """Return the steps from the first on, and before them the copies, syncs and losses that they need."""
-    later = {step.id for step in steps if step.id >= first.id}
+def _steps_again(plan: Plan, steps: Sequence[Step], start: Step) -> list[Step]:
+    """Return the steps from a start on, and the copies, syncs and losses ahead of it that they need."""
+    later = {step.id for step in steps if step.id >= start.id}
     joining = {step.id for step in steps if step.joins}
     syncs = {step.id for step in steps if isinstance(step.action, Sync)}
     copies = {step.id for step in steps if isinstance(step.action, Copy)}
-    made_again = copies | syncs | joining
-    needs = plan.needs["train"].subgraph(later | made_again)
+    # not recorded: what these do has to be done again, where a later step needs it
+    needs = plan.needs["train"].subgraph(later | copies | syncs | joining)
     again = reached(needs, later, lambda _, need: need in syncs or need in joining)
     return [step for step in steps if step.id in again]
 
 
-def _weights_are_there(plan: Plan, recorded: Sequence[Step], again: Sequence[Step], iteration: int) -> None:
-    """Check that a checkpoint has the weights on entry to the iteration, no older and no newer ones."""
-    for step in again:
+def _check_versions(
+    plan: Plan, recorded_steps: Sequence[Step], steps_again: Sequence[Step], iteration: int
+) -> None:
+    """Check that steps read the weights on entry to the iteration, which a checkpoint has."""
+    for step in steps_again:
         for model, version in step.models.items():
-            updates = [other for other in recorded if other.updated == model]
-            if version and version.is_older:
+            if not version:
+                continue
+            if version.is_older:
                 law = f"`{step.node}` reads {model}@{version}, and a checkpoint has {model}@v alone"
                 raise RunError(f"{law}\n  begin with a node behind it")
-            if updates and version and plan.since_entry(model, version, iteration):
+            updates = [update for update in recorded_steps if update.updated == model]
+            if updates and plan.since_entry(model, version, iteration):
                 law = f"`{step.node}` reads {model}@{version}, which `{updates[0].node}` makes"
                 raise RunError(f"{law}\n  begin with `{updates[0].node}`")
 
 
-def _recorded(
-    run_dir: Path, iteration: int, recorded: Sequence[Step], again: Sequence[Step]
-) -> dict[str, Part]:
-    """Return the columns of the steps that do not run."""
-    wanted = [column for step in recorded if not isinstance(step.action, Copy) for column in step.writes]
-    columns = _recorded_of(run_dir, iteration)
-    if missing := [column for column in wanted if column not in columns]:
-        known = ", ".join(map(str, steps_of(run_dir))) or "none"
-        law = f"`{again[0].node}` needs `{missing[0]}` of iteration {iteration}, which was not recorded"
-        raise RunError(f"{law}\n  recorded iterations: {known} (schedule.record_every)")
+def _recorded_columns(run_dir: Path, iteration: int) -> dict[str, Part]:
+    """Return every column that was recorded of an iteration."""
+    folder = steps_of(run_dir).get(iteration)
+    if folder is None:
+        return {}
+    columns: dict[str, Part] = {}
+    for path in sorted(folder.glob("*.parquet")):
+        names = list(about(path).types)
+        for name, column in read(path, names).items():
+            columns[name] = Part(column.values, column.offsets)
     return columns
 
 
-def _recorded_of(run_dir: Path, iteration: int) -> dict[str, Part]:
-    """Return every column that was recorded of an iteration."""
-    folder = steps_of(run_dir).get(iteration)
-    files = sorted(folder.glob("*.parquet")) if folder else []
-    columns = [column for path in files for column in read(path, [*about(path).types]).items()]
-    return {name: Part(column.values, column.offsets) for name, column in columns}
+def _check_recorded(
+    run_dir: Path,
+    iteration: int,
+    recorded_steps: Sequence[Step],
+    steps_again: Sequence[Step],
+    columns: Mapping[str, Part],
+) -> None:
+    """Check that the columns of all steps that do not run were recorded."""
+    for step in recorded_steps:
+        if isinstance(step.action, Copy):
+            continue
+        for column in step.writes:
+            if column not in columns:
+                node = steps_again[0].node
+                law = f"`{node}` needs `{column}` of iteration {iteration}, which was not recorded"
+                known = ", ".join(map(str, steps_of(run_dir))) or "none"
+                raise RunError(f"{law}\n  recorded iterations: {known} (schedule.record_every)")
 
 
 def _restore(
-    calls: ControlCalls, plan: Plan, run_dir: Path, iteration: int, again: Sequence[Step]
-) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
-    """Restore the weights before an iteration; return their versions, positions in the data, and states."""
+    calls: ControlCalls, plan: Plan, run_dir: Path, iteration: int, steps_again: Sequence[Step]
+) -> EntryState:
+    """Load the weights before an iteration; return what else the run had then.
+
+    Raises:
+        RunError: the checkpoint is damaged, or there is none, and a step needs what it would have.
+    """
     checkpoints = {iteration_of(path): path for path in RunDir(run_dir).checkpoints()}
-    changing = {step.updated for step in plan.steps} - {""}
-    if folder := checkpoints.get(iteration - 1):
-        if problem := calls.damage(folder.resolve()):
+    folder = checkpoints.get(iteration - 1)
+    if folder:
+        problem = calls.damage(folder.resolve())
+        if problem:
             raise RunError(f"the checkpoint {folder} is damaged: {problem}\n  choose another iteration")
         state = read_json(folder / "state.json")
-        calls.all("load", str(folder.resolve()), state["versions"], engines=True)
+        calls.call_all("load", str(folder.resolve()), state["versions"], engines=True)
         calls.restore_held(folder)
-        return state["versions"], state["positions"], state.get("states", {})
-    functions = plan.functions["train"]
-    own = [functions[step.node] for step in again if not step.inserted]
-    stateful = any(function.state or function.holds for function in own)
-    if iteration > 1 and (stateful or any(changing & step.models.keys() for step in again)):
+        return EntryState(state["versions"], state["positions"], state.get("states", {}))
+    if iteration > 1 and _needs_checkpoint(plan, steps_again):
         known = ", ".join(str(1 + number) for number in checkpoints) or "none"
-        law = f"{run_dir} has no checkpoint {after(iteration - 1)}, with which iteration {iteration} began"
+        moment = moment_after(iteration - 1)
+        law = f"{run_dir} has no checkpoint {moment}, with which iteration {iteration} began"
         remedy = f"with a checkpoint before them: 1, {known} (schedule.save_every, schedule.keep)"
         raise RunError(f"{law}\n  {remedy}")
-    return {name: 0 for name, model in plan.models.items() if model.train}, {}, {}
+    versions = {name: 0 for name, model in plan.models.items() if model.train}
+    return EntryState(versions, {}, {})
+
+
+def _needs_checkpoint(plan: Plan, steps: Sequence[Step]) -> bool:
+    """Return whether steps read what changes from iteration to iteration: weights, states, or rows held."""
+    trained_models = {step.updated for step in plan.steps} - {""}
+    for step in steps:
+        if trained_models & step.models.keys():
+            return True
+        if step.inserted:
+            continue
+        function = plan.functions["train"][step.node]
+        if function.state or function.holds:
+            return True
+    return False
 
 
 def _controls(plan: Plan, run_dir: Path, iteration: int) -> dict[str, float]:
-    """Return the adaptive numbers that the iteration had."""
-    metrics_then, functions = _metrics(run_dir, iteration), plan.functions["train"]
-    names = [f"{node}/{name}" for node, function in functions.items() for name in function.controllers]
-    return {name.replace("/", "."): metrics_then[name] for name in names if name in metrics_then}
+    """Return the adaptive numbers that the iteration had, as ``update_policy.kl_coef``."""
+    recorded = _metrics(run_dir, iteration)
+    controls = {}
+    for node, function in plan.functions["train"].items():
+        for name in function.controllers:
+            metric = f"{node}/{name}"
+            if metric in recorded:
+                controls[metric.replace("/", ".")] = recorded[metric]
+    return controls
 
 
 def _metrics(run_dir: Path, iteration: int) -> Mapping[str, Any]:
@@ -239,58 +305,76 @@ def _metrics(run_dir: Path, iteration: int) -> Mapping[str, Any]:
     return next((line for line in read_metrics(run_dir) if line["step"] == iteration), {})
 
 
-def _give(execution: Execution, step: Step, columns: Mapping[str, Part]) -> None:
-    """Count a step as done, with its recorded columns."""
-    execution.unsubmitted.discard(step.id)
-    if isinstance(step.action, Copy):
-        return
-    parts = [columns[name] for name in step.writes]
-    for name in step.writes:
-        execution.refs[name] = [ColumnRef(name, Value(columns[name]))]
-    execution.happened |= {step.id, *step.writes}
-    if not parts:
-        return
-    lengths = next((part for part in parts if part.offsets is not None), parts[0]).lengths
-    kept = np.flatnonzero(parts[0].values) if step.run and step.run.filters else None
-    execution.rows.reports[step.id] = {(step.pool, 0): Report(0.0, 0.0, lengths=lengths, kept=kept)}
-    if isinstance(step.action, Collect):
-        domain = execution.columns[step.writes[0]].domain
-        execution.rows.collected[domain] = BufferedRows(lengths, np.zeros(len(lengths), np.int64))
+def _take_record(execution: Execution, steps: Sequence[Step], columns: Mapping[str, Part]) -> None:
+    """Let an execution have the columns of steps that do not run; copies that it needs are made again."""
+    execution.leave_out([step for step in steps if isinstance(step.action, Copy)])
+    for step in steps:
+        if isinstance(step.action, Copy):
+            continue
+        references = {name: Value(columns[name]) for name in step.writes}
+        execution.add_recorded(step, references, _report(step, columns))
+
+
+def _report(step: Step, columns: Mapping[str, Part]) -> Report | None:
+    """Return what a step said of its rows, from the columns that it wrote; None without columns."""
+    written = [columns[name] for name in step.writes]
+    if not written:
+        return None
+    ragged = [column for column in written if column.offsets is not None]
+    lengths = (ragged or written)[0].lengths
+    kept = np.flatnonzero(written[0].values) if step.run and step.run.filters else None
+    return Report(0.0, 0.0, lengths=lengths, kept=kept)
 
 
 def _title(run_dir: Path, iteration: int, node: str) -> str:
-    weights = f"the checkpoint {after(iteration - 1)}" if iteration > 1 else "the models that it began with"
+    weights = "the models that it began with"
+    if iteration > 1:
+        weights = f"the checkpoint {moment_after(iteration - 1)}"
     return f"iteration {iteration} of {run_dir}, again from `{node}`, with the weights of {weights}"
 
 
 def _compared(
-    execution: Execution, again: Sequence[Step], run_dir: Path, iteration: int
+    execution: Execution, steps_again: Sequence[Step], run_dir: Path, iteration: int
 ) -> tuple[tuple[Step, tuple[Compared, ...]], ...]:
-    before, columns = _metrics(run_dir, iteration), _recorded_of(run_dir, iteration)
+    """Compare each step's metrics and columns with those that the run has written."""
+    recorded_metrics = _metrics(run_dir, iteration)
+    recorded = _recorded_columns(run_dir, iteration)
     outcomes = []
-    for step in (step for step in again if not step.inserted):
-        now = as_json(metrics([FinishedStep(step, execution.rows.reports[step.id])]))
-        compared = [Compared(name, _text(before.get(name)), _text(value)) for name, value in now.items()]
-        parts = [(name, execution.reference(name, 0).location.get()) for name in step.writes]
-        compared += [_column(name, columns.get(name), part) for name, part in parts]
-        outcomes.append((step, tuple(compared)))
+    for step in steps_again:
+        if step.inserted:
+            continue
+        finished = FinishedStep(step, execution.rows.reports[step.id])
+        results = []
+        for name, value in as_json(metrics([finished])).items():
+            results.append(Compared(name, _number_text(recorded_metrics.get(name)), _number_text(value)))
+        for name in step.writes:
+            column = execution.reference(name, 0).location.get()
+            results.append(_compared_column(name, recorded.get(name), column))
+        outcomes.append((step, tuple(results)))
     return tuple(outcomes)
 
 
-def _text(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "not recorded" if value is None else f"{value:.9g}"
 
 
-def _column(name: str, then: Part | None, now: Part) -> Compared:
+def _compared_column(name: str, recorded: Part | None, now: Part) -> Compared:
     """Compare a column with the recorded one: rows, how many values differ, and by how much at most."""
-    if then is None:
+    if recorded is None:
         return Compared(name, "not recorded", f"{len(now)} rows")
-    a, b = (f"{len(part)} rows, {len(part.values)} values" for part in (then, now))
-    if a != b or isinstance(now.values, list):
-        different = "" if a != b or list(then.values) == list(now.values) else ", others"
-        return Compared(name, a, b + different)
-    others = np.flatnonzero(then.values != now.values)
-    if not len(others):
-        return Compared(name, a, b)
-    most = np.abs(then.values.astype(float) - now.values.astype(float)).max()
-    return Compared(name, a, f"{len(others)} of them others, by {most:.3g} at most")
+    recorded_text = _size_text(recorded)
+    now_text = _size_text(now)
+    if recorded_text != now_text:
+        return Compared(name, recorded_text, now_text)
+    if isinstance(now.values, list):
+        are_equal = list(recorded.values) == list(now.values)
+        return Compared(name, recorded_text, now_text if are_equal else f"{now_text}, others")
+    differing = np.flatnonzero(recorded.values != now.values)
+    if len(differing) == 0:
+        return Compared(name, recorded_text, now_text)
+    largest = np.abs(recorded.values.astype(float) - now.values.astype(float)).max()
+    return Compared(name, recorded_text, f"{len(differing)} of them others, by {largest:.3g} at most")
+
+
+def _size_text(column: Part) -> str:
+    return f"{len(column)} rows, {len(column.values)} values"

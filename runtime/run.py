@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -25,7 +25,7 @@ from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
 from rlgraph.runtime.cluster.failures import LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.messages.log_level import LEVEL
-from rlgraph.runtime.preflight import LookedAt, preflight
+from rlgraph.runtime.preflight import Inspection, preflight
 from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.rundir.endpoint import MetricsEndpoint
 from rlgraph.runtime.rundir.going_back import go_back
@@ -93,102 +93,141 @@ def run_graph(
     if log_level:
         os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
-    there = devices_there(inline, address)
+    available = available_devices(inline, address)
+
+    # 1. Compile, and check the files that the plan names.
     request = PlanRequest(graph, overrides, devices, target)
-    plan, tree, looked_at = ready(request, there, strict)
+    plan, tree, inspection = ready(request, available, strict)
+    total = plan.iterations if steps is None else steps
     path = run_dir or Path("runs") / plan.graph
     try:
         with (
-            # first: where nothing can listen, no run directory is left
-            closing(MetricsEndpoint(metrics_port, plan.graph)) if metrics_port else nullcontext() as served,
+            # the endpoint comes first: where nothing can listen, no run directory is left
+            _endpoint(metrics_port, plan) as endpoint,
             RunDir.existing(path) if resume else RunDir.fresh(run_dir, plan.graph) as folder,
         ):
+            # 2. Prepare the run directory.
             path = folder.path
-            notes = _go_on(folder, plan, resume_from) if resume else []
+            notes = [warning.render() for warning in inspection.warnings]
+            if resume:
+                notes += _prepare_resume(folder, plan, resume_from)
             folder.describe(plan, show_text(tree.written()))
-            total = plan.iterations if steps is None else steps
+
+            # 3. Train.
             with (
                 Progress(plan, total, folder.path) as progress,
                 StopSignals(partial(progress.say, stays=True), time_limit) as signals,
             ):
-                notes += [f"metrics for Prometheus: {served.url}"] if served else []
-                lasting = [served] if served else []
-                folder.trackers = Trackers(path, plan.graph, trackers, lasting, progress.note)
+                lasting_trackers = []
+                if endpoint:
+                    lasting_trackers.append(endpoint)
+                    notes.append(f"metrics for Prometheus: {endpoint.url}")
+                folder.trackers = Trackers(path, plan.graph, trackers, lasting_trackers, progress.note)
                 folder.profile = frozenset(profile)
-                for note in (*(warning.render() for warning in looked_at.warnings), *notes):
+                for note in notes:
                     progress.note(note)
-                rows = looked_at.rows
-                _train(Attempt(plan, folder, progress, total, address, there, signals, rows), resume)
+                rows = inspection.rows
+                attempt = Attempt(plan, folder, progress, total, address, available, signals, rows)
+                _train(attempt, resume)
             progress.farewell()
             return folder.path
     except OSError as error:
-        if law := of_files(error, path):
+        law = of_files(error, path)
+        if law:
             raise RunError(law) from error
         raise
 
 
-def devices_there(inline: bool, address: str | None) -> Devices | None:
+@contextmanager
+def _endpoint(port: str | None, plan: Plan) -> Iterator[MetricsEndpoint | None]:
+    """Let Prometheus ask for metrics during a block, where the user gave a port for it."""
+    if not port:
+        yield None
+        return
+    with closing(MetricsEndpoint(port, plan.graph)) as endpoint:
+        yield endpoint
+
+
+def available_devices(inline: bool, address: str | None) -> Devices | None:
     """Return the devices of a Ray cluster or of this machine; None: all is to be in this process."""
-    return None if inline else of_ray(address) if address else of_machine()
+    if inline:
+        return None
+    return of_ray(address) if address else of_machine()
 
 
-def ready(request: PlanRequest, there: Devices | None, strict: bool = False) -> tuple[Plan, Tree, LookedAt]:
-    """Return a plan whose files have been looked at, its composed graph, and what they say, with the warnings
-    of both.
+def ready(
+    request: PlanRequest, available: Devices | None, strict: bool = False
+) -> tuple[Plan, Tree, Inspection]:
+    """Compile a graph, and check the files that its plan names.
 
-    Models at URLs are copied here first: their configurations say how large they are. ``there`` are the
-    devices that the run may have; None: this process alone.
+    Models at URLs are copied to this machine, since their configurations say how large they are.
+
+    Args:
+        request: what to compile.
+        available: the devices that the run may have; None: this process alone.
+        strict: whether warnings are errors.
+
+    Returns:
+        the plan, the composed graph, and what the files say, with the warnings of both.
     """
-    if there:
-        request = replace(request, here=there.cluster, device=there.kind)
+    # 1. Compile for the devices that there are.
+    if available:
+        request = replace(request, here=available.cluster, device=available.kind)
     else:
         request = replace(request, device=local_device())
-    compilation = compilation_of(request, inline=there is None)
+    compilation = compilation_of(request, inline=available is None)
     if not is_plan(request.graph):
         _copy_models(compilation.tree)
     plan = compilation.plan
-    if there:
-        agree(plan, there)
+    if available:
+        agree(plan, available)
     else:
         check_inline(compilation)
         plan = in_one_process(plan)
+
+    # 2. Check its files; where the run is given in epochs, only they say how many iterations these are.
     warnings = compilation.warn(strict)
-    looked_at = preflight(plan, compilation.tree, strict)
-    looked_at = replace(looked_at, warnings=[*warnings, *looked_at.warnings])
-    if looked_at.iterations is not None:
-        plan = _as_long(plan, looked_at.iterations, there)
-    return plan, compilation.tree, looked_at
+    inspection = preflight(plan, compilation.tree, strict)
+    inspection = replace(inspection, warnings=[*warnings, *inspection.warnings])
+    if inspection.iterations is not None:
+        plan = _with_iterations(plan, inspection.iterations, available)
+    return plan, compilation.tree, inspection
 
 
 def _copy_models(tree: Tree) -> None:
     """Copy the models of a graph that are at URLs to this machine."""
     models = tree.get("models") or Tree({}, NOWHERE)
     for model in models.items.values():
-        if path := model.get("path"):
+        path = model.get("path")
+        if path:
             local_path(str(with_values(path.value)))
 
 
-def _go_on(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
-    """Make a run's directory ready to go on, from its last checkpoint or an earlier one; return what to say.
+def _prepare_resume(folder: RunDir, plan: Plan, name: str | None) -> list[str]:
+    """Make a run's directory ready to go on from its last checkpoint, or the named one; return notes.
 
     Raises:
         RunError: there is no such checkpoint, or settings have changed with which it can't go on.
     """
     changed = changes(folder.path, read_json(folder.path / "plan.json"), plan)
-    aside = go_back(folder, name) if name else None
+    notes = []
+    if name:
+        aside = go_back(folder, name)
+        if aside:
+            notes.append(f"what came after {name} is in {aside}: rlgraph report {aside}")
     folder.resumed(changed)
-    kept = [f"what came after {name} is in {aside}: rlgraph report {aside}"] if aside else []
-    return [*kept, *(f"changed from here on: {change}" for change in changed)]
+    notes += [f"changed from here on: {change}" for change in changed]
+    return notes
 
 
-def _as_long(plan: Plan, iterations: int, there: Devices | None) -> Plan:
+def _with_iterations(plan: Plan, iterations: int, available: Devices | None) -> Plan:
     """Return the plan of so many iterations in place of epochs, once the data have said how many they are."""
     assert plan.origin
-    request = PlanRequest.again(plan.origin, plan.device, there.cluster if there else None)
-    longer = Compilation(
-        request.with_overrides("schedule.epochs=null", f"schedule.iterations={iterations}")
-    ).plan
-    return longer if there else in_one_process(longer)
+    cluster = available.cluster if available else None
+    request = PlanRequest.again(plan.origin, plan.device, cluster)
+    request = request.with_overrides("schedule.epochs=null", f"schedule.iterations={iterations}")
+    plan = Compilation(request).plan
+    return plan if available else in_one_process(plan)
 
 
 @dataclass(frozen=True)
@@ -230,17 +269,24 @@ class Attempt:
         self.progress.say("starting workers")
         if self.devices is None:
             return InlineCluster(self.plan.pools)
-        plan, gpus, logs = self.plan, self.devices.kind == "cuda", self.folder.path / "logs"
-        env = with_values(plan.schedule.runtime_env, referred(plan))
-        where = plan.pools, gpus, self.address, logs
-        cluster = RayCluster(*where, plan.schedule.timeout, together(plan), whole_hosts(plan), env)
+        plan = self.plan
+        cluster = RayCluster(
+            plan.pools,
+            self.devices.kind == "cuda",
+            self.address,
+            self.folder.path / "logs",
+            plan.schedule.timeout,
+            together(plan),
+            whole_hosts(plan),
+            with_values(plan.schedule.runtime_env, referred(plan)),
+        )
         for note in cluster.notes:
             self.progress.note(note)
         return cluster
 
 
 def _train(attempt: Attempt, resume: bool) -> None:
-    """Train; where a worker is lost, again from the last checkpoint, as often as the schedule allows."""
+    """Train; where a worker is lost, go on from the last checkpoint, as often as the schedule allows."""
     allowed = attempt.plan.schedule.restarts
     try:
         for restart in count(1):
@@ -249,7 +295,8 @@ def _train(attempt: Attempt, resume: bool) -> None:
                 return
             except LostError as error:
                 if restart > allowed or attempt.signals.reasons:
-                    raise RunError(f"{error}\n{_advice(attempt, min(restart - 1, allowed))}") from error
+                    used_up = min(restart - 1, allowed)
+                    raise RunError(f"{error}\n{_advice(attempt, used_up)}") from error
                 attempt.folder.restarted(restart, allowed, error.brief)
                 attempt.progress.restarting(restart, allowed, error.brief)
             resume = True
@@ -258,8 +305,14 @@ def _train(attempt: Attempt, resume: bool) -> None:
 
 
 def _advice(attempt: Attempt, restarts: int) -> str:
-    used = f"  {restarts} restarts were used up (schedule.restarts)\n" if restarts else ""
-    saved, remedy = attempt.folder.saved(), f"continue with --resume --run-dir {attempt.folder.path}"
+    """Return how to continue, behind how many ``restarts`` were used up."""
+    lines = []
+    if restarts:
+        lines.append(f"  {restarts} restarts were used up (schedule.restarts)")
+    saved = attempt.folder.saved()
+    remedy = f"continue with --resume --run-dir {attempt.folder.path}"
     if saved < 0:
-        return f"{used}  there is no checkpoint yet: {remedy}"
-    return f"{used}  the last checkpoint is that after iteration {saved}: {remedy}"
+        lines.append(f"  there is no checkpoint yet: {remedy}")
+    else:
+        lines.append(f"  the last checkpoint is that after iteration {saved}: {remedy}")
+    return "\n".join(lines)

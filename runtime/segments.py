@@ -28,7 +28,7 @@ from rlgraph.runtime.driver.states import states_after
 
 @dataclass
 class State:
-    """The memory of a run from one iteration to the next, beside weights and optimizers."""
+    """The memory of a run from one iteration to the next, without weights and optimizers."""
 
     iteration: int = 0
     versions: dict[str, int] = field(default_factory=dict)
@@ -36,17 +36,17 @@ class State:
     waiting: dict[str, Waiting] = field(default_factory=dict)  # what each region has left over
     controls: dict[str, float] = field(default_factory=dict)  # adaptive numbers of the next iteration
     states: dict[str, str] = field(default_factory=dict)  # of each node that keeps one, its state as JSON
-    seconds: float = 0.0  # that the run has taken until then, without what was lost and between its starts
+    seconds: float = 0.0  # that the run has taken, without iterations that were lost and time between starts
     due: Sequence[str] = ()  # what had an interval that ended with the iteration
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the columns of what waits are files of their own."""
-        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "waiting"}
-        buffers = {name: waiting.parts().items() for name, waiting in self.waiting.items()}
-        records = {
-            name: {kind: buffered.record() for kind, buffered in each} for name, each in buffers.items()
+        record = {each.name: getattr(self, each.name) for each in fields(self)}
+        record["waiting"] = {
+            region: {kind: buffered.record() for kind, buffered in waiting.non_empty().items()}
+            for region, waiting in self.waiting.items()
         }
-        return {**kept, "waiting": records}
+        return record
 
 
 def stretch(
@@ -62,9 +62,9 @@ def stretch(
     Args:
         plan: what to run; its ``slot`` says in which order.
         driver: what carries it out.
-        state: brought up to each iteration before that is given.
+        state: that before the stretch; it is brought up to the end of each iteration before that is yielded.
         end: the number of iterations after which the stretch ends.
-        stop: once it says so, no further iteration is begun.
+        stop: returns whether no further iteration may begin.
         keep: from an iteration, counted from 0, the columns that outlive their last reader.
 
     Raises:
@@ -73,28 +73,46 @@ def stretch(
     """
     ahead = lead(plan)
     _open(plan, driver, state)
-    start, first = Entry(state.iteration, dict(state.versions)), state.iteration
-    executions: dict[int, Execution] = {}
-    early: list[tuple[int, Step]] = []  # submitted with the slot before
-    for now in count(first - ahead):
-        if stop():
-            end = min(end, max(first, now + ahead))  # what has begun
-        if now >= end:
+    start = Entry(state.iteration, dict(state.versions))
+    executions: dict[int, Execution] = {}  # iteration -> one that is in flight
+    submitted_early: list[tuple[int, Step]] = []  # with the slot before
+    for slot in count(start.iteration - ahead):
+        if stop():  # what is in flight ends, and nothing begins
+            in_flight_until = max(start.iteration, slot + ahead)
+            end = min(end, in_flight_until)
+        if slot >= end:
             return
-        for iteration in range(max(first, now), min(end, now + ahead + 2)):
+
+        # 1. Open the iterations that have steps in this slot, or sources in the next.
+        opened_until = min(end, slot + ahead + 2)
+        for iteration in range(max(start.iteration, slot), opened_until):
             if iteration not in executions:
-                entry = _entry(plan, start, iteration)
-                before = executions.get(iteration - 1)
-                past = state.positions, before, keep(iteration), state.controls, state.states
-                executions[iteration] = Execution(plan, "train", entry, *past)
-        steps = [entry for entry in slot_steps(plan, now, first, end) if entry not in early]
-        early = [*takewhile(_is_source, slot_steps(plan, now + 1, first, end))]
-        mine = [(executions[iteration], step) for iteration, step in (*steps, *early)]
-        driver.submit((execution, execution.as_it_runs(step)) for execution, step in mine)
-        if now >= first:
-            driver.finish(executions[now])
+                executions[iteration] = Execution(
+                    plan,
+                    "train",
+                    _entry(plan, start, iteration),
+                    state.positions,
+                    previous=executions.get(iteration - 1),
+                    keep=keep(iteration),
+                    controls=state.controls,
+                    states=state.states,
+                )
+
+        # 2. Submit the slot's steps, and the sources of the next: they run while an iteration is recorded.
+        steps = [item for item in slot_steps(plan, slot, start.iteration, end) if item not in submitted_early]
+        next_steps = slot_steps(plan, slot + 1, start.iteration, end)
+        submitted_early = list(takewhile(_is_source, next_steps))
+        submissions = []
+        for iteration, step in (*steps, *submitted_early):
+            execution = executions[iteration]
+            submissions.append((execution, execution.as_it_runs(step)))
+        driver.submit(submissions)
+
+        # 3. Wait for the iteration that ends with this slot, if the pipeline is full.
+        if slot >= start.iteration:
+            driver.finish(executions[slot])
             driver.settle()  # before the weights change, and before a checkpoint has what was begun
-            yield _complete(executions, now, state, driver)
+            yield _complete(executions, slot, state, driver)
 
 
 def _open(plan: Plan, driver: Driver, state: State) -> None:
@@ -108,9 +126,10 @@ def _open(plan: Plan, driver: Driver, state: State) -> None:
             )
 
 
-def _is_source(entry: tuple[int, Step]) -> bool:
+def _is_source(item: tuple[int, Step]) -> bool:
     """Return whether a step needs no weights and no columns: it may run while an iteration is recorded."""
-    return not entry[1].inserted and not entry[1].reads and not entry[1].models
+    _, step = item
+    return not step.inserted and not step.reads and not step.models
 
 
 def lead(plan: Plan) -> int:
@@ -119,27 +138,34 @@ def lead(plan: Plan) -> int:
 
 
 def _entry(plan: Plan, start: Entry, iteration: int) -> Entry:
-    behind = max(start.iteration, iteration - plan.schedule.staleness)
-    return Entry(iteration, _versions(plan, start, iteration), older=_versions(plan, start, behind))
+    """Return the start of an iteration of a stretch that began at ``start``."""
+    oldest = max(start.iteration, iteration - plan.schedule.staleness)
+    return Entry(iteration, _versions(plan, start, iteration), older=_versions(plan, start, oldest))
 
 
 def _versions(plan: Plan, start: Entry, iteration: int) -> dict[str, int]:
     """Return the versions on entry to an iteration after ``start``."""
-    passed = range(start.iteration + 1, iteration + 1)
-    new = sum((plan.new_versions(number) for number in passed), Counter[str]())
-    return {model: version + new[model] for model, version in start.versions.items()}
+    new_versions = Counter[str]()
+    for number in range(start.iteration + 1, iteration + 1):
+        new_versions += plan.new_versions(number)
+    return {model: version + new_versions[model] for model, version in start.versions.items()}
 
 
 def _complete(executions: dict[int, Execution], iteration: int, state: State, driver: Driver) -> Execution:
-    """Take an iteration out of the pipeline, and note what it leaves."""
+    """Take an iteration out of the pipeline, and bring ``state`` up to its end."""
     execution = executions.pop(iteration)
     state.versions = _versions(execution.plan, execution.entry, iteration + 1)
     state.iteration = iteration + 1
-    waiting = {name: region.waiting() for name, region in driver.regions.items()}
-    state.waiting = {name: left for name, left in waiting.items() if left.parts()}
     state.positions = execution.positions_after()
-    state.positions |= {region.plan.region.source: region.position() for region in driver.regions.values()}
-    state.controls, state.states = controls_after(execution), states_after(execution)
-    if follower := executions.get(iteration + 1):
+    state.waiting = {}
+    for name, region in driver.regions.items():
+        state.positions[region.plan.region.source] = region.position()
+        waiting = region.waiting()
+        if waiting.non_empty():
+            state.waiting[name] = waiting
+    state.controls = controls_after(execution)
+    state.states = states_after(execution)
+    follower = executions.get(iteration + 1)
+    if follower:
         follower.follow_completed(state.positions, state.controls, state.states)
     return execution

@@ -9,7 +9,7 @@ from rlgraph.units import size_text
 # CUDA's major version -> the oldest driver's: https://docs.nvidia.com/deploy/cuda-compatibility/
 DRIVERS = {11: 450, 12: 525, 13: 580}
 AMPERE = (8, 0)  # the first compute capability with bfloat16 and FlashAttention's kernels
-USED = 0.05  # fraction of a GPU's memory: more than that belongs to another program
+BUSY = 0.05  # fraction of a GPU's memory in use above which another program runs there
 # NVIDIA's guide calls these workarounds, to be removed again
 WORKAROUNDS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO")
 
@@ -30,53 +30,61 @@ def gpus(gpus: ProbeFacts) -> Findings:
 
 
 def gpu_memory(gpus: ProbeFacts) -> Findings:
-    known = [gpu for gpu in gpus["gpus"] if gpu["memory"]]
-    busy = [gpu for gpu in known if gpu["used"] > USED * gpu["memory"]]
+    measured = [gpu for gpu in gpus["gpus"] if gpu["memory"]]
+    if not measured:
+        return
+    busy = [gpu for gpu in measured if gpu["used"] > BUSY * gpu["memory"]]
+    if not busy:
+        least_free = min(gpu["memory"] - gpu["used"] for gpu in measured)
+        yield ok(f"at least {size_text(least_free)} are free on each GPU")
+        return
     processes = "; ".join(gpus["processes"]) or "none that this user or container may see"
     for gpu in busy:
-        used, memory = size_text(gpu["used"]), size_text(gpu["memory"])
-        remedy = f"end what holds it; processes on GPUs: {processes}"
-        yield warn(f"GPU {gpu['index']}: {used} of {memory} are in use", remedy)
-    if known and not busy:
-        least = min(gpu["memory"] - gpu["used"] for gpu in known)
-        yield ok(f"at least {size_text(least)} are free on each GPU")
+        law = f"GPU {gpu['index']}: {size_text(gpu['used'])} of {size_text(gpu['memory'])} are in use"
+        yield warn(law, f"end what holds it; processes on GPUs: {processes}")
 
 
 def driver(gpus: ProbeFacts, torch: ProbeFacts) -> Findings:
     if not gpus["gpus"] or not torch["cuda"]:
         return
-    release, cuda = gpus["gpus"][0]["driver"], torch["cuda"]
-    oldest = DRIVERS.get(numbers(cuda)[0], 0)
-    if numbers(release)[0] < oldest:
-        text = f"driver {release} is too old for CUDA {cuda} of torch {torch['version']}"
-        yield wrong(text, f"install driver {oldest} or newer on the host: {GUIDE}#driver")
+    installed = gpus["gpus"][0]["driver"]
+    cuda = torch["cuda"]
+    required = DRIVERS.get(numbers(cuda)[0], 0)
+    if numbers(installed)[0] < required:
+        law = f"driver {installed} is too old for CUDA {cuda} of torch {torch['version']}"
+        yield wrong(law, f"install driver {required} or newer on the host: {GUIDE}#driver")
     else:
-        yield ok(f"driver {release} runs CUDA {cuda}")
+        yield ok(f"driver {installed} runs CUDA {cuda}")
 
 
 def torch(gpus: ProbeFacts, torch: ProbeFacts) -> Findings:
     if not gpus["gpus"]:
         return
     if torch["cuda"] is None:
-        text = f"torch {torch['version']} is built without CUDA"
-        yield wrong(text, f"install a CUDA build: {GUIDE}#install")
-    elif torch["error"] or not torch["capabilities"]:
+        law = f"torch {torch['version']} is built without CUDA"
+        yield wrong(law, f"install a CUDA build: {GUIDE}#install")
+        return
+    if torch["error"] or not torch["capabilities"]:
+        reason = torch["error"] or "none is visible"
         remedy = "is the driver loaded on the host, and does CUDA_VISIBLE_DEVICES leave a GPU?"
-        yield wrong(f"torch opens no GPU: {torch['error'] or 'none is visible'}", remedy)
-    else:
-        for capability in sorted({(major, minor) for major, minor in torch["capabilities"]}):
-            yield _capability(torch, *capability)
+        yield wrong(f"torch opens no GPU: {reason}", remedy)
+        return
+    capabilities = {(major, minor) for major, minor in torch["capabilities"]}
+    for major, minor in sorted(capabilities):
+        yield _capability(torch, major, minor)
 
 
 def _capability(torch: ProbeFacts, major: int, minor: int) -> Finding:
-    text, kernels = f"compute capability {major}.{minor}", torch["architectures"]
-    if not any(_runs(built, major, minor) for built in kernels):
-        text += f": torch {torch['version']} has kernels for {', '.join(kernels)}"
-        return wrong(text, "install a build of torch for these GPUs")
+    """Check that torch's build has kernels for a compute capability, and engines a data type."""
+    name = f"compute capability {major}.{minor}"
+    architectures = torch["architectures"]
+    if not any(_runs(built, major, minor) for built in architectures):
+        law = f"{name}: torch {torch['version']} has kernels for {', '.join(architectures)}"
+        return wrong(law, "install a build of torch for these GPUs")
     if (major, minor) < AMPERE:
         remedy = "train with dtype float32, serve with it and the engine transformers"
-        return warn(f"{text}: no bfloat16 and no FlashAttention", remedy)
-    return ok(f"torch opens {len(torch['capabilities'])} GPUs, {text}, NCCL {torch['nccl']}")
+        return warn(f"{name}: no bfloat16 and no FlashAttention", remedy)
+    return ok(f"torch opens {len(torch['capabilities'])} GPUs, {name}, NCCL {torch['nccl']}")
 
 
 def _runs(built: str, major: int, minor: int) -> bool:
@@ -87,8 +95,11 @@ def _runs(built: str, major: int, minor: int) -> bool:
         [True, False, False, True]
     """
     kind, _, digits = built.partition("_")
-    number = int("".join(filter(str.isdigit, digits)))
-    return number <= 10 * major + minor and (kind == "compute" or number // 10 == major)
+    built_for = int("".join(filter(str.isdigit, digits)))
+    if built_for > 10 * major + minor:
+        return False
+    is_ptx = kind == "compute"  # which the driver compiles for any newer device
+    return is_ptx or built_for // 10 == major
 
 
 def peers(torch: ProbeFacts) -> Findings:
@@ -102,22 +113,19 @@ def peers(torch: ProbeFacts) -> Findings:
 
 def nccl(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     variables = {name: value for name, value in host["variables"].items() if name.startswith("NCCL_")}
-    lines = [
-        *_workarounds(variables),
-        *_interface(variables.get("NCCL_SOCKET_IFNAME", ""), host["interfaces"]),
-    ]
-    if gpus["gpus"] and not lines:
-        text = " ".join(f"{name}={value}" for name, value in variables.items())
-        lines = [ok(text or "no NCCL variable is set")]
-    yield from lines
+    findings = list(_workarounds(variables))
+    findings += _interface(variables.get("NCCL_SOCKET_IFNAME", ""), host["interfaces"])
+    if gpus["gpus"] and not findings:
+        settings = " ".join(f"{name}={value}" for name, value in variables.items())
+        findings = [ok(settings or "no NCCL variable is set")]
+    yield from findings
 
 
 def _workarounds(variables: Mapping[str, str]) -> Findings:
     for name in WORKAROUNDS:
         if variables.get(name, "0") != "0":
-            yield warn(
-                f"{name}={variables[name]} can slow NCCL down", "unset it, unless it works around a fault"
-            )
+            law = f"{name}={variables[name]} can slow NCCL down"
+            yield warn(law, "unset it, unless it works around a fault")
     if variables.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
         yield warn(f"NCCL_DEBUG={variables['NCCL_DEBUG']} fills the logs", "set NCCL_DEBUG=WARN")
 
@@ -126,18 +134,21 @@ def _interface(value: str, interfaces: Sequence[str]) -> Findings:
     """Check NCCL_SOCKET_IFNAME: prefixes of names, whole names after ``=``, excluded ones after ``^``."""
     if not value or value.startswith("^"):
         return
-    words = value.removeprefix("=").split(",")
-    chosen = [name for name in interfaces if name in words]
-    if not value.startswith("="):
-        chosen += [name for name in interfaces if name.startswith(tuple(words))]
+    if value.startswith("="):
+        names = value.removeprefix("=").split(",")
+        chosen = [interface for interface in interfaces if interface in names]
+    else:
+        prefixes = tuple(value.split(","))
+        chosen = [interface for interface in interfaces if interface.startswith(prefixes)]
     if not chosen:
-        text = f"NCCL_SOCKET_IFNAME={value} names no interface of this host"
-        yield wrong(text, f"choose from {', '.join(interfaces)}, or unset it")
+        law = f"NCCL_SOCKET_IFNAME={value} names no interface of this host"
+        yield wrong(law, f"choose from {', '.join(interfaces)}, or unset it")
 
 
 def variables(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
     values = host["variables"]
-    if gpus["gpus"] and values.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    hides_gpus = values.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    if gpus["gpus"] and hides_gpus:
         yield wrong("CUDA_VISIBLE_DEVICES hides every GPU", "unset it: Ray gives each worker its own GPU")
     if values.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
         yield warn("CUDA_LAUNCH_BLOCKING makes every kernel wait", "unset it after debugging")
@@ -153,4 +164,5 @@ def numbers(release: str) -> tuple[int, ...]:
         >>> numbers("580.65.06"), numbers("")
         ((580, 65, 6), (0,))
     """
-    return tuple(int(word) for word in release.split(".") if word.isdigit()) or (0,)
+    version_numbers = [int(word) for word in release.split(".") if word.isdigit()]
+    return tuple(version_numbers) or (0,)

@@ -31,13 +31,14 @@ def adapted(execution: Execution, step: Step) -> dict[str, float]:
 
 def controls_after(execution: Execution) -> dict[str, float]:
     """Return the numbers of the next iteration, as ``update_policy.kl_coef``; raises as ``adapted`` does."""
-    functions = execution.plan.functions["train"]
-    return {
-        f"{step.node}.{name}": _next(execution, step, name, controller)
-        for step in execution.plan.steps
-        if not step.inserted
-        for name, controller in functions[step.node].controllers.items()
-    }
+    controls = {}
+    for step in execution.plan.steps:
+        if step.inserted:
+            continue
+        controllers = execution.plan.functions["train"][step.node].controllers
+        for name, controller in controllers.items():
+            controls[f"{step.node}.{name}"] = _next(execution, step, name, controller)
+    return controls
 
 
 def _value(execution: Execution, step: Step, name: str, controller: Controller) -> float:
@@ -55,13 +56,14 @@ def _next(execution: Execution, step: Step, name: str, controller: Controller) -
     if "/" not in key:
         key = f"{step.node}/{key}"
     recorded, samples = _recorded(execution, step)
-    has_other_metrics = key not in recorded and recorded and samples
-    if has_other_metrics and value == controller.start:
+    was_measured = key in recorded
+    records_others = recorded and samples
+    if not was_measured and records_others and value == controller.start:
         law = f"`{step.node}` recorded no `{controller.metric}`, which its `{name}` follows"
         known = ", ".join(metric.removeprefix(f"{step.node}/") for metric in sorted(recorded))
         remedy = f"record it, or let @op(measures=...) name one of what it records: {known}"
         raise RunError(f"{law}\n  {remedy}")
-    measured = recorded[key].value if key in recorded else math.nan
+    measured = recorded[key].value if was_measured else math.nan
     return controller.next(value, measured, samples)
 
 

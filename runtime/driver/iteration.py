@@ -20,7 +20,7 @@ from rlgraph.ir.steps import Version
 from rlgraph.runtime.driver.intake import Intake
 from rlgraph.runtime.driver.parts import PartTable
 from rlgraph.runtime.driver.round_rows import IntArray, RoundInputs, RoundRows
-from rlgraph.runtime.driver.row_buffer import Arguments, Selection
+from rlgraph.runtime.driver.row_buffer import Arguments, BufferedRows, Selection
 from rlgraph.runtime.driver.rows import Awaited, Rows
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import ColumnRef, Place
@@ -54,8 +54,7 @@ class Execution:
         - A step is in ``unsubmitted`` until its calls are made; ``unreported`` counts calls without a report.
         - ``happened`` only grows: events that other steps may need.
         - ``previous`` is the iteration before as long as that is in flight. Once it is complete,
-          ``positions``,
-          ``controls`` and ``states`` are what it has left.
+          ``positions``, ``controls`` and ``states`` are what it has left.
         - ``inputs`` is None of everything but a round. A round has neither ``streams`` nor ``rounds``.
         - ``rounds[region]`` has the executions of the rounds whose rows ``streams[region]`` has.
     """
@@ -145,7 +144,7 @@ class Execution:
         if is_filter or not read_elsewhere.isdisjoint(step.writes):
             return True
         is_maker = step in self.rows.makers.values()
-        return is_maker and bool(step.reads or self.rows.given is None)
+        return is_maker and bool(step.reads or self.rows.source_count is None)
 
     @property
     def refs(self) -> dict[str, list[ColumnRef | None]]:
@@ -158,12 +157,12 @@ class Execution:
         return not self.unsubmitted and not self.unreported
 
     @property
-    def ran(self) -> list[FinishedStep]:
+    def finished_steps(self) -> list[FinishedStep]:
         """Return the steps in the plan's order, their devices in order, with those of the rounds."""
         finished = [FinishedStep(step, self._reports(step)) for step in self.steps]
         for rounds in self.rounds.values():
             for execution in rounds:
-                finished += execution.ran
+                finished += execution.finished_steps
         return sorted(finished, key=lambda item: item.step.id)
 
     def _reports(self, step: Step) -> dict[Place, Report]:
@@ -197,6 +196,27 @@ class Execution:
             return []
         self.happened.add(step.id)
         return self.part_table.finish(step)
+
+    def add_recorded(self, step: Step, references: Mapping[str, Any], report: Report | None) -> None:
+        """Count a step as done without a call: its columns are those that an earlier run has recorded.
+
+        Args:
+            step: of this execution; it was not submitted, and runs on one device.
+            references: of each column that it writes, whose only part has all rows.
+            report: what that device would have reported; None of a step that writes no columns.
+        """
+        self.unsubmitted.discard(step.id)
+        for column, reference in references.items():
+            self.refs[column] = [ColumnRef(column, reference)]
+        self.happened |= {step.id, *references}
+        if report is None:
+            return
+        self.rows.reports[step.id] = {(step.pool, 0): report}
+        if isinstance(step.action, Collect):
+            domain = self.columns[step.writes[0]].domain
+            assert report.lengths is not None
+            prompts = np.zeros(len(report.lengths), np.int64)  # only rounds ask whose rows they are
+            self.rows.collected[domain] = BufferedRows(report.lengths, prompts)
 
     def leave_out(self, steps: Iterable[Step]) -> None:
         """Leave out steps that were not submitted: no row has come to them."""
@@ -244,7 +264,10 @@ class Execution:
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of its regions."""
-        return {name: value for intake in self.streams.values() for name, value in intake.values.items()}
+        values: dict[str, float] = {}
+        for intake in self.streams.values():
+            values |= intake.values
+        return values
 
     def versions(self, step: Step) -> dict[str, int]:
         """Return the versions that a step reads: the plan counts from those on entry to the iteration.
@@ -252,10 +275,15 @@ class Execution:
         An update that the iteration leaves out has made none. A round of a stream reads those that generation
         was sent last.
         """
-        versions = {model: self._version(model, version) for model, version in step.models.items() if version}
+        sent_versions: Mapping[str, int] = {}
         if self.inputs and self.inputs.serving:
             sent_versions = self.inputs.serving()
-            versions |= {model: sent_versions[model] for model in step.models if model in sent_versions}
+        versions = {}
+        for model, version in step.models.items():
+            if model in sent_versions:
+                versions[model] = sent_versions[model]
+            elif version:
+                versions[model] = self._version(model, version)
         return versions
 
     def _version(self, model: str, version: Version) -> int:
@@ -265,22 +293,24 @@ class Execution:
         return entered + self.plan.since_entry(model, version, self.entry.iteration + 1)
 
     def holds(self, step: Step) -> set[str]:
-        """Return what gets nothing else while a step waits.
+        """Return the queues that get nothing else while a step waits.
 
-        That is the step's pool; for a collect, the pools of its region. A step behind the samples of a round
-        holds up its round alone.
+        These are those of the step's pools; for a collect, of the pools of its region. A step behind the
+        samples of a round holds up its round alone.
         """
         intake = self.streams.get(step.region)
-        pools = {*intake.pools} if intake else {step.pool, step.source} - {""}
+        pools = {step.pool, step.source} - {""}
+        if intake:
+            pools = {*intake.pools}
         if self._keeps_turn(step):
             return pools
         return {f"{pool} in round {self.part_table.number}" for pool in pools}
 
     def comes_first(self, step: Step) -> list[Awaited]:
-        """Return what a step waits for although Ray would: what comes late is not to block its pool.
+        """Return events that a step waits for in the driver, since a call that waits in Ray blocks its pool.
 
-        A step behind the samples of a round waits for the steps elsewhere whose columns it reads: generation
-        goes on until they are done.
+        A step behind the samples of a round waits so for the steps elsewhere whose columns it reads:
+        generation goes on until they are done.
         """
         if self._keeps_turn(step):
             return []

@@ -104,12 +104,12 @@ class RunningRegion:
         if self.plan.stream:
             window = Window.of_stream(self.plan.region, self.plan.stream)
         prompts = waiting.prompts
-        weights = dict(zip(prompts.prompts.tolist(), prompts.made.tolist(), strict=True))
+        weights = dict(zip(prompts.prompts.tolist(), prompts.iterations.tolist(), strict=True))
         return GroupLedger(
             window,
             end=end,
             next_prompt=position,
-            row_weights=waiting.rows.made.tolist(),
+            row_weights=waiting.rows.iterations.tolist(),
             row_prompts=waiting.rows.prompts.tolist(),
             in_flight=weights,
             drawing=dict(weights),
@@ -265,7 +265,7 @@ class RunningRegion:
         old = np.setdiff1d(np.arange(len(self.buffer)), young)
         if len(old):
             self.clock.drop(self.buffer.prompts[old].tolist())
-            self.buffer = self.buffer.left(young)
+            self.buffer = self.buffer.retain(young)
 
     def _arrange(self, places: Sequence[int]) -> Sequence[int]:
         """Return some places in the buffer in the order in which a stream takes them."""
@@ -281,7 +281,7 @@ class RunningRegion:
         name = self.plan.region.filter
         prompts_before = self.buffer.prompts.tolist()
         intake.used = self.buffer.take(places)
-        self.buffer = self.buffer.left(np.setdiff1d(np.arange(len(self.buffer)), places))
+        self.buffer = self.buffer.retain(np.setdiff1d(np.arange(len(self.buffer)), places))
         if self.plan.stream:
             intake.times = self.clock.use(prompts_before, self.plan.region.rows)
             values = self._stream_metrics(intake.used, execution.entry.iteration)
@@ -289,7 +289,7 @@ class RunningRegion:
             values = self._refill_metrics(intake.used, execution.entry.iteration)
         intake.values = {f"{name}/{key}": value for key, value in values.items()}
         if self.plan.stream:
-            weights = dict(zip(intake.used.prompts.tolist(), intake.used.made.tolist(), strict=True))
+            weights = dict(zip(intake.used.prompts.tolist(), intake.used.iterations.tolist(), strict=True))
             intake.spans = tuple(self.clock.spans(weights))
             for device, speed in enumerate(self.shares.speeds()):
                 intake.values[f"perf/speed/{self.plan.home}-{device}"] = speed
@@ -305,7 +305,7 @@ class RunningRegion:
 
     def _put_back(self) -> None:
         """Let rows that a policy has not taken wait for the next iteration, before all others."""
-        self.ledger.put_first(self.set_aside.prompts.tolist(), self.set_aside.made.tolist())
+        self.ledger.put_first(self.set_aside.prompts.tolist(), self.set_aside.iterations.tolist())
         self.buffer = joined([self.set_aside, self.buffer])
         self.set_aside = BufferedRows()
 
@@ -411,7 +411,7 @@ class RunningRegion:
         if self.ledger.seen_rows:
             values["stayed"] = self.ledger.stayed_rows / self.ledger.seen_rows
         if self.plan.region.keep:
-            values["waited"] = float((used.made < iteration).mean())
+            values["waited"] = float((used.iterations < iteration).mean())
         if self.plan.rollout:
             numbers = self.unfinished.prompts.prompts.tolist()
             aborted = len(self.ledger.old_groups(iteration + 1, numbers))
@@ -421,7 +421,7 @@ class RunningRegion:
 
     def _stream_metrics(self, used: BufferedRows, iteration: int) -> dict[str, float]:
         """Return the metrics of a stream: see docs/metrics.md."""
-        ages = iteration - used.made
+        ages = iteration - used.iterations
         values = {
             "age": float(ages.mean()),
             "age_max": float(ages.max()),

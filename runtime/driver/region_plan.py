@@ -1,4 +1,4 @@
-"""What a plan says of a region: its steps, its pools, and how its rounds are drawn."""
+"""The part of a plan that a region repeats: its steps, its pools, and how its rounds are drawn."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Round:
     def _unfiltered(self, domain: str) -> str:
         """Return the domain from which filters made another."""
         while domain in self.rows.filters:
-            domain = self.rows.above(domain)
+            domain = self.rows.parent(domain)
         return domain
 
     def unfinished(self) -> Waiting:
@@ -145,7 +145,7 @@ class Round:
     def _weights(self, numbers: IntArray) -> IntArray:
         """Return the iteration with whose weights each of some prompts was begun."""
         resumed = self.inputs.unfinished.prompts
-        weights = dict(zip(resumed.prompts.tolist(), resumed.made.tolist(), strict=True))
+        weights = dict(zip(resumed.prompts.tolist(), resumed.iterations.tolist(), strict=True))
         iteration = self.execution.entry.iteration
         return np.array([weights.get(number, iteration) for number in numbers.tolist()], np.int64)
 

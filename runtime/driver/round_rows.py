@@ -70,14 +70,14 @@ class RoundRows:
         """Return int64 ``[rows]``: the number of each row through the run."""
         if domain in self.rows.filters:
             origin: IntArray = self.rows.origin(domain)
-            return self.numbers(self.rows.above(domain))[origin]
+            return self.numbers(self.rows.parent(domain))[origin]
         parent, times = self.domains[domain].parent, self.domains[domain].times
         if parent is None:
             resumed = self.inputs.unfinished.prompts
             new_rows = self.rows.count(domain) - len(resumed)
             return np.concatenate([resumed.prompts, self.inputs.position + np.arange(new_rows)])
         numbers = self.numbers(parent)
-        finished = self.rows.whole(domain)
+        finished = self.rows.finished(domain)
         if finished is not None:
             numbers = numbers[finished]
         children: IntArray = layouts.children([numbers], times)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -63,13 +64,14 @@ def gathering(columns: Sequence[Selection]) -> Arguments:
 class BufferedRows:
     """Rows that a filter kept, in the order in which they will be used.
 
-    Arrays are int64 ``[rows]``: tokens, the number of the prompt, and the iteration, from 0, in which it was
-    begun.
+    Invariants:
+        - ``lengths``, ``prompts`` and ``iterations`` are int64 ``[rows]``, and each column has as many rows.
+        - Rows of one prompt follow one another.
     """
 
-    lengths: Any = field(default_factory=lambda: np.zeros(0, np.int64))
-    prompts: Any = field(default_factory=lambda: np.zeros(0, np.int64))
-    made: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    lengths: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # tokens
+    prompts: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # the number of the prompt
+    iterations: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # from 0, in which it was begun
     columns: Mapping[str, Selection] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -78,64 +80,75 @@ class BufferedRows:
     def take(self, rows: Any) -> BufferedRows:
         """Return some of the rows, by their indices."""
         columns = {name: selection.take(rows) for name, selection in self.columns.items()}
-        return BufferedRows(self.lengths[rows], self.prompts[rows], self.made[rows], columns)
+        return BufferedRows(self.lengths[rows], self.prompts[rows], self.iterations[rows], columns)
 
-    def left(self, rows: Any) -> BufferedRows:
+    def retain(self, rows: Any) -> BufferedRows:
         """Return some of the rows; where there are none, no part of a column is held on to."""
         return self.take(rows) if len(rows) else BufferedRows()
 
     def groups(self, iteration: int) -> list[Group]:
         """Return its groups: rows that follow one another and are of one prompt."""
         starts = np.flatnonzero(np.diff(self.prompts, prepend=-1))
-        ages, ends = iteration - self.made[starts], [*starts[1:], len(self)]
-        tokens = np.add.reduceat(self.lengths, starts) if len(starts) else ()
-        each = zip(self.prompts[starts], ages, np.subtract(ends, starts), tokens, strict=True)
-        return [Group(*(int(number) for number in group)) for group in each]
+        groups = []
+        for start, end in pairwise([*starts.tolist(), len(self)]):
+            age = iteration - int(self.iterations[start])
+            tokens = int(self.lengths[start:end].sum())
+            groups.append(Group(int(self.prompts[start]), age, end - start, tokens))
+        return groups
 
     def gathering(self, columns: Sequence[str]) -> Arguments:
-        """Return the same as ``gathering`` of these columns of all rows."""
+        """Return arguments and parts by which ``Worker.repartition`` joins all rows of some columns."""
         return gathering([self.columns[name] for name in columns])
 
     def record(self) -> dict[str, list[Any]]:
         """Return JSON values: the columns by their names alone."""
-        arrays = {name: getattr(self, name).tolist() for name in ("lengths", "prompts", "made")}
-        return {**arrays, "columns": [*self.columns]}
+        return {
+            "lengths": self.lengths.tolist(),
+            "prompts": self.prompts.tolist(),
+            "made": self.iterations.tolist(),
+            "columns": [*self.columns],
+        }
 
     @staticmethod
-    def recorded(record: Mapping[str, Sequence[Any]], parts: Sequence[Any]) -> BufferedRows:
-        """Restore a ``record`` with its columns: each in one part that has the rows in order."""
-        lengths, prompts, made = (np.array(record[name], np.int64) for name in ("lengths", "prompts", "made"))
-        rows = len(lengths)
-        refs = [ColumnRef(name, part) for name, part in zip(record["columns"], parts, strict=True)]
-        columns = {ref.name: Selection((ref,), (rows,), np.arange(rows)) for ref in refs}
-        return BufferedRows(lengths, prompts, made, columns)
+    def recorded(record: Mapping[str, Sequence[Any]], references: Sequence[Any]) -> BufferedRows:
+        """Restore a ``record``; each reference is of one column, whose only part has the rows in order."""
+        rows = len(record["lengths"])
+        columns = {}
+        for name, reference in zip(record["columns"], references, strict=True):
+            columns[name] = Selection((ColumnRef(name, reference),), (rows,), np.arange(rows))
+        return BufferedRows(
+            lengths=np.array(record["lengths"], np.int64),
+            prompts=np.array(record["prompts"], np.int64),
+            iterations=np.array(record["made"], np.int64),
+            columns=columns,
+        )
 
 
 def joined(buffers: Sequence[BufferedRows]) -> BufferedRows:
-    """Return the rows of several, one after the other; those without rows have no columns to go by."""
-    buffers = [buffered for buffered in buffers if len(buffered)] or buffers[:1]
-    if len(buffers) == 1:
+    """Return the rows of several buffers, one after the other."""
+    filled = [buffered for buffered in buffers if len(buffered)]  # an empty one has no columns
+    if not filled:
         return buffers[0]
-    names = buffers[0].columns
-    columns = {name: end_to_end([buffered.columns[name] for buffered in buffers]) for name in names}
+    if len(filled) == 1:
+        return filled[0]
+    columns = {}
+    for name in filled[0].columns:
+        columns[name] = end_to_end([buffered.columns[name] for buffered in filled])
     return BufferedRows(
-        lengths=np.concatenate([buffered.lengths for buffered in buffers]),
-        prompts=np.concatenate([buffered.prompts for buffered in buffers]),
-        made=np.concatenate([buffered.made for buffered in buffers]),
+        lengths=np.concatenate([buffered.lengths for buffered in filled]),
+        prompts=np.concatenate([buffered.prompts for buffered in filled]),
+        iterations=np.concatenate([buffered.iterations for buffered in filled]),
         columns=columns,
     )
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Rows that a region leaves for the next iteration: those that stayed, and unfinished groups.
+    """Rows that a region leaves for the next iteration: those that stayed, and unfinished groups."""
 
-    Of the latter, the columns of the source, one row per prompt, and what each of their samples has so far.
-    """
-
-    rows: BufferedRows = BufferedRows()
-    prompts: BufferedRows = BufferedRows()
-    samples: BufferedRows = BufferedRows()
+    rows: BufferedRows = BufferedRows()  # that a filter kept
+    prompts: BufferedRows = BufferedRows()  # of unfinished groups, one row per prompt: the source's columns
+    samples: BufferedRows = BufferedRows()  # of unfinished groups: what each sample has so far
 
     def of_groups(self, is_wanted: Any) -> Waiting:
         """Return some of the unfinished groups, by bool ``[groups]``."""
@@ -143,13 +156,13 @@ class Waiting:
             return self
         is_sample_wanted = np.isin(self.samples.prompts, self.prompts.prompts[is_wanted])
         return Waiting(
-            prompts=self.prompts.left(np.flatnonzero(is_wanted)),
-            samples=self.samples.left(np.flatnonzero(is_sample_wanted)),
+            prompts=self.prompts.retain(np.flatnonzero(is_wanted)),
+            samples=self.samples.retain(np.flatnonzero(is_sample_wanted)),
         )
 
-    def parts(self) -> dict[str, BufferedRows]:
-        """Return those that have rows, by name."""
-        buffers = {name: getattr(self, name) for name in ("rows", "prompts", "samples")}
+    def non_empty(self) -> dict[str, BufferedRows]:
+        """Return the buffers that have rows, by the names of their fields."""
+        buffers = {"rows": self.rows, "prompts": self.prompts, "samples": self.samples}
         return {name: buffered for name, buffered in buffers.items() if len(buffered)}
 
 

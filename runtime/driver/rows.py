@@ -1,6 +1,6 @@
 """Counts the rows of each domain, and computes which of them lie on which device of a pool.
 
-What that depends on are reports: how many rows a source gave, how many tokens each has, which a filter kept.
+Both depend on reports: how many rows a source gave, how many tokens each has, which a filter kept.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ from rlgraph.runtime.driver.row_buffer import BufferedRows
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.messages.tasks import Place
 
-Awaited = int | str | tuple[str, str]  # a step has reported, a column has its references, a region its rows
+# an event: a step has reported, by its number; a column has its references; a region its rows: "region", name
+Awaited = int | str | tuple[str, str]
 
 
 class Rows:
-    """The rows of one iteration, or of an evaluation, once what they are ``known_by`` has happened."""
+    """The rows of one iteration, or of an evaluation.
+
+    Invariants:
+        - A method answers for a domain and a layout once their events (``known_by``) have happened.
+        - Reports are not replaced, so layouts and origins are computed once.
+        - A domain is a source's, or has a parent, or is a union of ``parts``. Of those with a parent,
+          ``filters`` has the step that keeps some rows of it, or ``makers`` the step that makes new ones.
+    """
 
     def __init__(
         self,
@@ -36,64 +44,92 @@ class Rows:
         columns: Mapping[str, ColumnPlan],
         domains: Mapping[str, GraphDomain],
         models: Mapping[str, ModelPlan],
-        given: int | None = None,
-        numbered: Callable[[str], Any] | None = None,
+        source_count: int | None = None,
+        dealt_by: Callable[[str], Any] | None = None,
     ) -> None:
         """Start without reports.
 
         Args:
-            pools: devices of each pool. steps: of the execution. columns: of the plan's phase. domains: of
-            the plan's phase. models: of the plan. given: the rows of sources, where they are known before
-            these report. numbered: returns the numbers by which rows of a source are dealt to devices; None:
-            by their place.
+            pools: devices of each pool.
+            steps: of the execution.
+            columns: of the plan's phase.
+            domains: of the plan's phase.
+            models: of the plan.
+            source_count: the rows of sources, where they are known before these report.
+            dealt_by: returns the numbers by which rows of a source are dealt to devices; None: by place.
         """
-        self.given = given
-        self.pools, self.columns, self.domains, self.models = pools, columns, domains, models
-        by_node = {step.node: step for step in steps}
-        pairs = [(domain, by_node[domain.maker]) for domain in domains.values() if domain.maker in by_node]
-        self.makers = {domain.name: step for domain, step in pairs if not domain.filtered}
-        self.filters = {domain.name: step for domain, step in pairs if domain.filtered}
+        self.source_count = source_count
+        self.dealt_by = dealt_by
+        self.pools = pools
+        self.columns = columns
+        self.domains = domains
+        self.models = models
+        self.makers: dict[str, Step] = {}  # domain -> the step that makes its rows
+        self.filters: dict[str, Step] = {}  # domain -> the step that keeps its rows
+        step_of_node = {step.node: step for step in steps}
+        for domain in domains.values():
+            step = step_of_node.get(domain.maker)
+            if step is not None and domain.filtered:
+                self.filters[domain.name] = step
+            elif step is not None:
+                self.makers[domain.name] = step
         self.reports: dict[int, dict[Place, Report]] = {}  # step -> its reports
         collects = [step for step in steps if isinstance(step.action, Collect)]
         self.collects = {columns[step.writes[0]].domain: step for step in collects}
         self.collected: dict[str, BufferedRows] = {}  # domain -> its rows, once they are known
-        self.numbered = numbered
-        self._layouts: dict[tuple[str, str, int], Layout] = {}  # (domain, layout, devices)
+        self._layouts: dict[tuple[str, RowLayout, int], Layout] = {}  # (domain, layout, devices)
         self._origins: dict[str, Any] = {}
 
     def report(self, step: Step, device: int) -> Report:
         return self.reports[step.id][step.pool, device]
 
+    # What has to be known first
+
     def known_by(self, domain: str, layout: RowLayout = NONE) -> set[Awaited]:
-        """Return what says how many rows a domain has, and which of them a device has in a layout."""
+        """Return the events that say how many rows a domain has, and which a device has in a layout."""
         if domain in self.collects:
             return {self.collects[domain].writes[0]}
         if domain in self.filters:
             step = self.filters[domain]
-            above = self.above(domain)
-            return {step.id} | self.known_by(above, step.layout) | self.known_by(above, layout)
-        if parts := self.domains[domain].parts:
-            return {event for part in parts for event in self.known_by(part, layout)}
-        parent, maker = self.domains[domain].parent, self.makers.get(domain)
-        reported = self.is_reported(domain)
-        events = self.known_by(parent, maker.layout if maker and reported else NONE) if parent else set()
-        counted = reported or (parent is None and self.given is None)
-        if maker and (counted or layout.way == "balanced"):  # which goes by lengths
+            parent = self.parent(domain)
+            return {step.id} | self.known_by(parent, step.layout) | self.known_by(parent, layout)
+        events = set[Awaited]()
+        if self.domains[domain].parts:
+            for member in self.domains[domain].parts:
+                events |= self.known_by(member, layout)
+            return events
+        maker = self.makers.get(domain)
+        is_source = self.domains[domain].parent is None
+        is_reported = self.is_reported(domain)
+        if not is_source:
+            maker_layout = maker.layout if maker and is_reported else NONE
+            events |= self.known_by(self.parent(domain), maker_layout)
+        says_count = is_reported or (is_source and self.source_count is None)
+        says_lengths = layout.way == "balanced"
+        if maker and (says_count or says_lengths):
             events.add(maker.id)
         return events
 
     def is_reported(self, domain: str) -> bool:
         """Return whether a report says how many rows of a domain each row of its parent has become."""
-        return domain in self.makers and bool(self.makers[domain].unfinished or self.domains[domain].most)
+        maker = self.makers.get(domain)
+        if maker is None:
+            return False
+        may_leave_rows_unfinished = bool(maker.unfinished)
+        return may_leave_rows_unfinished or bool(self.domains[domain].most)
 
     def source_events(self, node: str) -> set[Awaited]:
-        """Return what says how many rows a data source gives."""
+        """Return the events that say how many rows a data source gives."""
         return {step.id for step in self.makers.values() if step.node == node and not step.reads}
+
+    # How many rows
 
     def source_rows(self, node: str) -> int:
         """Return the rows that a data source gives; 0 of any other node."""
-        sources = [domain for domain, step in self.makers.items() if step.node == node and not step.reads]
-        return self.count(sources[0]) if sources else 0
+        for domain, step in self.makers.items():
+            if step.node == node and not step.reads:
+                return self.count(domain)
+        return 0
 
     def count(self, domain: str) -> int:
         """Return the number of rows over all devices."""
@@ -101,152 +137,182 @@ class Rows:
             return len(self.collected[domain].lengths)
         if domain in self.filters:
             return len(self.origin(domain))
-        own = self.domains[domain]
-        if own.parts:
-            return sum(map(self.count, own.parts))
-        if own.parent is None and self.given is not None:
-            return self.given
-        if own.parent is None:
+        plan = self.domains[domain]
+        if plan.parts:
+            return sum(map(self.count, plan.parts))
+        if plan.parent is None:
+            if self.source_count is not None:
+                return self.source_count
             return len(self.report(self.makers[domain], 0).lengths)
-        if own.most:
+        if plan.most:
             return int(self.counts(domain).sum())
-        whole = self.whole(domain)
-        return own.times * (self.count(own.parent) if whole is None else len(whole))
+        finished = self.finished(domain)
+        parent_count = self.count(plan.parent) if finished is None else len(finished)
+        return plan.times * parent_count
+
+    def counts(self, domain: str) -> Any:
+        """Return int64 ``[rows of the parent]``: how many each has become, where their number varies."""
+        step = self.makers[domain]
+        parent = self.parent(domain)
+        layout = self.layout(parent, step.layout, step.pool)
+        counts = np.zeros(self.count(parent), np.int64)
+        for device in step.devices:
+            counts[layout[device]] = self.report(step, device).counts
+        return counts
+
+    # Which rows on which device
 
     def layout(self, domain: str, name: RowLayout, pool: str) -> Layout:
         """Return the rows of each device of a pool; a balanced layout needs the lengths of the rows."""
         key = domain, name, self.pools[pool]
         if key not in self._layouts:
-            self._layouts[key] = self._laid(domain, name, pool)
+            self._layouts[key] = self._computed_layout(domain, name, pool)
         return self._layouts[key]
 
-    def _laid(self, domain: str, name: RowLayout, pool: str) -> Layout:
+    def _computed_layout(self, domain: str, name: RowLayout, pool: str) -> Layout:
         if name.way == "balanced":
-            samples = self.samples(domain)
-            return layouts.balanced(self.work(domain), self.pools[pool], name.minibatches, *samples)
+            number, total = self.samples(domain)
+            return layouts.balanced(self.work(domain), self.pools[pool], name.minibatches, number, total)
         if name.way == "one":
             return layouts.one(self.count(domain), self.pools[pool])
         assert name.way == "even", name
         return self._even(domain, name, pool)
 
     def _even(self, domain: str, name: RowLayout, pool: str) -> Layout:
-        """Contiguous rows for each device of a pool, those of one row of the parent together."""
+        """Return contiguous rows for each device of a pool, those of one row of the parent together."""
         devices = self.pools[pool]
         if domain in self.collects:
             return layouts.grouped(self.collected[domain].prompts, devices)
-        own = self.domains[domain]
-        if own.parts:
-            laid = [self._part(part, domain, self.layout(part, name, pool)) for part in own.parts]
-            return [np.sort(np.concatenate(rows)) for rows in zip(*laid, strict=True)]
-        if own.parent and own.filtered:
-            return layouts.some(self.layout(own.parent, name, pool), self.origin(domain))
-        if own.parent is None:
-            if self.numbered:
-                return layouts.dealt(self.numbered(domain), devices)
+        plan = self.domains[domain]
+        if plan.parts:
+            return self._even_union(domain, name, pool)
+        if plan.parent is None:
+            if self.dealt_by:
+                return layouts.dealt(self.dealt_by(domain), devices)
             return layouts.even(self.count(domain), devices)
-        if own.most:
-            return layouts.segments(self.layout(own.parent, name, pool), self.counts(domain))
-        above, whole = self.layout(own.parent, name, pool), self.whole(domain)
-        return layouts.children(above if whole is None else layouts.some(above, whole), own.times)
+        parent_layout = self.layout(plan.parent, name, pool)
+        if plan.filtered:
+            return layouts.some(parent_layout, self.origin(domain))
+        if plan.most:
+            return layouts.segments(parent_layout, self.counts(domain))
+        finished = self.finished(domain)
+        if finished is not None:
+            parent_layout = layouts.some(parent_layout, finished)
+        return layouts.children(parent_layout, plan.times)
 
-    def _part(self, part: str, whole: str, layout: Layout) -> Layout:
-        """Return the rows of a union that those of one of its parts are."""
-        rows = self.within(part, whole)
-        return [rows[held] for held in layout]
+    def _even_union(self, domain: str, name: RowLayout, pool: str) -> Layout:
+        """Return the layout of a union: each row is where its part of the union has it."""
+        device_rows: list[list[Any]] = [[] for _ in range(self.pools[pool])]
+        for member in self.domains[domain].parts:
+            union_rows = self.within(member, domain)
+            for device, rows in enumerate(self.layout(member, name, pool)):
+                device_rows[device].append(union_rows[rows])
+        return [np.sort(np.concatenate(rows)) for rows in device_rows]
+
+    # What is known of each row
 
     def lengths(self, domain: str) -> Any:
         """Return int64 ``[rows]``: tokens of each row, as the step that made the domain reported."""
         if domain in self.collects:
             return self.collected[domain].lengths
         if domain in self.filters:
-            return self.lengths(self.above(domain))[self.origin(domain)]
+            return self.lengths(self.parent(domain))[self.origin(domain)]
         lengths = np.zeros(self.count(domain), np.int64)
-        for part in self.domains[domain].parts:
-            lengths[self.within(part, domain)] = self.lengths(part)
         if self.domains[domain].parts:
+            for member in self.domains[domain].parts:
+                lengths[self.within(member, domain)] = self.lengths(member)
             return lengths
         step = self.makers[domain]
-        held = self.layout(domain, step.layout, step.pool)
+        layout = self.layout(domain, step.layout, step.pool)
         for device in step.devices:
-            lengths[held[device]] = self.report(step, device).lengths
+            lengths[layout[device]] = self.report(step, device).lengths
         return lengths
 
     def work(self, domain: str) -> Any:
         """Return int64 ``[rows]``: what a model has to compute for each row, in tokens of a short one."""
         lengths = self.lengths(domain)
-        return np.rint(row_work(lengths, lengths**2, attention_share(self.models))).astype(np.int64)
+        work = row_work(lengths, lengths**2, attention_share(self.models))
+        return np.rint(work).astype(np.int64)
 
-    def above(self, domain: str) -> str:
+    def parent(self, domain: str) -> str:
         """Return the domain of which another was made."""
         return str(self.domains[domain].parent)
-
-    def counts(self, domain: str) -> Any:
-        """Return int64 ``[rows of the parent]``: how many each has become, where their number varies."""
-        step, above = self.makers[domain], self.above(domain)
-        counts, held = np.zeros(self.count(above), np.int64), self.layout(above, step.layout, step.pool)
-        for device in step.devices:
-            counts[held[device]] = self.report(step, device).counts
-        return counts
 
     def samples(self, domain: str) -> tuple[Any, int]:
         """Return int64 ``[rows]``, the number of the sample that each row is a segment of, and their count.
 
         Of rows that are no segments, they are themselves.
         """
-        own = self.domains[domain]
-        if not is_made_of(own.kind, "samples"):
-            return np.arange(count := self.count(domain)), count
-        number, total = self.samples(self.above(domain))
+        plan = self.domains[domain]
+        if not is_made_of(plan.kind, "samples"):
+            count = self.count(domain)
+            return np.arange(count), count
+        number, total = self.samples(self.parent(domain))
         if domain in self.filters:
             return number[self.origin(domain)], total
-        return number.repeat(self.counts(domain) if own.most else own.times), total
+        rows_per_parent = self.counts(domain) if plan.most else plan.times
+        return number.repeat(rows_per_parent), total
 
-    def whole(self, domain: str) -> Any:
+    def finished(self, domain: str) -> Any:
         """Return int64, ascending: the rows that made a domain where some are unfinished; else None."""
         step = self.makers.get(domain)
-        if step is None or not step.unfinished or self.report(step, step.devices[0]).whole is None:
+        if step is None or not step.unfinished:
             return None
-        held = self.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
-        return np.sort(np.concatenate([held[at][self.report(step, at).whole] for at in step.devices]))
+        if self.report(step, step.devices[0]).whole is None:
+            return None
+        layout = self.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
+        finished = [layout[device][self.report(step, device).whole] for device in step.devices]
+        return np.sort(np.concatenate(finished))
 
-    def within(self, domain: str, whole: str) -> Any:
-        """Return int64 ``[rows]``: for each row of a domain, that of another from which filters made it.
+    def within(self, domain: str, base: str) -> Any:
+        """Return int64 ``[rows]``: for each row of a domain, that of ``base`` from which filters made it.
 
-        Rows of a union's parts are spread evenly, so that each of its mini-batches has its share of them.
+        ``base`` may be a union that the domain is a part of. The rows of its parts are spread evenly, so that
+        each of its mini-batches has its share of them.
         """
-        if domain == whole:
-            return np.arange(self.count(whole))
-        if domain in (parts := self.domains[whole].parts):
-            counts = [self.count(part) for part in parts]
-            places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
-            order, first = np.argsort(np.argsort(places, kind="stable")), np.cumsum((0, *counts))
-            at = parts.index(domain)
-            return order[first[at] : first[at + 1]]
-        return self.within(self.above(domain), whole)[self.origin(domain)]
+        if domain == base:
+            return np.arange(self.count(base))
+        parts = self.domains[base].parts
+        if domain in parts:
+            return self._union_rows(parts)[parts.index(domain)]
+        return self.within(self.parent(domain), base)[self.origin(domain)]
+
+    def _union_rows(self, parts: Sequence[str]) -> list[Any]:
+        """Return for each part of a union int64 ``[rows]``: which row of the union each of its rows is."""
+        counts = [self.count(domain) for domain in parts]
+        # each part's rows lie between 0 and 1 at equal distances; the union has all rows in this order
+        positions = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+        union_row = np.argsort(np.argsort(positions, kind="stable"))
+        return np.split(union_row, np.cumsum(counts)[:-1])
 
     def origin(self, domain: str) -> Any:
         """Return int64 ``[rows]``, ascending: the parent's row of each row of a filtered domain."""
         if domain not in self._origins:
             step = self.filters[domain]
-            held = self.layout(self.above(domain), step.layout, step.pool)
-            stayed = [held[device][self.report(step, device).kept] for device in step.devices]
-            self._origins[domain] = np.sort(np.concatenate(stayed))
+            layout = self.layout(self.parent(domain), step.layout, step.pool)
+            kept = [layout[device][self.report(step, device).kept] for device in step.devices]
+            self._origins[domain] = np.sort(np.concatenate(kept))
         return self._origins[domain]
 
 
-def staying(steps: Sequence[Step], beside: Collection[int] = ()) -> frozenset[str]:
+def staying(steps: Sequence[Step], off_worker: Collection[int] = ()) -> frozenset[str]:
     """Return the columns whose every reader runs where they were made, on rows that lie as they do.
 
-    Steps whose numbers are in ``beside`` are run by no worker.
+    Steps whose numbers are in ``off_worker`` are run by no worker.
     """
     writers = {column: step for step in steps for column in step.writes}
-    away = {column for step in steps for column in step.reads if _lies_apart(step, writers.get(column))}
-    away |= {column for step in steps if step.id in beside for column in (*step.reads, *step.writes)}
-    return frozenset(writers.keys() - away)
+    read_elsewhere = set[str]()
+    for step in steps:
+        if step.id in off_worker:
+            read_elsewhere.update(step.reads, step.writes)
+        for column in step.reads:
+            if not _reads_in_place(step, writers.get(column)):
+                read_elsewhere.add(column)
+    return frozenset(writers.keys() - read_elsewhere)
 
 
-def _lies_apart(reader: Step, writer: Step | None) -> bool:
-    """Return whether some part of a column is read by another worker than the one that made it."""
+def _reads_in_place(reader: Step, writer: Step | None) -> bool:
+    """Return whether each worker that reads some rows of a column is the one that made them."""
     if writer is None or reader.kind not in IN_PLACE:
-        return True
-    return (reader.pool, reader.devices) != (writer.pool, writer.devices)
+        return False
+    return (reader.pool, reader.devices) == (writer.pool, writer.devices)

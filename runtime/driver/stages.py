@@ -1,9 +1,9 @@
-"""Measures the stages of a region that streams: how long each worked, waited for rows, and was held back.
+"""Measures the stages of a region that streams: how long each worked, waited for rows, and was blocked.
 
     generation ─> steps behind it, by pool ─> buffer ─> update
 
-An iteration is measured from when the one before had its rows to when it has its own, its update from when it
-asks for them. ``StreamClock`` notes what no report of a step says: when groups came and went, and when no
+An iteration is measured from when the one before had its rows to when it has them, and its update from when
+it asks for them. ``StreamClock`` notes what no report of a step says: when groups came and went, and when no
 round might begin.
 """
 
@@ -55,7 +55,7 @@ def _stages(
 
 
 def _spans(execution: Execution) -> RoundSpans:
-    return {item.step.id: _span(item) for item in execution.ran if item.reports}
+    return {item.step.id: _span(item) for item in execution.finished_steps if item.reports}
 
 
 def _measuring(steps: Sequence[Step], rounds: Sequence[RoundSpans], total: float) -> StageSeconds:
@@ -63,23 +63,24 @@ def _measuring(steps: Sequence[Step], rounds: Sequence[RoundSpans], total: float
 
     A step is held back from when it has rows until its devices or CPUs are free.
     """
-    running = list[TimeSpan]()
-    able = list[TimeSpan]()
+    running: list[TimeSpan] = []
+    with_rows: list[TimeSpan] = []  # from when a step has its rows until it ends
     for round in rounds:
         for step in steps:
             if step.id in round:
                 _, end = round[step.id]
                 running.append(round[step.id])
-                able.append((_ready(step, round), end))
-    busy, able_seconds = covered(running), covered(able)
-    return StageSeconds(busy=busy, starved=total - able_seconds, blocked=able_seconds - busy)
+                with_rows.append((_ready(step, round), end))
+    busy = covered(running)
+    with_rows_seconds = covered(with_rows)
+    return StageSeconds(busy=busy, starved=total - with_rows_seconds, blocked=with_rows_seconds - busy)
 
 
 def _ready(step: Step, round: RoundSpans) -> float:
-    """Return when a step of a round had what it reads."""
+    """Return when a step of a round had the columns that it reads."""
     start, _ = round[step.id]
-    inputs = [round[number][1] for number in step.after if number in round]
-    return min(start, max(inputs, default=start))
+    input_ends = [round[number][1] for number in step.after if number in round]
+    return min(start, max(input_ends, default=start))
 
 
 def _update(execution: Execution, times: IntakeTimes) -> StageSeconds:

@@ -12,7 +12,7 @@ from rlgraph.runtime.driver.iteration import Execution
 
 
 def state(execution: Execution, node: str | None) -> str:
-    """Return a node's state before an execution; "" of none, and where it has none yet."""
+    """Return a node's state before an execution; "" where it has none yet, or no node is named."""
     if execution.previous is not None:
         return _state_behind(execution.previous, node)
     return execution.states.get(node or "", "")
@@ -30,9 +30,9 @@ def states_after(execution: Execution) -> dict[str, str]:
 
 
 def _state_behind(execution: Execution, node: str | None) -> str:
+    """Return a node's state after an execution, or as it was before where the node did not run."""
     for step in execution.steps:
-        if step.node == node and step.id in execution.rows.reports:
-            if step.inserted:
-                break
+        has_run = step.id in execution.rows.reports
+        if step.node == node and has_run and not step.inserted:
             return execution.rows.report(step, step.devices[0]).state
     return state(execution, node)

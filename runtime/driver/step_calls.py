@@ -98,7 +98,7 @@ def _select(execution: Execution, step: Step) -> list[WorkerCall]:
 def _repeat(execution: Execution, step: Step) -> list[WorkerCall]:
     (column,), (copy,) = step.reads, step.writes
     domain = execution.domains[execution.columns[copy].domain]
-    times, finished = domain.times, execution.rows.whole(domain.name)
+    times, finished = domain.times, execution.rows.finished(domain.name)
     rises = domain in ancestors(execution.domains, execution.columns[column].domain)
     if rises:  # it has as many rows: it is of rows made of these, one for each
         return _each(step, "repeat", lambda device: ((1,), (execution.reference(column, device),)))

@@ -32,9 +32,10 @@ class ServedVersions:
         """
         gives_up_weights = step.kind is Kind.SLEEP
         if gives_up_weights and step.pool not in self.lenders:
-            self.versions = {
-                model: version for model, version in self.versions.items() if model not in step.models
-            }
+            remaining = dict(self.versions)
+            for model in step.models:
+                remaining.pop(model, None)
+            self.versions = remaining
         if not step.source:
             return [*calls]
         if versions.items() <= self.versions.items():

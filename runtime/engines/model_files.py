@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from rlgraph.errors import nearest
 from rlgraph.nodes.support.data_file import local_path
 from rlgraph.runtime.engines.tokenizer_files import file_of, is_read_by_class, tokenizer_of
 
-ROPE, ROPE_BEFORE = "rope_parameters", "rope_scaling"  # two names of position embeddings in config.json
+ROPE = "rope_parameters"  # position embeddings in config.json
+ROPE_FORMER = "rope_scaling"  # their name before transformers 5
 ORIGINAL = "original_max_position_embeddings"
-OF_ROPE = ("rope_theta", "partial_rotary_factor")  # what of them stays where a graph leaves it out
+OF_ROPE = ("rope_theta", "partial_rotary_factor")  # fields of them that a graph may leave out
 
 # fields of windows beside ``sliding_window``: GPT-Neo's, Longformer's and BigBird's, BLT's and ModernBERT's
 WINDOWS = ("window_size", "attention_window", "block_size", "local_attention_window_len", "local_attention")
-UNTOLD = ("transformers_version", "_name_or_path")  # what transformers notes of itself in a configuration
+LIBRARY_FIELDS = ("transformers_version", "_name_or_path")  # which transformers adds to a configuration
 
 
 class ConfigError(ValueError):
@@ -47,7 +47,8 @@ class ModelFiles:
         """
         config = self._configuration(options)
         fields, _ = type(config).get_config_dict(self.path)
-        if fault := next(misread_fields(fields, config, {*options, *self.changed}), ""):
+        fault = next(misread_fields(fields, config, {*options, *self.changed}), "")
+        if fault:
             raise ConfigFileError(f"config.json says {fault}")
         if not self.changed:
             return config
@@ -55,7 +56,8 @@ class ModelFiles:
             changed = type(config).from_dict({**fields, **self._changed(fields)}, **options)
         except Exception as error:  # each family's check raises what it likes
             raise ConfigError(f"{config.model_type}: {' '.join(str(error).split())}") from error
-        if fault := next(self._without_effect(config, changed), ""):
+        fault = next(self._without_effect(config, changed), "")
+        if fault:
             raise ConfigError(f"{config.model_type}: {fault}")
         changed.name_or_path = self.path  # where transformers looks for the code of the model
         return changed
@@ -91,9 +93,10 @@ class ModelFiles:
 
     def stop_ids(self, config: Any, tokenizer: Any) -> list[int]:
         """Return every end token that the generation config, the tokenizer or a text config names."""
-        sources = [tokenizer.eos_token_id, config.eos_token_id, self._generation_stop_ids()]
-        lists = [ids if isinstance(ids, list) else [ids] for ids in sources if ids is not None]
-        return sorted({*chain.from_iterable(lists)})
+        stop_ids = set(self._generation_stop_ids())
+        stop_ids.update(_id_list(tokenizer.eos_token_id))
+        stop_ids.update(_id_list(config.eos_token_id))
+        return sorted(stop_ids)
 
     def _generation_stop_ids(self) -> list[int]:
         """Return the end tokens of the model's generation config; none where it has no such file."""
@@ -102,15 +105,12 @@ class ModelFiles:
 
         if not cached_file(self.path, "generation_config.json", _raise_exceptions_for_missing_entries=False):
             return []
-        ids = GenerationConfig.from_pretrained(self.path).eos_token_id
-        if ids is None:
-            return []
-        return [*ids] if isinstance(ids, list) else [ids]
+        return _id_list(GenerationConfig.from_pretrained(self.path).eos_token_id)
 
     def resolved(self) -> dict[str, Any]:
         """Return the changed fields as transformers reads them."""
         config = self.config()
-        names = {ROPE if name == ROPE_BEFORE else name for name in self.changed}
+        names = {ROPE if name == ROPE_FORMER else name for name in self.changed}
         return {name: getattr(config, name) for name in sorted(names)}
 
     def _without_effect(self, config: Any, changed: Any) -> Iterator[str]:
@@ -118,7 +118,7 @@ class ModelFiles:
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         for name, value in self.changed.items():
-            if name in (ROPE, ROPE_BEFORE):
+            if name in (ROPE, ROPE_FORMER):
                 yield from _rope_without_effect(name, value, config, {"default", *ROPE_INIT_FUNCTIONS})
             elif not hasattr(config, name):
                 if name in OF_ROPE:
@@ -132,40 +132,52 @@ class ModelFiles:
     def _changed(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Return the changed fields; of position embeddings, under one name and with the model's base."""
         changed = dict(self.changed)
-        rope = changed.pop(ROPE_BEFORE, None) or changed.pop(ROPE, None)
-        if rope is not None:
-            base_rope = fields.get(ROPE) or {}
-            fields.pop(ROPE_BEFORE, None)
-            kinds = {
-                kind: rope_fields
-                for kind, rope_fields in base_rope.items()
-                if isinstance(rope_fields, Mapping)
-            }
-            if kinds and {*rope} <= {*kinds}:
-                changed[ROPE] = kinds | {
-                    kind: _based(rope_fields, kinds[kind]) for kind, rope_fields in rope.items()
-                }
-            else:
-                changed[ROPE] = _based(rope, base_rope)
+        rope = changed.pop(ROPE_FORMER, None) or changed.pop(ROPE, None)
+        if rope is None:
+            return changed
+        base_rope = fields.get(ROPE) or {}
+        fields.pop(ROPE_FORMER, None)
+        base_kinds = _kinds_of_layers(base_rope)
+        if base_kinds and {*rope} <= {*base_kinds}:
+            rope_of_kinds = dict(base_kinds)
+            for kind, kind_fields in rope.items():
+                rope_of_kinds[kind] = _based(kind_fields, base_kinds[kind])
+            changed[ROPE] = rope_of_kinds
+        else:
+            changed[ROPE] = _based(rope, base_rope)
         return changed
+
+
+def _id_list(ids: int | list[int] | None) -> list[int]:
+    """Return token ids, which configurations have alone, as a list, or not at all."""
+    if ids is None:
+        return []
+    return list(ids) if isinstance(ids, list) else [ids]
+
+
+def _kinds_of_layers(rope: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the position embeddings of each kind of layer; nothing where all layers have the same."""
+    return {kind: fields for kind, fields in rope.items() if isinstance(fields, Mapping)}
 
 
 def _rope_without_effect(
     name: str, value: Mapping[str, Any], config: Any, known: Collection[str]
 ) -> Iterator[str]:
     """Yield why changed position embeddings leave the model as it is; ``known`` are the types there are."""
-    base_rope = getattr(config, ROPE, None) or {}
-    kinds = [kind for kind, fields in base_rope.items() if isinstance(fields, Mapping)]
-    if kinds and not {*value} <= {*kinds}:
-        yield f"{name} has one set of fields for each kind of layer: {', '.join(kinds)}"
-    for rope in [value.get(kind) for kind in kinds] if kinds else [value]:
-        rope_type = (rope or {}).get("rope_type", "default")
+    kinds = _kinds_of_layers(getattr(config, ROPE, None) or {})
+    ropes = [value]
+    if kinds:
+        if not {*value} <= {*kinds}:
+            yield f"{name} has one set of fields for each kind of layer: {', '.join(kinds)}"
+        ropes = [value[kind] for kind in kinds if value.get(kind)]
+    for rope in ropes:
+        rope_type = rope.get("rope_type", "default")
         if rope_type not in known:
             yield f"there is no rope_type {rope_type}; there are {', '.join(sorted(known))}"
 
 
 def misread_fields(stored: Mapping[str, Any], config: Any, skipped: Collection[str]) -> Iterator[str]:
-    """Yield the numbers of ``config.json`` that a model's class has replaced by numbers of its own.
+    """Yield the numbers of ``config.json`` that a model's class has replaced by other numbers.
 
     A class may compute a field from others and forget the file's value (transformers 5.23: DeepSeek's
     ``head_dim``), or may look for position embeddings in ``rope_parameters`` alone and fall back to its
@@ -177,20 +189,28 @@ def misread_fields(stored: Mapping[str, Any], config: Any, skipped: Collection[s
         skipped: the names of fields that need not agree, as the caller has set them.
     """
     read_fields = all_fields(config)
-    if {*skipped} & {ROPE, ROPE_BEFORE}:
-        skipped = {*skipped, ROPE, ROPE_BEFORE, *OF_ROPE}
+    may_differ = set(skipped)
+    if may_differ & {ROPE, ROPE_FORMER}:
+        may_differ |= {ROPE, ROPE_FORMER, *OF_ROPE}
+    may_differ_here = set(may_differ)
+    if stored.get("use_sliding_window") is False:
+        may_differ_here.add("sliding_window")
     for name, value in stored.items():
-        if name in skipped or (name == "sliding_window" and stored.get("use_sliding_window") is False):
+        if name in may_differ_here:
             continue
-        if name in (ROPE, ROPE_BEFORE):
+        if name in (ROPE, ROPE_FORMER):
             for key, number in _numbers(value):
                 yield from _misread_rope(key, number, f"{name}.{key}", read_fields.get(ROPE))
-        elif name in OF_ROPE and isinstance(value, (int, float)):
-            yield from _misread_rope(name, value, name, read_fields.get(ROPE))
         elif isinstance(value, Mapping):
-            if (section := getattr(config, name, None)) is not None and hasattr(section, "to_json_string"):
-                yield from (f"{name}.{fault}" for fault in misread_fields(value, section, skipped))
-        elif isinstance(value, (int, float)) and name in read_fields and read_fields[name] != value:
+            section = getattr(config, name, None)
+            if hasattr(section, "to_json_string"):
+                for fault in misread_fields(value, section, may_differ):
+                    yield f"{name}.{fault}"
+        elif not isinstance(value, (int, float)):
+            continue
+        elif name in OF_ROPE:
+            yield from _misread_rope(name, value, name, read_fields.get(ROPE))
+        elif name in read_fields and read_fields[name] != value:
             remedy = f"set models.NAME.config.{name} to the value that is right"
             yield f"{name}: {value}, which {type(config).__name__} reads as {read_fields[name]}; {remedy}"
 
@@ -208,7 +228,9 @@ def _misread_rope(key: str, value: float, name: str, rope: Any) -> Iterator[str]
 
 def _numbers(fields: Any) -> Iterator[tuple[str, float]]:
     """Yield the names and values of the numbers of position embeddings, of each kind of layer."""
-    for name, value in fields.items() if isinstance(fields, Mapping) else ():
+    if not isinstance(fields, Mapping):
+        return
+    for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from _numbers(value)
         elif isinstance(value, (int, float)):
@@ -221,31 +243,32 @@ def all_fields(config: Any) -> dict[str, Any]:
 
 
 def with_changes(
-    stored: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+    stored: Mapping[str, Any], loaded: Mapping[str, Any], final: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of a configuration as they are stored, but for those that a run has changed.
 
-    ``before`` and ``after`` are all fields, as transformers has read them and as the run leaves them. Where
-    they are of another type, as of a model that was a part of the stored one, the latter are returned.
+    ``loaded`` and ``final`` are all fields, as transformers has read them and as the run leaves them. Where
+    ``final`` is of another model type, as of a model that was a part of the stored one, it is returned whole.
 
     Example:
         >>> read, left = {"dtype": "bfloat16", "eps": 1}, {"dtype": "float32", "eps": 1}
         >>> with_changes({"rope_theta": 5.0, "torch_dtype": "bfloat16"}, read, left)
         {'rope_theta': 5.0, 'torch_dtype': 'float32'}
     """
-    if stored.get("model_type") != after.get("model_type"):
-        return dict(after)
+    if stored.get("model_type") != final.get("model_type"):
+        return dict(final)
     fields = dict(stored)
-    for name, value in after.items():
-        former, stored_value = before.get(name), fields.get(name)
-        if name in UNTOLD or former == value:
+    for name, value in final.items():
+        former = loaded.get(name)
+        stored_value = fields.get(name)
+        if name in LIBRARY_FIELDS or former == value:
             continue
         if name == "dtype" and "dtype" not in stored and "torch_dtype" in stored:
             fields["torch_dtype"] = value
         elif name == ROPE:
             fields[name] = value
-            for former_name in (ROPE_BEFORE, *OF_ROPE):
-                fields.pop(former_name, None)  # former names, which would say something else
+            for former_name in (ROPE_FORMER, *OF_ROPE):  # left in place, these would say something else
+                fields.pop(former_name, None)
         elif isinstance(stored_value, Mapping) and isinstance(former, Mapping) and isinstance(value, Mapping):
             fields[name] = with_changes(stored_value, former, value)
         else:
@@ -254,23 +277,27 @@ def with_changes(
 
 
 def _based(rope: Mapping[str, Any], base_rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return position embeddings with what they leave out of a model's own base."""
-    return {**{key: base_rope[key] for key in OF_ROPE if key in base_rope}, **rope}
+    """Return position embeddings, with the model's values of the fields that they leave out."""
+    based = {key: base_rope[key] for key in OF_ROPE if key in base_rope}
+    return based | dict(rope)
 
 
 def attention_kinds(config: Any) -> list[str]:
     """Return the kind of each layer: ``full_attention``, ``sliding_attention``, ``linear_attention``, ...
 
-    Of windows that a configuration has in fields of its own, it is not known of which layers they are, and
-    whether they count tokens or columns: then every layer is ``local_attention``.
+    Where a configuration has its window in another field (``WINDOWS``), it is not known of which layers that
+    is, and whether it counts tokens or columns: then every layer is ``local_attention``.
     """
     config = config.get_text_config()
-    if kinds := getattr(config, "layer_types", None):
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
         return list(kinds)
-    single = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    kind = "full_attention"
+    if getattr(config, "sliding_window", None):
+        kind = "sliding_attention"
     if any(getattr(config, name, None) for name in WINDOWS):
-        single = "local_attention"
-    return [single] * config.num_hidden_layers
+        kind = "local_attention"
+    return [kind] * config.num_hidden_layers
 
 
 def context_of(config: Any) -> int | None:
@@ -279,20 +306,27 @@ def context_of(config: Any) -> int | None:
     What position embeddings of some kinds are depends on the longest row of a pass, if that is longer than
     the model was first made for: what a row scores would depend on the rows beside it. So rows end there.
     """
-    most: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return min(filter(None, (most, rope_limit(config))), default=None)
+    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limits = [limit for limit in (positions, rope_limit(config)) if limit]
+    return min(limits, default=None)
 
 
 def rope_limit(config: Any) -> int | None:
     """Return up to how many tokens in a row position embeddings are the same, where that has an end."""
     config = config.get_text_config()
     rope = getattr(config, ROPE, None) or {}
-    kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]  # for each kind of layer
-    ends = {"dynamic": getattr(config, "max_position_embeddings", None)}
-    limits = ({"longrope": kind.get(ORIGINAL), **ends}.get(str(kind.get("rope_type"))) for kind in kinds)
-    return min(filter(None, limits), default=None)
+    limits = []
+    for fields in _kinds_of_layers(rope).values() or [rope]:
+        limit = None
+        if fields.get("rope_type") == "longrope":
+            limit = fields.get(ORIGINAL)
+        elif fields.get("rope_type") == "dynamic":
+            limit = getattr(config, "max_position_embeddings", None)
+        if limit:
+            limits.append(limit)
+    return min(limits, default=None)
 
 
 def runs_own_code(model: Any) -> bool:
-    """Return whether a model's class came with it, by the package in which transformers puts such."""
+    """Return whether a model's class came with it, which transformers imports as ``transformers_modules``."""
     return any(kind.__module__.startswith("transformers_modules") for kind in type(model).__mro__)

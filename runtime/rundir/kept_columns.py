@@ -1,4 +1,4 @@
-"""Selects what of an iteration's columns the run's directory keeps: first rows as samples, and records.
+"""Selects the columns of an iteration that go to the run's directory: first rows as samples, and records.
 
 A samples file has the first rows of an iteration, whichever devices they lie on:
 
@@ -27,13 +27,18 @@ EACH = ("float32[samples, tokens]", "boolean[samples, tokens]", "int64[samples, 
 
 
 def sample_columns(plan: Plan, phase: str) -> list[str]:
-    """Return columns that tell what the model wrote and what was computed of it; none if no model writes."""
+    """Return columns that show what the model wrote and what was computed of it; none if no model writes."""
     columns = plan.columns[phase]
-    rows = next((column.domain for column in columns.values() if column.said == "responses"), None)
-    if rows is None:
+    responses = [column for column in columns.values() if column.said == "responses"]
+    if not responses:
         return []
-    shown = {name: c for name, c in columns.items() if not c.moved and c.type in (*WHOLE, *EACH)}
-    return [name for name, c in shown.items() if is_part(plan.domains[phase], c.domain, rows)]
+    samples = responses[0].domain
+    names = []
+    for name, column in columns.items():
+        is_shown = column.type in (*WHOLE, *EACH) and not column.moved
+        if is_shown and is_part(plan.domains[phase], column.domain, samples):
+            names.append(name)
+    return names
 
 
 class RowSource(NamedTuple):
@@ -45,43 +50,57 @@ class RowSource(NamedTuple):
 
 
 def excerpts(execution: Execution) -> list[tuple[Excerpt, list[RowSource]]]:
-    """Return the first rows of each of the columns, and where they are; tokens first.
+    """Return the first rows of each of the columns, and where they are; tokens come first.
 
     Of several columns of one name, that of the most rows is taken.
     """
-    held = [name for name in sample_columns(execution.plan, execution.phase) if execution.refs.get(name)]
-    columns = [execution.columns[name] for name in held]
-    base = next((column.domain for column in columns if column.said == "tokens"), None)
-    if base is None:
+    names = [name for name in sample_columns(execution.plan, execution.phase) if execution.refs.get(name)]
+    tokens = [name for name in names if execution.columns[name].said == "tokens"]
+    if not tokens:
         return []
+    samples = execution.columns[tokens[0]].domain
     chosen: dict[str, tuple[Excerpt, list[RowSource]]] = {}
-    for name, column in zip(held, columns, strict=True):
-        if column.said not in chosen and is_part(execution.domains, column.domain, base):
-            chosen[column.said] = _excerpt(execution, name, base)
+    for name in names:
+        column = execution.columns[name]
+        if column.said not in chosen and is_part(execution.domains, column.domain, samples):
+            chosen[column.said] = _excerpt(execution, name, samples)
     return [chosen.pop("tokens"), *chosen.values()]
 
 
-def _excerpt(execution: Execution, name: str, base: str) -> tuple[Excerpt, list[RowSource]]:
-    column, pool, lines, sources = execution.columns[name], execution.pools[name], [], list[RowSource]()
-    origin = execution.rows.within(column.domain, base)
-    for device, held in enumerate(execution.rows.layout(column.domain, column.layout, pool)):
-        wanted = np.flatnonzero(origin[held] < ROWS)
-        if len(wanted) or not sources:  # a part at least, of no rows
-            lines.append(origin[held][wanted])
-            sources.append(RowSource((pool, device), execution.reference(name, device).location, wanted))
+def _excerpt(execution: Execution, name: str, samples: str) -> tuple[Excerpt, list[RowSource]]:
+    """Return the rows of a column that belong to the first rows of ``samples``."""
+    column = execution.columns[name]
+    pool = execution.pools[name]
+    lines = []  # of the samples file, for each row
+    sources: list[RowSource] = []
+    sample_of_row = execution.rows.within(column.domain, samples)
+    layout = execution.rows.layout(column.domain, column.layout, pool)
+    for device, device_rows in enumerate(layout):
+        line_of_row = sample_of_row[device_rows]
+        rows = np.flatnonzero(line_of_row < ROWS)
+        if len(rows) or not sources:  # at least one part, even of no rows
+            lines.append(line_of_row[rows])
+            sources.append(RowSource((pool, device), execution.reference(name, device).location, rows))
     return Excerpt(column.said, np.concatenate(lines), len(sources)), sources
 
 
 def recorded_columns(plan: Plan) -> frozenset[str]:
     """Return the columns of the graph's own nodes and those that a region hands on, without copies."""
-    steps = [step for step in plan.steps if not isinstance(step.action, Copy)]
-    return frozenset(column for step in steps for column in step.writes)
+    columns = set[str]()
+    for step in plan.steps:
+        if not isinstance(step.action, Copy):
+            columns.update(step.writes)
+    return frozenset(columns)
 
 
 def records(execution: Execution) -> list[RecordMetadata]:
     """Return the metadata of what is recorded of an iteration: a file of each domain, with its columns."""
-    types: dict[str, dict[str, str]] = {}
+    types: dict[str, dict[str, str]] = {}  # domain -> column -> its type
     for name in sorted(recorded_columns(execution.plan) & execution.refs.keys()):
-        types.setdefault(execution.columns[name].domain, {})[name] = execution.columns[name].type
-    rows = [(execution.domains[domain], columns) for domain, columns in types.items()]
-    return [RecordMetadata(domain.name, domain.parent, domain.times, columns) for domain, columns in rows]
+        column = execution.columns[name]
+        types.setdefault(column.domain, {})[name] = column.type
+    metadata = []
+    for domain_name, columns in types.items():
+        domain = execution.domains[domain_name]
+        metadata.append(RecordMetadata(domain.name, domain.parent, domain.times, columns))
+    return metadata

@@ -13,14 +13,17 @@ from rlgraph.errors import RunError
 from rlgraph.files import ASIDE
 
 LOCK = "lock"
-TEXT = 1000  # bytes of what stands in it, at most
-FOLDERS = ("samples", "checkpoints", "logs")  # there from the start
+MAX_TEXT = 1000  # bytes that are read of what the file says
+FOLDERS = ("samples", "checkpoints", "logs")  # which a run has from its start
 DESCRIBES = ("graph.yaml", "plan.txt", "plan.json")  # in the order in which they are written
 BEFORE_PLAN = {LOCK, *FOLDERS, *DESCRIBES[:-1], *(f"{name}{ASIDE}" for name in DESCRIBES)}
 
 
 class Lock:
-    """Held from when it is made; its file says by whom."""
+    """The lock of a folder, which this process holds from its creation to ``release``.
+
+    Invariant: its file names the process that holds it.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Take the lock of a folder.
@@ -32,7 +35,7 @@ class Lock:
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.read(self.handle, TEXT).decode().strip() or "another process"
+            holder = os.read(self.handle, MAX_TEXT).decode().strip() or "another process"
             self.release()
             remedy = "wait until that run has ended, or name another --run-dir"
             raise RunError(f"{folder} is in use: {holder} runs it\n  {remedy}") from error
@@ -50,18 +53,22 @@ class Lock:
 
 
 def check_free(path: Path) -> None:
-    """Check that a folder holds no more than what a run leaves that ended before it had a plan."""
-    held = {file.name for file in path.iterdir()}
-    if not held <= BEFORE_PLAN:
-        remedy = "continue that run with --resume, or name" if "plan.json" in held else "name"
-        raise RunError(f"{path} holds files already\n  {remedy} another --run-dir")
+    """Check that a folder is empty, or has only the files of a run that ended before it had a plan."""
+    names = {file.name for file in path.iterdir()}
+    if names <= BEFORE_PLAN:
+        return
+    remedy = "name another --run-dir"
+    if "plan.json" in names:
+        remedy = f"continue that run with --resume, or {remedy}"
+    raise RunError(f"{path} holds files already\n  {remedy}")
 
 
 def check_links(path: Path) -> None:
     """Refuse a run directory with links; those of Weights & Biases lead to files of its own."""
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
-            if os.path.islink(place := os.path.join(folder, name)):
-                law = f"{place} is a link, and a run writes to its own files alone"
+            path_inside = os.path.join(folder, name)
+            if os.path.islink(path_inside):
+                law = f"{path_inside} is a link, and a run writes to its own files alone"
                 raise RunError(f"{law}\n  put what it leads to in its place")
-        folders[:] = {*folders} - {"wandb"}
+        folders[:] = {*folders} - {"wandb"}  # os.walk enters what is left in the list

@@ -1,4 +1,4 @@
-"""NaN guard: handles updates whose loss or gradient is not finite, beside skipping an optimizer step."""
+"""NaN guard: ends the run at an update whose loss or gradient is not finite, instead of skipping the step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class FiniteEngine:
 
     def __init__(self, engine: interfaces.TrainEngine, node: str, on_nan: OnNan, path: Path) -> None:
         """Wrap the engine of an update; ``dump`` writes its rows to the file ``path`` of this rank first."""
-        self.engine, self.node, self.on_nan, self.path = engine, node, on_nan, path
+        self.engine = engine
+        self.node = node
+        self.on_nan = on_nan
+        self.path = path
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -43,17 +46,20 @@ class FiniteEngine:
         if not metrics:
             return metrics  # it has joined an update, which will end the run
         losses = {self.node: metrics["loss"]}
-        losses |= {n.removesuffix("/loss"): loss for n, loss in metrics.items() if n.endswith("/loss")}
-        broken = [node for node, loss in losses.items() if not math.isfinite(loss)]
-        if metrics["skipped"] or broken:
-            if self.on_nan == "dump" and not broken:
+        for name, value in metrics.items():
+            if name.endswith("/loss"):
+                losses[name.removesuffix("/loss")] = value
+        not_finite = [node for node, loss in losses.items() if not math.isfinite(loss)]
+        if not metrics["skipped"] and not not_finite:
+            return metrics
+        nodes = ", ".join(f"`{node}`" for node in not_finite or losses)
+        message = f"{nodes}: a loss or gradient was not finite (schedule.on_nan: {self.on_nan})"
+        if self.on_nan == "dump":
+            if not not_finite:
                 # a gradient can be infinite where every loss is finite: then any of the rows may be at fault
                 self._dump(rows(columns))
-            files = f"\n  the rows of such micro-batches: {self.path.parent}" if self.on_nan == "dump" else ""
-            nodes = ", ".join(f"`{node}`" for node in broken or losses)
-            law = f"{nodes}: a loss or gradient was not finite (schedule.on_nan: {self.on_nan})"
-            raise RunError(f"{law}{files}")
-        return metrics
+            message += f"\n  the rows of such micro-batches: {self.path.parent}"
+        raise RunError(message)
 
     def _dump(self, dumped: list[dict[str, Any]]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,14 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlgraph.ir.domains import GraphDomain, ancestors
+from rlgraph.ir.domains import ancestors
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import ColumnPlan, Plan
 from rlgraph.nodes.support.user_call import guarded
@@ -34,16 +32,21 @@ class OpCall:
     """An op, and what a worker has for it.
 
     Attributes:
-        function: with the attributes that it has in this iteration.
-        tokenizer: gives that of a model.
-        dumps: the folder for what is not finite.
+        plan: of the run.
+        node: the name of the op's node.
+        function: the node, with the attributes that it has in this iteration.
+        scope: the worker's share of the step.
+        place: the worker's pool and device.
+        engines: of the worker; None of one that has no device.
+        tokenizer: returns the tokenizer of a model.
+        dumps: the folder for rows of updates that are not finite.
     """
 
     plan: Plan
     node: str
     function: Function
     scope: Scope
-    at: Place
+    place: Place
     engines: EngineHost | None
     tokenizer: Callable[[str], Any]
     dumps: Path
@@ -52,27 +55,38 @@ class OpCall:
         """Return what the op returns for columns by their names; None where there are no rows."""
         function = self.function
         op = registry.load(function.target)
-        if columns and op.engine is None and not op.declared.holds and not any(map(len, columns.values())):
-            return None  # no rows, nothing to compute
+        # an engine's ranks work together, and a node that holds rows may return some of these
+        runs_without_rows = op.engine is not None or op.declared.holds
+        if columns and not _has_rows(columns) and not runs_without_rows:
+            return None
+
+        # 1. Attributes: the rows asked of a source, and hooks bound to the columns that they read.
         attributes: dict[str, Any] = dict(function.attributes)
         if self.scope.asks is not None:
             attributes[function.roles["rows"]] = self.scope.asks
         for path, hook in function.hooks.items():
             name, _, key = path.partition(".")
             bound = self._hook(op.hooks[name], hook, columns, op.engine)
-            attributes[name] = {**attributes.get(name, {}), key: bound} if key else bound
+            if key:
+                attributes[name] = {**attributes.get(name, {}), key: bound}
+            else:
+                attributes[name] = bound
+
+        # 2. Arguments: attributes, handles and columns.
         arguments = op.arguments(attributes)
         for parameter, handle in function.handles.items():
             model = function.of if parameter == "of" else function.model
             arguments[parameter] = self._handle(handle, model, context)
         for port in (*op.inputs, *op.further(function.attributes)):
-            part = columns.get(function.ins.get(port.name, ""))
-            arguments[port.name] = None if part is None else self._as_op_sees(part, op.engine)
+            column = columns.get(function.ins.get(port.name, ""))
+            arguments[port.name] = None if column is None else self._unpacked(column, op.engine)
         if columns:
             context.given = {
-                name: self._as_op_sees(columns[function.ins[name]], None) for name in function.holds
+                name: self._unpacked(columns[function.ins[name]], None) for name in function.holds
             }
-        body = partial(guarded, op.body)  # a user's op may exit: the worker, or this very run, would end
+
+        # 3. Call it. A user's op may exit: the worker, or this very run, would end.
+        body = partial(guarded, op.body)
         result = self._round(body, arguments, context) if self.scope.yields else body(**arguments)
         if op.declared.updates and function.model and not function.joins:
             assert self.engines
@@ -82,37 +96,42 @@ class OpCall:
     def _round(self, body: Callable[..., Any], arguments: Mapping[str, Any], context: Context) -> Any:
         """Return what an op returns that may leave samples unfinished, and does so where others wait."""
         assert self.engines
-        context.is_due, context.yields = self.engines.round_end.begin(self.node), True
+        context.is_due = self.engines.round_end.begin(self.node)
+        context.yields = True
         result = body(**arguments)
         if context.whole is not None and len(context.whole) < len(context.rows):
             self.engines.round_end.end(self.node)
         return result
 
     def _hook(self, kind: Any, hook: Function, columns: Mapping[str, Part], engine: str | None) -> Any:
-        function = self.function
+        """Return a hook with its attributes, and the columns of this worker that it reads."""
+        ins = self.function.ins
         declared = registry.load(hook.target, kind=kind)
-        ports = {port.name for port in declared.inputs if kind.reads} & function.ins.keys()
-        columns_read = {
-            port: self._as_op_sees(columns[function.ins[port]], engine) for port in ports - {*kind.provides}
-        }
+        columns_read = {}
+        if kind.reads:
+            for port in declared.inputs:
+                is_column = port.name in ins and port.name not in kind.provides
+                if is_column:
+                    columns_read[port.name] = self._unpacked(columns[ins[port.name]], engine)
         return kind(declared.body, hook.attributes, columns_read)
 
-    def _as_op_sees(self, part: Part, engine: str | None) -> Any:
+    def _unpacked(self, column: Part, engine: str | None) -> Any:
         """Return a column as the body sees it: on the device, if it lies there, for a train engine alone."""
-        return unpack(part if engine == "train" else part.near())
+        return unpack(column if engine == "train" else column.near())
 
     def _handle(self, handle: str, model: str | None, context: Context) -> Any:
-        function, scope = self.function, self.scope
+        """Return the argument of a handle: the context, a tokenizer, or an engine of a model."""
+        function = self.function
         if handle == "context":
             if self.engines:
-                context.session = self.engines.sessions.setdefault((scope.phase, self.node), {})
+                context.session = self.engines.sessions.setdefault((self.scope.phase, self.node), {})
             return context
         if handle == "tokenizer":
             assert function.tokenizer
             return self.tokenizer(function.tokenizer)
         assert model
         assert self.engines
-        version = scope.versions[model]
+        version = self.scope.versions[model]
         if handle == "train":
             return self._train_engine(self.engines.train_engine(model, version, context.node), model, context)
         return self.engines.serve_engine(model, version, context.node)
@@ -121,25 +140,27 @@ class OpCall:
         self, engine: HostedTrainEngine, model: str, context: Context
     ) -> interfaces.TrainEngine:
         """Return a train engine as this op sees it: an update may join another, or be watched for NaN."""
-        function, on_nan = self.function, self.plan.schedule.on_nan
+        function = self.function
+        on_nan = self.plan.schedule.on_nan
+        used: interfaces.TrainEngine = JoiningEngine(engine, context.node) if function.joins else engine
         if not registry.load(function.target).declared.updates:
-            return JoiningEngine(engine, context.node) if function.joins else engine
+            return used
         iteration = self.scope.iteration + 1
         rate = self.plan.models[model].rate
         if rate:
             engine.set_rate(rate.at(iteration))
-        used: interfaces.TrainEngine = JoiningEngine(engine, context.node) if function.joins else engine
-        if function.of or on_nan is None or on_nan == "skip":
+        copies_weights = bool(function.of)
+        if copies_weights or on_nan is None or on_nan == "skip":
             return used
-        pool, device = self.at
+        pool, device = self.place
         name = f"step-{iteration:06d}-{context.node}-{pool}-{device}.jsonl"
         return FiniteEngine(used, context.node, on_nan, self.dumps / name)
 
     def state(self, context: Context) -> str:
-        """Return what an op that keeps a state has left of it, as JSON.
+        """Return the state of an op that keeps one, after its call, as JSON.
 
         Raises:
-            ColumnError: it is none.
+            ColumnError: the state can't be written as JSON.
         """
         if self.function.state != self.node:
             return ""
@@ -152,25 +173,28 @@ class OpCall:
             ) from None
 
     def outputs(self, result: Any, columns: Mapping[str, Part], context: Context) -> list[Part]:
-        """Return a part for each column that the op writes, from what it returned for columns and rows.
+        """Return the columns that the op writes, from what its body returned for the ``columns`` read.
 
         Raises:
             ColumnError: one is not of its type, has other rows or tokens, or holds what is not finite.
         """
-        outs, kinds = self.function.outs, self.plan.columns[self.scope.phase]
-        values = [result] if [*outs] == [""] else [getattr(result, name, None) for name in outs]
-        none = (columns or self.function.holds) and not any(map(len, columns.values()))
-        parts = [
-            empty(kinds[column])
-            if value is None and none
-            else self._wanted(column, columns, context).packed(value)
-            for column, value in zip(outs.values(), values, strict=True)
-        ]
-        rows, counts = made(self.function, parts)
+        outs = self.function.outs
+        column_plans = self.plan.columns[self.scope.phase]
+        may_return_none = bool(columns or self.function.holds) and not _has_rows(columns)
+        is_single = [*outs] == [""]
+        outputs = []
+        for name, column in outs.items():
+            value = result if is_single else getattr(result, name, None)
+            if value is None and may_return_none:
+                outputs.append(empty(column_plans[column]))
+            else:
+                outputs.append(self._wanted(column, columns, context).packed(value))
+        rows, counts = split_counts(self.function, outputs)
         together(self._op_name, [outs[name] for name in rows], [*rows.values()])
         if counts is not None:
-            self._check_counts(counts, len(next(iter(rows.values()))), next(iter(rows)), context)
-        return parts
+            name, output = next(iter(rows.items()))
+            self._check_counts(counts, len(output), name, context)
+        return outputs
 
     def _check_counts(self, counts: Part, rows: int, output: str, context: Context) -> None:
         """Check how many rows each has become: together as many as there are, and none more than planned."""
@@ -184,9 +208,6 @@ class OpCall:
             law = f"{self._op_name} made {numbers[row]} rows of row {context.rows[row]}: {most} are the most"
             remedy = f"set: {{{self.node}.{self.function.roles['most']}: {numbers[row]}}}"
             raise ColumnError(f"{law}\n  {remedy}, or more")
-
-    def _line(self, domain: str) -> list[GraphDomain]:
-        return ancestors(self.plan.domains[self.scope.phase], domain)
 
     @property
     def _op_name(self) -> str:
@@ -213,50 +234,61 @@ class OpCall:
             return None
         plans = self.plan.columns[self.scope.phase]
         op = registry.load(self.function.target)
-        ports = [port for port in op.inputs if port.type.axis == column_plan.type.axis]
-        aligned_columns = {self.function.ins.get(port.name) for port in ports}
-        for name, part in columns.items():
+        aligned_ports = [port for port in op.inputs if port.type.axis == column_plan.type.axis]
+        aligned_columns = {self.function.ins.get(port.name) for port in aligned_ports}
+        for name, column in columns.items():
             if name in aligned_columns and plans[name].domain == column_plan.domain:
-                return part.lengths
+                return column.lengths
         return None
 
     def _rows_wanted(self, domain: str, columns: Mapping[str, Part], context: Context) -> int | None:
         """Return how many rows of a domain the op has to write; None: any number."""
         plans = self.plan.columns[self.scope.phase]
-        rows_by_domain = {plans[name].domain: len(part) for name, part in columns.items()}
+        domains = self.plan.domains[self.scope.phase]
+        rows_by_domain = {plans[name].domain: len(column) for name, column in columns.items()}
         if domain in rows_by_domain:
             return rows_by_domain[domain]
-        written = self.plan.domains[self.scope.phase][domain]
+        written = domains[domain]
         if written.parent in rows_by_domain:
-            rows_read = len(context.rows) if context.whole is None else len(context.whole)
-            return None if written.most else written.times * rows_read
-        for read_domain, rows in rows_by_domain.items():
-            line = self._line(read_domain)
-            if domain in [ancestor.name for ancestor in line]:
-                domains_below = takewhile(lambda ancestor: ancestor.name != domain, line)
-                return rows // prod(below.times for below in domains_below)
+            if written.most:
+                return None
+            finished_rows = context.rows if context.whole is None else context.whole
+            return written.times * len(finished_rows)
+        for read_domain, rows in rows_by_domain.items():  # one that the op reads may be made of it
+            rows_per_ancestor = 1
+            for ancestor in ancestors(domains, read_domain):
+                if ancestor.name == domain:
+                    return rows // rows_per_ancestor
+                rows_per_ancestor *= ancestor.times
         if self.scope.asks is None:
             return None
         # the rounds of a region are numbered by what they ask of their source
         return self.scope.asks * registry.load(self.function.target).declared.of_each
 
 
-def made(function: Function, outputs: Sequence[Part]) -> tuple[dict[str, Part], Part | None]:
-    """Return what an op wrote by the op's names; beside it the counts of an op that says such."""
+def _has_rows(columns: Mapping[str, Part]) -> bool:
+    return any(len(column) for column in columns.values())
+
+
+def split_counts(function: Function, outputs: Sequence[Part]) -> tuple[dict[str, Part], Part | None]:
+    """Return the columns of new rows by the op's names, and that of counts, if the op returns one."""
     rows = dict(zip(function.outs, outputs, strict=True))
-    return rows, rows.pop(registry.load(function.target).declared.counts or "counts of none", None)
+    counts_name = registry.load(function.target).declared.counts
+    counts = rows.pop(counts_name, None) if counts_name else None
+    return rows, counts
 
 
-def rows_made(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
+def row_report(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
     """Return what a report says of the rows that an op wrote: lengths, counts, which a filter keeps."""
     if not outputs:
         return {}
-    rows, counts = made(function, outputs)
-    ragged = next((part for part in rows.values() if part.offsets is not None), next(iter(rows.values())))
+    rows, counts = split_counts(function, outputs)
+    ragged = [column for column in rows.values() if column.offsets is not None]
+    lengths = (ragged or list(rows.values()))[0].lengths
     filters = registry.load(function.target).declared.filters
     kept_rows = np.flatnonzero(outputs[0].near().values) if filters else None
     return {
-        "lengths": ragged.lengths,
+        "lengths": lengths,
         "kept": kept_rows,
         "counts": None if counts is None else counts.near().values,
     }

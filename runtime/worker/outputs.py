@@ -17,8 +17,8 @@ from rlgraph.ops.column_types import LISTED
 from rlgraph.runtime.columns.part import DTYPES, Part, pack
 
 REMEDY = "return one value per row that the op reads, in their order; of a source, as many as it is asked for"
-FORMS = {"text": "a list of str", "json": "a list of values of JSON"}  # of what is no tensor
-FINITE = "mend the op, or go on with what it gives: schedule.on_nan=skip"
+FORMS = {"text": "a list of str", "json": "a list of values of JSON"}  # of columns that are no tensors
+FINITE = "correct the op, or go on with what it returns: schedule.on_nan=skip"
 
 
 class ColumnError(RunError):
@@ -48,72 +48,76 @@ class Wanted:
     numbers: Sequence[int] = ()
 
     def __str__(self) -> str:
-        kind, dtype = self.plan.type, self.plan.stored or self.plan.type.dtype
+        column_type = self.plan.type
+        dtype = self.plan.stored or column_type.dtype
         form = FORMS.get(dtype, f"a tensor of {dtype}")
-        if kind.axis:
+        if column_type.axis:
             form = f"a Ragged of {dtype}"
         if self.plan.sizes:
             form += f", each value {list(self.plan.sizes)}"
         rows = "rows" if self.rows is None else f"{self.rows} rows"
-        return f"{kind}: {form}, {rows}"
+        return f"{column_type}: {form}, {rows}"
 
     def packed(self, value: Any) -> Part:
-        """Return a value as a part.
+        """Return a value in the form in which columns travel.
 
         Raises:
             ColumnError: it is not what is wanted.
         """
-        if not _is_of(self.plan, value):
+        if not _has_form(self.plan, value):
             raise self._error(_description(value))
-        part = pack(value)
-        if self.rows is not None and len(part) != self.rows:
-            raise self._error(f"{_description(value)} with {len(part)} rows")
-        if self.lengths is not None and not np.array_equal(part.lengths, self.lengths):
-            row = int(np.flatnonzero(part.lengths != self.lengths)[0])
-            tokens = f"{part.lengths[row]} tokens in row {row}, which has {self.lengths[row]}"
+        packed = pack(value)
+        if self.rows is not None and len(packed) != self.rows:
+            raise self._error(f"{_description(value)} with {len(packed)} rows")
+        if self.lengths is not None and not np.array_equal(packed.lengths, self.lengths):
+            row = int(np.flatnonzero(packed.lengths != self.lengths)[0])
+            tokens = f"{packed.lengths[row]} tokens in row {row}, which has {self.lengths[row]}"
             raise self._error(f"{_description(value)} with {tokens}")
         if self.finite and self.plan.type.dtype == "float32":
-            self._check_finite(part)
-        return part
+            self._check_finite(packed)
+        return packed
 
-    def _check_finite(self, part: Part) -> None:
-        values = torch.as_tensor(part.values)
-        finite = values.isfinite()
-        if finite.all():
+    def _check_finite(self, packed: Part) -> None:
+        values = torch.as_tensor(packed.values)
+        is_finite = values.isfinite()
+        if is_finite.all():
             return
-        places = (~finite).nonzero()[:, 0].tolist()
-        first_row = places[0]
-        if part.offsets is not None:  # the place of a token
-            first_row = np.searchsorted(part.offsets, places[0], "right") - 1
-        number = values[~finite][0].item()
-        row = self.numbers[first_row] if len(self.numbers) else first_row
-        law = f"{self.op}: column `{self.column}` holds {number} in row {row}"
+        places = (~is_finite).nonzero()[:, 0].tolist()
+        row = places[0]
+        if packed.offsets is not None:  # the place of a token
+            row = np.searchsorted(packed.offsets, places[0], "right") - 1
+        row_number = self.numbers[row] if len(self.numbers) else row
+        value = values[~is_finite][0].item()
+        law = f"{self.op}: column `{self.column}` holds {value} in row {row_number}"
         raise ColumnError(f"{law}; {len(places)} of {values.numel()} values are not finite\n  {FINITE}")
 
-    def _error(self, came: str) -> ColumnError:
-        return ColumnError(f"{self.op} returned {came} as column `{self.column}`; wanted {self}\n  {REMEDY}")
+    def _error(self, returned: str) -> ColumnError:
+        law = f"{self.op} returned {returned} as column `{self.column}`; wanted {self}"
+        return ColumnError(f"{law}\n  {REMEDY}")
 
 
-def together(op: str, columns: Sequence[str], parts: Sequence[Part]) -> None:
-    """Check that all columns of an op have as many rows.
+def together(op: str, columns: Sequence[str], outputs: Sequence[Part]) -> None:
+    """Check that all columns of an op have equally many rows.
 
     Raises:
         ColumnError: they have not.
     """
-    if len({len(part) for part in parts}) > 1:
-        counts = ", ".join(f"`{name}` {len(part)}" for name, part in zip(columns, parts, strict=True))
-        raise ColumnError(f"{op} returned columns of different numbers of rows: {counts}\n  {REMEDY}")
+    counts = [len(output) for output in outputs]
+    if len(set(counts)) > 1:
+        rows = ", ".join(f"`{name}` {count}" for name, count in zip(columns, counts, strict=True))
+        raise ColumnError(f"{op} returned columns of different numbers of rows: {rows}\n  {REMEDY}")
 
 
-def _is_of(column: ColumnPlan, value: Any) -> bool:
-    kind, dtype = column.type, column.stored or column.type.dtype
+def _has_form(column: ColumnPlan, value: Any) -> bool:
+    """Return whether a value is a list, tensor or Ragged, as a column's type says."""
+    dtype = column.stored or column.type.dtype
     if dtype in LISTED:
         if not isinstance(value, list):
             return False
         if dtype == "json":
             return is_json(value)
         return all(isinstance(item, str) for item in value)
-    if kind.axis is None:
+    if column.type.axis is None:
         return _is_flat(value, dtype, column.sizes)
     if not isinstance(value, Ragged):
         return False
@@ -122,8 +126,9 @@ def _is_of(column: ColumnPlan, value: Any) -> bool:
 
 def _is_flat(value: Any, dtype: str, sizes: Sequence[int] = ()) -> bool:
     """Return whether a value is a tensor ``[any number, *sizes]``."""
-    right = isinstance(value, torch.Tensor) and value.dtype == DTYPES[dtype]
-    return right and value.dim() == 1 + len(sizes) and value.shape[1:] == tuple(sizes)
+    if not isinstance(value, torch.Tensor) or value.dtype != DTYPES[dtype]:
+        return False
+    return value.dim() == 1 + len(sizes) and value.shape[1:] == tuple(sizes)
 
 
 def _has_rows(value: Ragged) -> bool:
@@ -143,6 +148,8 @@ def _description(value: Any) -> str:
     if isinstance(value, Ragged):
         return f"a Ragged of values {_description(value.values)} and offsets {_description(value.offsets)}"
     if isinstance(value, list):
-        kinds = ", ".join(sorted({type(item).__name__ for item in value})) or "nothing"
-        return f"a list of {len(value)} ({kinds})"
-    return "None" if value is None else f"a {type(value).__name__}"
+        classes = ", ".join(sorted({type(item).__name__ for item in value})) or "nothing"
+        return f"a list of {len(value)} ({classes})"
+    if value is None:
+        return "None"
+    return f"a {type(value).__name__}"

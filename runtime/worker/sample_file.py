@@ -15,7 +15,7 @@ from rlgraph.nodes.support.chat_template import well_formed
 from rlgraph.runtime.columns.part import Part, gathered, unpack
 from rlgraph.runtime.messages.tasks import Excerpt
 
-TOKENS = 2**14  # tokens of rows that are written token by token
+MAX_TOKENS = 2**14  # of all rows that are written token by token
 DIGITS = 4
 
 
@@ -29,30 +29,42 @@ def write_samples(
     Returns:
         What the lines have that is not per token.
     """
-    picks, counts = [np.argsort(column.lines) for column in columns], [column.parts for column in columns]
-    lines = _lines(tokenizer, columns, gathered(picks, counts, parts))
+    in_order = [np.argsort(column.lines) for column in columns]
+    counts = [column.parts for column in columns]
+    lines = _lines(tokenizer, columns, gathered(in_order, counts, parts))
     text = "".join(json.dumps(line, ensure_ascii=False, default=float) + "\n" for line in lines)
     write(Path(path), well_formed(text))
-    return [{name: v for name, v in line.items() if not isinstance(v, list | dict)} for line in lines]
+    summaries = []
+    for line in lines:
+        summaries.append({name: value for name, value in line.items() if not isinstance(value, list | dict)})
+    return summaries
 
 
 def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -> list[dict[str, Any]]:
-    ids = unpack(values[0]).tolist()
+    """Return a line per row: what is one value per row, then, on the first lines, what is one per token."""
+    token_ids = unpack(values[0]).tolist()
     text_of = tokenizer.decode if tokenizer else _ids_as_text
-    lines = [{"tokens": text_of(row)} for row in ids]
-    others = [*zip(columns, values, strict=True)][1:]
-    for column, part in others:
-        if part.offsets is None:
-            _put(lines, column, part.values if isinstance(part.values, list) else part.values.tolist())
-    room = np.cumsum([len(row) for row in ids]) <= TOKENS
-    room[:1] = True
-    is_complete = lines[: room.sum()]  # those that are written token by token
-    spelled = {token: text_of([token]) for row in ids for token in row}
-    for line, row in zip(is_complete, ids, strict=False):
-        line["pieces"] = [spelled[token] for token in row]
-    for column, part in others:
-        if part.offsets is not None:
-            _put(is_complete, column, _rounded(part))
+    lines = [{"tokens": text_of(row)} for row in token_ids]
+    per_row = []
+    per_token = []
+    for column, column_values in zip(columns[1:], values[1:], strict=True):
+        if column_values.offsets is None:
+            per_row.append((column, column_values))
+        else:
+            per_token.append((column, column_values))
+
+    for column, column_values in per_row:
+        items = column_values.values
+        _put(lines, column, items if isinstance(items, list) else items.tolist())
+
+    tokens_until_row = np.cumsum([len(row) for row in token_ids])
+    spelled_rows = int((tokens_until_row <= MAX_TOKENS).sum())
+    spelled_lines = lines[: max(spelled_rows, 1)]  # the first is always written token by token
+    spelling = {token: text_of([token]) for row in token_ids for token in row}
+    for line, row in zip(spelled_lines, token_ids, strict=False):
+        line["pieces"] = [spelling[token] for token in row]
+    for column, column_values in per_token:
+        _put(spelled_lines, column, _rounded(column_values))
     return lines
 
 
@@ -70,10 +82,15 @@ def _put(lines: Sequence[dict[str, Any]], column: Excerpt, values: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
-    return None if isinstance(value, float | np.floating) and not math.isfinite(value) else value
+    """Return a value of JSON, which has no numbers that are not finite."""
+    is_number = isinstance(value, float | np.floating)
+    return None if is_number and not math.isfinite(value) else value
 
 
 def _rounded(part: Part) -> Iterator[list[Any]]:
-    """Yield each row as a list; JSON has no number that is not finite."""
+    """Yield each row as a list of values of JSON."""
     for row in unpack(part).tolist():
-        yield [_finite(round(value, DIGITS)) if isinstance(value, float) else value for value in row]
+        values = []
+        for value in row:
+            values.append(_finite(round(value, DIGITS)) if isinstance(value, float) else value)
+        yield values

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from rlgraph.errors import RunError
 from rlgraph.files import damaged, read_sums, sha256, sync
+from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.data_file import local_path
 from rlgraph.nodes.support.record_file import RecordMetadata
@@ -34,7 +35,7 @@ from rlgraph.runtime.messages.errors import AwayError, portable
 from rlgraph.runtime.messages.report import Report, Scope
 from rlgraph.runtime.messages.tasks import ColumnRef, Excerpt, Place, Task, TaskCounter, place_text
 from rlgraph.runtime.worker.engine_host import EngineHost
-from rlgraph.runtime.worker.op_call import OpCall, rows_made
+from rlgraph.runtime.worker.op_call import OpCall, row_report
 from rlgraph.runtime.worker.process import FORMATTER, Process, redirect, see_own_gpu
 from rlgraph.runtime.worker.process_groups import meet
 from rlgraph.runtime.worker.sample_file import write_samples
@@ -169,37 +170,64 @@ class Worker(Process):
         # an evaluation uses the schedules of the iteration before it
         iteration = scope.iteration + (scope.phase == "train")
         function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
+
+        # 1. The columns that the op reads, and unfinished rows of an earlier round.
         reads = [*dict.fromkeys(function.ins.values())]  # the plan's step lists them in this order
         columns = dict(zip(reads, parts[: len(reads)], strict=True)) if parts else {}
-        begun = list[Part]()
+        resumed = list[Part]()
         if scope.begun:
             picks, counts = scope.begun
-            begun = gathered(picks, counts, parts[len(reads) :])
-        context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
-        context.state, context.held = json.loads(scope.state or "{}"), {**self.held.get(node, {})}
-        context.courses, batch = function.schedules, function.value("rows")
-        context.batch = batch if isinstance(batch, int) else 0
-        context.samples, context.total_samples = scope.samples, scope.total_samples
-        context.resumes, context.begun = scope.resumes, [unpack(part) for part in begun if reads]
-        if named := [*function.outs.values(), *reads]:
-            context.over = self.plan.domain(scope.phase, named[0]).kind
-        for name, value in function.varying.items():
-            context.record(name, value, over="iterations")
-        engines, dumps = getattr(self, "engines", None), Path(self.folder, "dumps")
+            resumed = gathered(picks, counts, parts[len(reads) :])
+        context = self._context(node, function, scope)
+        if reads:
+            context.begun = [unpack(column) for column in resumed]
+
+        # 2. Call it.
+        engines = getattr(self, "engines", None)  # a process beside a worker has none
+        dumps = Path(self.folder, "dumps")
         call = OpCall(self.plan, node, function, scope, self.at, engines, self.tokenizer, dumps)
         outputs = call.outputs(call(columns, context), columns, context)
         if function.holds and scope.phase == "train":
             self.held[node] = context.held
-        if begun and not reads:  # rows of a source that come again, first
-            outputs = [concat(both) for both in zip(begun, outputs, strict=True)]
+        if resumed and not reads:  # rows of a source that come again, ahead of new ones
+            outputs = [concat([again, new]) for again, new in zip(resumed, outputs, strict=True)]
+
+        # 3. Report.
         engine = registry.load(function.target).engine
-        used = work(engine, {port: columns[c] for port, c in function.ins.items() if c in columns})
+        inputs = {port: columns[column] for port, column in function.ins.items() if column in columns}
+        used = work(engine, inputs)
         if engine == "train":
             self.engines.release()
-        rows = {**rows_made(function, outputs), "whole": context.whole, "state": call.state(context)}
-        rows |= {"spans": context.spans, "beside": self.beside}
-        report = Report(start, time.time(), context.metrics, used=used, **rows)
+        report = Report(
+            start,
+            time.time(),
+            context.metrics,
+            used=used,
+            whole=context.whole,
+            state=call.state(context),
+            spans=context.spans,
+            beside=self.beside,
+            **row_report(function, outputs),
+        )
         return _flat(report, [*outputs, *map(pack, context.left)])
+
+    def _context(self, node: str, function: Function, scope: Scope) -> Context:
+        """Return what an op may know of the run, and of its place in it."""
+        context = Context(node, self.plan.seed, scope.iteration, scope.rows, scope.total_rows, scope.position)
+        context.state = json.loads(scope.state or "{}")
+        context.held = {**self.held.get(node, {})}
+        context.courses = function.schedules
+        batch = function.value("rows")
+        context.batch = batch if isinstance(batch, int) else 0
+        context.samples = scope.samples
+        context.total_samples = scope.total_samples
+        context.resumes = scope.resumes
+        column_names = [*function.outs.values(), *function.ins.values()]
+        if column_names:
+            context.over = self.plan.domain(scope.phase, column_names[0]).kind
+        for name, value in function.varying.items():
+            context.record(name, value, over="iterations")
+        return context
 
     def engine(self, method: str, *args: Any) -> Report:
         """Sync a model's weights, or move parts of its engines: a method of ``EngineHost``."""

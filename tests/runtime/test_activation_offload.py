@@ -74,7 +74,7 @@ def test_an_input_comes_back_while_the_layer_behind_it_is_at_work(
         init(waiting, *args)
 
     def fetched(waiting: Any) -> None:
-        if waiting.coming is None:
+        if waiting.fetching is None:
             done.append(f"come {names[id(waiting)]}")
         fetch(waiting)
 
@@ -132,9 +132,9 @@ def test_few_tensors_are_on_their_way_at_once() -> None:
     for number in range(4):
         with offload.saving():
             total = total + (weight * torch.full((3,), float(number))).sum()
-        assert len(offload.going) == min(number + 1, activations.GOING)
+        assert len(offload.leaving) == min(number + 1, activations.MAX_LEAVING)
     total.backward()
-    assert not offload.going
+    assert not offload.leaving
     assert weight.grad is not None and weight.grad.tolist() == [6.0] * 3
 
 

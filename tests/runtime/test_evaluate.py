@@ -130,7 +130,7 @@ def test_an_evaluation_that_is_stopped_leaves_no_half(monkeypatch: pytest.Monkey
     def interrupted(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlgraph.runtime.training.TrainingRun._samples", interrupted)
+    monkeypatch.setattr("rlgraph.runtime.training.TrainingRun._write_samples", interrupted)
     with pytest.raises(RunError, match="stopped at once: nothing was measured"):
         evaluate("a", (), 1, inline=True)
     assert not Path("runs/ones-eval/metrics.jsonl").exists()

@@ -91,7 +91,7 @@ def test_what_cannot_be_exported_is_said(run: Path, tmp_path: Path) -> None:
         ((run, tmp_path / "full"), "is there already"),
         (
             (run, tmp_path / "to", "critic"),
-            "`critic` is no model that ones trains\n  choose with --model: policy",
+            "`critic` is not a model that ones trains\n  choose with --model: policy",
         ),
         ((run, tmp_path / "to", None, "step-000009"), "it has step-000001, step-000002"),
     ):

@@ -78,7 +78,7 @@ def addresses(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def memory_of(engine: FsdpEngine, part: str) -> list[int]:
-    return addresses([t.to_local() if hasattr(t, "to_local") else t for t in engine.residency.parts[part]()])
+    return addresses([t.to_local() if hasattr(t, "to_local") else t for t in engine.residency.groups[part]()])
 
 
 def test_a_train_engine_is_resized_once_and_paused_from_then_on(path: str, stand_in: StandIn) -> None:

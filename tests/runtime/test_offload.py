@@ -226,7 +226,7 @@ def test_what_has_not_changed_is_not_copied_again(path: str) -> None:
     for engine, writes in (frozen, 2), (trained, 6):
         CountedCopy.writes = 0
         # in chunks of 1000 bytes, of which each tensor is more or less than one
-        engine.residency._room = lambda: CountedCopy(pin=False, chunk=1000)
+        engine.residency._new_copy = lambda: CountedCopy(pin=False, chunk=1000)
         expected = logprobs(engine)
         for turn in range(3):
             for part in ALL:

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from test_stream import GRAPH, check, run
 
-from rlgraph.runtime.driver.worker_shares import ROUNDS, WorkerShares
+from rlgraph.runtime.driver.worker_shares import MIN_ROUNDS, WorkerShares
 from rlgraph.runtime.worker.round_end import RoundEnd
 
 OPS = Path(__file__).parent / "stream_ops.py"
@@ -63,13 +63,13 @@ def test_a_filter_that_waits_for_rewards_does_not_hold_generation_up() -> None:
 
 def test_noise_moves_no_groups_and_a_slow_worker_gets_its_share() -> None:
     shares, chance = WorkerShares(4, deals=True, moves=True), np.random.default_rng(0)
-    for _ in range(20 * ROUNDS):
+    for _ in range(20 * MIN_ROUNDS):
         for worker in range(4):
             shares.measure(worker, 640 * chance.uniform(0.7, 1.3), 10, 1.0)
         shares.adapt()
     assert shares.shares.tolist() == [1, 1, 1, 1]
     shares.deal(range(16), [])
-    for _ in range(5 * ROUNDS):
+    for _ in range(5 * MIN_ROUNDS):
         for worker in range(4):
             shares.measure(worker, 160 if worker == 2 else 640, 10, 1.0)
         shares.adapt()

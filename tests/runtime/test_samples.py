@@ -17,7 +17,7 @@ from rlgraph.runtime.columns.part import Part, gather
 from rlgraph.runtime.messages.tasks import Excerpt
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.kept_columns import ROWS
-from rlgraph.runtime.worker.sample_file import TOKENS, write_samples
+from rlgraph.runtime.worker.sample_file import MAX_TOKENS, write_samples
 from rlgraph.version import VERSION
 
 HERE = Path(__file__).parent
@@ -113,7 +113,7 @@ class Letters:
 
 
 def test_long_rows_come_without_their_tokens_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
-    lengths = np.array([TOKENS + 1, 2, 3])
+    lengths = np.array([MAX_TOKENS + 1, 2, 3])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = Part(np.full(offsets[-1], ord("a")), offsets)
     values = Part(np.full(offsets[-1], np.nan, np.float32), offsets)
@@ -124,7 +124,7 @@ def test_long_rows_come_without_their_tokens_and_what_is_not_finite_is_null(tmp_
     write_samples(str(path), Letters(), columns, parts)
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert first == {"tokens": "aaa", "pieces": ["a", "a", "a"], "old_logprobs": [None] * 3}
-    assert second == {"tokens": "a" * (TOKENS + 1)}
+    assert second == {"tokens": "a" * (MAX_TOKENS + 1)}
 
 
 OF_NO_MODEL = """

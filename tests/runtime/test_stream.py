@@ -167,7 +167,7 @@ def test_nothing_is_kept_of_rows_that_are_dropped(monkeypatch: pytest.MonkeyPatc
     (region,) = regions
     assert region.clock.times.keys() <= {*region.ledger.in_flight, *region.buffer.prompts.tolist()}
     assert region.ledger.row_prompts == region.buffer.prompts.tolist()
-    assert region.ledger.row_weights == region.buffer.made.tolist()
+    assert region.ledger.row_weights == region.buffer.iterations.tolist()
 
 
 def test_a_source_that_gives_fewer_rows_than_asked_for_is_named() -> None:

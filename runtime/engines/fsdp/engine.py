@@ -200,7 +200,7 @@ class FsdpEngine:
     @property
     def away(self) -> frozenset[str]:
         """Return what is offloaded now, out of ``parameters`` and ``optimizer``."""
-        return self.residency.away
+        return self.residency.offloaded
 
     def offload(self, parts: Iterable[str]) -> None:
         """Move this rank's shards to the host: to pinned memory from CUDA, to a temporary file from the CPU.
@@ -605,7 +605,7 @@ class FsdpEngine:
         for prefix, term, sums, counts in zip(
             shared.prefixes, shared.terms, shared.sums, totals, strict=True
         ):
-            columns = shared.own(scored, prefix)
+            columns = shared.columns_of_term(scored, prefix)
             counts = replace(counts, lengths=columns.pop("sequence_tokens", None))
             if counts.tokens:
                 loss, metrics = term.objective(columns, counts)

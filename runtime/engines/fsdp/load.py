@@ -20,7 +20,7 @@ from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repea
 from rlgraph.runtime.engines.fsdp import lora, scoring, tensor
 from rlgraph.runtime.engines.fsdp.options import Head, TrainOptions
 from rlgraph.runtime.engines.fsdp.ranks import ModelRanks
-from rlgraph.runtime.engines.fsdp.shards import Held, borrow
+from rlgraph.runtime.engines.fsdp.shards import FrozenWeights, borrow
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup, LayerParts, divide
 from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
@@ -54,7 +54,7 @@ class ShardedModel:
 
 
 def load_sharded(
-    files: ModelFiles, options: TrainOptions, ranks: ModelRanks, borrowed: Held | None = None
+    files: ModelFiles, options: TrainOptions, ranks: ModelRanks, borrowed: FrozenWeights | None = None
 ) -> ShardedModel:
     """Load a model and shard it over a mesh; where its files allow, each rank reads its rows alone.
 
@@ -178,7 +178,7 @@ def load_model(
     model, report = loaded
     missing = sorted(name for name in report["missing_keys"] if not name.startswith(new))
     if missing:
-        law = f"{path} holds no weights for {pretrained.listed(missing)}"
+        law = f"{path} holds no weights for {pretrained.shortened_list(missing)}"
         raise ValueError(f"{law} (head: {options.head})")
     pretrained.report_unexpected(path, model, report["unexpected_keys"], new)
     return model

@@ -1,4 +1,4 @@
-"""Shards of a model: a rank's part, what models share of it, parameters in full, and when modules gather."""
+"""Shards of a model: those of a rank, memory that models share, full parameters, and when modules gather."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,45 +24,59 @@ def gradient_shards(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tens
     return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
-Held = Mapping[tuple[Piece, ...], torch.Tensor]  # frozen parameters, by the weights of the checkpoint in them
+FrozenWeights = Mapping[tuple[Piece, ...], torch.Tensor]  # parameters, by their weights of the checkpoint
 
 
-def frozen_weights(model: torch.nn.Module, pieces: Pieces) -> Held:
-    """Return the parameters that do not train, by what they hold of the checkpoint.
+def frozen_weights(model: torch.nn.Module, pieces: Pieces) -> FrozenWeights:
+    """Return the parameters that do not train, by the weights of the checkpoint that they hold.
 
-    That is the same for a language model and for one with a value head, and beside any adapter.
+    These are the same for a language model and for one with a value head, with or without an adapter.
     """
-    frozen = [(base_name(name), p) for name, p in model.named_parameters() if not p.requires_grad]
-    return {tuple(pieces[name]): parameter for name, parameter in frozen if pieces.get(name)}
+    frozen: dict[tuple[Piece, ...], torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        parameter_pieces = pieces.get(base_name(name))
+        if parameter_pieces and not parameter.requires_grad:
+            frozen[tuple(parameter_pieces)] = parameter
+    return frozen
 
 
-def borrow(model: torch.nn.Module, pieces: Pieces, lender_weights: Held) -> None:
+def borrow(model: torch.nn.Module, pieces: Pieces, lender_weights: FrozenWeights) -> None:
     """Put a model's frozen parameters into the memory of those that another model holds on this rank.
 
     Both read the same weights on the same ranks; either may be sharded, or alone and plain.
     """
-    replacements: dict[int, torch.nn.Parameter] = {}
+    replacements: dict[int, torch.nn.Parameter] = {}  # by the identity of the parameter that it replaces
     shards: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     frozen = frozen_weights(model, pieces)
-    for own, lender in ((frozen[key], lender_weights[key]) for key in frozen.keys() & lender_weights.keys()):
-        rows = local(lender)
-        assert (rows.dtype, rows.shape) == (own.dtype, local(own).shape), "of another mesh or data type"
-        if isinstance(own, DTensor):
-            layout = own.device_mesh, own.placements
-            padded = _with_padding(lender)
-            rows = DTensor.from_local(padded, *layout, shape=own.shape, stride=own.stride())
-        replacements[id(own)] = torch.nn.Parameter(rows, requires_grad=False)
-        if isinstance(own, DTensor):
-            shards.append((replacements[id(own)], local(lender)))
-    state = model.state_dict(keep_vars=True)
-    ready = {name: replacements[id(tensor)] for name, tensor in state.items() if id(tensor) in replacements}
-    model.load_state_dict(ready, strict=False, assign=True)
-    for parameter, rows in shards:  # FSDP2 gathers what pads the rows too, but a shard ends before it
-        parameter._local_tensor = rows  # type: ignore[attr-defined]  # torch types no DTensor as a parameter
+    for key in frozen.keys() & lender_weights.keys():
+        parameter = frozen[key]
+        rows = local(lender_weights[key])
+        has_same_rows = (rows.dtype, rows.shape) == (parameter.dtype, local(parameter).shape)
+        assert has_same_rows, "of another mesh or data type"
+        if isinstance(parameter, DTensor):
+            sharded = DTensor.from_local(
+                _with_padding(lender_weights[key]),
+                parameter.device_mesh,
+                parameter.placements,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+            replacement = torch.nn.Parameter(sharded, requires_grad=False)
+            shards.append((replacement, rows))
+        else:
+            replacement = torch.nn.Parameter(rows, requires_grad=False)
+        replacements[id(parameter)] = replacement
+    borrowed = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in replacements:
+            borrowed[name] = replacements[id(tensor)]
+    model.load_state_dict(borrowed, strict=False, assign=True)
+    for replacement, rows in shards:  # FSDP2 gathers the padding of rows too, but a shard ends before it
+        replacement._local_tensor = rows  # type: ignore[attr-defined]  # torch types no DTensor as a parameter
 
 
 def _with_padding(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a parameter's rows on this rank with those that FSDP2 pads them by, which stand behind them."""
+    """Return a parameter's rows on this rank, with the rows by which FSDP2 pads them, at the end."""
     rows = local(tensor)
     if not isinstance(tensor, DTensor):
         return rows
@@ -75,24 +89,35 @@ def gather_full(
     tensors: Iterable[Named],
     group: dist.ProcessGroup,
     narrow: Mapping[str, torch.dtype] | None = None,
-    parts: LayerParts = WHOLE,
+    layer_parts: LayerParts = WHOLE,
 ) -> Iterator[Named]:
-    """Yield each tensor in full, in the order given; sharded ones are gathered over ``group``, which holds
-    one copy, or over the ranks that have the same part of it, and ``parts`` of them then joined. Collective.
+    """Yield each tensor in full, in the order given. A collective.
 
     ``DTensor.full_tensor`` pays one collective and its dispatch for each; here the tensors of a bucket share
-    one. Those in ``narrow`` are cast to its data type before they are gathered.
+    one.
+
+    Args:
+        tensors: of this rank, by name; a sharded one is gathered.
+        group: the ranks that together have one copy.
+        narrow: data types to which tensors are cast before they are gathered.
+        layer_parts: which tensors are divided over ranks. Each is gathered over the ranks that have the same
+            part, and the parts are then joined.
     """
+    narrow = narrow or {}
 
-    def nbytes(entry: tuple[str, torch.Tensor, torch.dtype]) -> int:
-        return entry[1].numel() * parts.times(entry[0]) * entry[2].itemsize
+    def typed() -> Iterator[tuple[str, torch.Tensor, torch.dtype]]:
+        for name, tensor in tensors:
+            yield name, tensor, narrow.get(name, tensor.dtype)
 
-    typed = ((name, tensor, (narrow or {}).get(name, tensor.dtype)) for name, tensor in tensors)
-    for together in buckets(typed, nbytes, lambda one: one[2]):
-        names, bucket, (dtype, *_) = zip(*together, strict=True)
-        holders = [parts.holders(name, group) for name in names]
-        # a name for them would keep them
-        yield from zip(names, parts.joined(names, _of_holders(bucket, holders, dtype)), strict=True)
+    def full_bytes(entry: tuple[str, torch.Tensor, torch.dtype]) -> int:
+        name, tensor, dtype = entry
+        return tensor.numel() * layer_parts.times(name) * dtype.itemsize
+
+    for entries in buckets(typed(), full_bytes, lambda entry: entry[2]):
+        names, bucket, (dtype, *_) = zip(*entries, strict=True)
+        holders = [layer_parts.holders(name, group) for name in names]
+        # not bound to a name, which would keep a bucket in memory until the next one is gathered
+        yield from zip(names, layer_parts.joined(names, _of_holders(bucket, holders, dtype)), strict=True)
 
 
 def apart(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,11 +131,11 @@ def _of_holders(
     """Return a bucket of tensors in full, gathered from the ranks that hold each."""
     if all(group is holders[0] for group in holders):
         return _gather(tensors, holders[0], dtype)
-    gathered_by_group = {
-        group: iter(_gather([t for t, g in zip(tensors, holders, strict=True) if g is group], group, dtype))
-        for group in dict.fromkeys(holders)
-    }
-    return [next(gathered_by_group[group]) for group in holders]
+    gathered: dict[dist.ProcessGroup, Iterator[torch.Tensor]] = {}
+    for group in dict.fromkeys(holders):
+        of_group = [tensor for tensor, holder in zip(tensors, holders, strict=True) if holder is group]
+        gathered[group] = iter(_gather(of_group, group, dtype))
+    return [next(gathered[group]) for group in holders]
 
 
 @torch.no_grad()

@@ -17,35 +17,40 @@ import torch
 
 from rlgraph.runtime.engines.memory.copy_stream import Copied, CopyStream, host_room, wait
 
-GOING = 2  # tensors that are on their way at once: the host waits, rather than have the device hold more
+MAX_LEAVING = (
+    2  # tensors that are on their way at once: the host waits, rather than have the device hold more
+)
 
 
 class HostTensor:
     """A tensor that waits on the host."""
 
-    def __init__(self, tensor: torch.Tensor, before: HostTensor | None, offload: ActivationOffload) -> None:
+    def __init__(self, tensor: torch.Tensor, previous: HostTensor | None, offload: ActivationOffload) -> None:
         self.host = host_room(tensor.numel(), tensor.dtype, tensor.device).view(tensor.shape)
-        self.device, self.offload = tensor.device, offload
-        self.before = weakref.ref(before) if before else None  # gone with the graph of an earlier pass
-        self.gone = offload.away.copy([(self.host, tensor.detach())])
-        self.coming: tuple[torch.Tensor, Copied] | None = None
+        self.device = tensor.device
+        self.offload = offload
+        self.previous = weakref.ref(previous) if previous else None  # it ends with the graph of its pass
+        self.offloaded = offload.to_host.copy([(self.host, tensor.detach())])
+        self.fetching: tuple[torch.Tensor, Copied] | None = None
 
     def fetch(self) -> None:
         """Begin to copy it back, if that has not begun."""
-        if self.coming is None:
-            wait(self.gone)
+        if self.fetching is None:
+            wait(self.offloaded)
             tensor = torch.empty_like(self.host, device=self.device, pin_memory=False)
-            self.coming = tensor, self.offload.back.copy([(tensor, self.host)])
+            self.fetching = tensor, self.offload.to_device.copy([(tensor, self.host)])
 
     def take(self) -> torch.Tensor:
         """Return it on the device, and begin to copy the one before."""
         self.offload.land(0)
         self.fetch()
-        assert self.coming
-        (tensor, copied), self.coming = self.coming, None
-        self.offload.back.before_device(copied)
-        if event := self.before and self.before():
-            event.fetch()
+        assert self.fetching
+        tensor, copied = self.fetching
+        self.fetching = None
+        self.offload.to_device.before_device(copied)
+        previous = self.previous() if self.previous else None
+        if previous:
+            previous.fetch()
         return tensor
 
 
@@ -53,27 +58,31 @@ class ActivationOffload:
     """The streams of a device to its host and back, and the tensors that were saved last."""
 
     def __init__(self, device: torch.device) -> None:
-        self.away, self.back = CopyStream(device), CopyStream(device)
-        self.last: weakref.ref[HostTensor] | None = None
-        self.going = deque[tuple[torch.Tensor, Copied]]()  # memory of a tensor is free when its copy is made
+        self.to_host = CopyStream(device)
+        self.to_device = CopyStream(device)
+        self.latest: weakref.ref[HostTensor] | None = None
+        # tensors on their way to the host; the memory of each is needed until its copy is complete
+        self.leaving: deque[tuple[torch.Tensor, Copied]] = deque()
 
     def saving(self) -> AbstractContextManager[None]:
         """Have floating-point tensors that autograd saves wait on the host."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
-    def land(self, going: int) -> None:
-        """Wait until at most so many tensors are on their way to the host."""
-        while len(self.going) > going:
-            wait(self.going.popleft()[1])
+    def land(self, limit: int) -> None:
+        """Wait until at most ``limit`` tensors are on their way to the host."""
+        while len(self.leaving) > limit:
+            _, copied = self.leaving.popleft()
+            wait(copied)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | HostTensor:
         if not tensor.is_floating_point() or not tensor.numel():
             return tensor
-        self.land(GOING - 1)
-        waiting = HostTensor(tensor, self.last() if self.last else None, self)
-        self.going.append((tensor.detach(), waiting.gone))
-        self.last = weakref.ref(waiting)
-        return waiting
+        self.land(MAX_LEAVING - 1)
+        previous = self.latest() if self.latest else None
+        host_tensor = HostTensor(tensor, previous, self)
+        self.leaving.append((tensor.detach(), host_tensor.offloaded))
+        self.latest = weakref.ref(host_tensor)
+        return host_tensor
 
 
 def _unpack(packed: torch.Tensor | HostTensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Malloc tuning: what happens to memory that tensors free, on a CPU and in torch's CUDA allocator."""
+"""Settings of glibc's and torch's CUDA allocators: what becomes of memory that tensors free."""
 
 import ctypes
 import gc
@@ -23,7 +23,11 @@ def keep_freed_memory() -> bool:
         Whether the C library took it; only glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return bool(mallopt and mallopt(M_MMAP_THRESHOLD, LARGE) and mallopt(M_TRIM_THRESHOLD, KEPT))
+    if mallopt is None:
+        return False
+    if not mallopt(M_MMAP_THRESHOLD, LARGE):
+        return False
+    return bool(mallopt(M_TRIM_THRESHOLD, KEPT))
 
 
 def expandable_segments(device: torch.device) -> AbstractContextManager[None]:
@@ -34,8 +38,10 @@ def expandable_segments(device: torch.device) -> AbstractContextManager[None]:
     that grow can't be: with the setting off, torch's allocator takes no block of them (``get_free_block`` in
     CUDACachingAllocator.cpp).
     """
-    settled = any(name in os.environ for name in CHOSEN)
-    return nullcontext() if device.type != "cuda" or settled else _growing(True)
+    is_settled = any(name in os.environ for name in CHOSEN)
+    if device.type != "cuda" or is_settled:
+        return nullcontext()
+    return _growing(True)
 
 
 def shareable(device: torch.device) -> AbstractContextManager[None]:
@@ -44,7 +50,9 @@ def shareable(device: torch.device) -> AbstractContextManager[None]:
     torch passes a segment that grows as a file descriptor, which a server can take where it may trace the
     worker: in most containers it may not.
     """
-    return _growing(False) if device.type == "cuda" and user_lets_grow() else nullcontext()
+    if device.type == "cuda" and user_lets_grow():
+        return _growing(False)
+    return nullcontext()
 
 
 def user_lets_grow() -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import torch
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # what is written, and what is read
-Copied = torch.cuda.Event | None  # the end of copies; None: it has come
+Pair = tuple[torch.Tensor, torch.Tensor]  # target, source
+Copied = torch.cuda.Event | None  # the end of copies; None: they are complete
 
 
 class CopyStream:
@@ -20,8 +20,8 @@ class CopyStream:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
-            for written, read_event in pairs:
-                written.copy_(read_event, non_blocking=True)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
         return None if self.stream is None else self.stream.record_event()
 
     def before_device(self, copied: Copied) -> None:

@@ -1,8 +1,8 @@
-"""Parts of an engine that leave its device and come back, with their tensors left in place.
+"""Moves parts of an engine off its device and back, with their tensors left in place.
 
 Whatever views a storage stays valid (``saver.py``): a parameter, the flat shard that FSDP2 keeps of it, an
-optimizer's state. What was in it waits on the host: in pinned memory for CUDA; for the CPU, whose own memory
-is to be freed, in a temporary file.
+optimizer's state. Its content waits on the host: for CUDA in pinned memory; for the CPU, whose memory is what
+has to be freed, in a temporary file.
 """
 
 from __future__ import annotations
@@ -27,43 +27,46 @@ class PinnedCopy:
     """Page-locked memory for storages laid end to end, in chunks that are kept from one use to the next."""
 
     def __init__(self, pin: bool = True, chunk: int = CHUNK) -> None:
-        self.pin, self.chunk = pin, chunk
+        self.pin = pin
+        self.chunk = chunk
         self.chunks: list[torch.Tensor] = []
 
     def write(self, storages: list[UntypedStorage]) -> None:
-        """Copy them out over what was written before. It has happened when this returns."""
+        """Copy storages out, over the last ones; the copies are complete when this returns."""
         for host, device in self._pairs(storages):
             host.copy_(device, non_blocking=True)
         _synchronise(storages)
 
     def read(self, storages: list[UntypedStorage]) -> None:
-        """Copy them back in. It has happened when this returns."""
+        """Copy storages back in; the copies are complete when this returns."""
         for host, device in self._pairs(storages):
             device.copy_(host, non_blocking=True)
         _synchronise(storages)
 
     def _pairs(self, storages: list[UntypedStorage]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield pieces of the chunks, and the pieces of the storages that belong there."""
-        at = 0
-        for pinned_slice in map(_bytes, storages):
-            while len(pinned_slice):
-                index, start = divmod(at, self.chunk)
+        """Yield slices of the chunks, each with the slice of a storage that belongs there."""
+        position = 0
+        for storage in storages:
+            remaining = _bytes(storage)
+            while len(remaining):
+                index, start = divmod(position, self.chunk)
                 if index == len(self.chunks):
                     self.chunks.append(torch.empty(self.chunk, dtype=torch.uint8, pin_memory=self.pin))
-                size = min(len(pinned_slice), self.chunk - start)
-                yield self.chunks[index][start : start + size], pinned_slice[:size]
-                at, pinned_slice = at + size, pinned_slice[size:]
+                size = min(len(remaining), self.chunk - start)
+                yield self.chunks[index][start : start + size], remaining[:size]
+                position += size
+                remaining = remaining[size:]
 
 
 class FileCopy:
-    """A temporary file without a name, in the folder that ``TMPDIR`` says: nothing is left behind of it."""
+    """A temporary file without a name, in the folder that ``TMPDIR`` says: it ends with the process."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this object
         weakref.finalize(self, self.file.close)
 
     def write(self, storages: list[UntypedStorage]) -> None:
-        """Copy them out.
+        """Copy storages out.
 
         Raises:
             OSError: the disk is full; the storages are as they were.
@@ -74,7 +77,7 @@ class FileCopy:
         self.file.flush()
 
     def read(self, storages: list[UntypedStorage]) -> None:
-        """Copy them back in."""
+        """Copy storages back in."""
         self.file.seek(0)
         for storage in storages:
             count = self.file.readinto(_memory(storage))
@@ -82,121 +85,157 @@ class FileCopy:
 
 
 class Residency:
-    """The parts of an engine that are on its device, and host copies of those that are away.
+    """Which groups of an engine's tensors are on its device, and host copies of those that are not.
 
-    ``parts`` gives the tensors of each part as they are now; ``owner`` names it in messages. Parameters that
-    are there only together with those of another engine are of no part; ``base`` is the residency of these.
+    Invariants:
+        - Tensors of a group in ``offloaded`` have no memory; their content is in the group's host copy.
+        - A host copy of a group in ``_copied`` has its content as it is; of any other it may be out of date.
+        - Parameters that an engine shares with another one, which has them, are in none of its groups;
+          ``base`` is the residency of the other engine.
     """
 
     def __init__(
         self,
         owner: str,
         device: torch.device,
-        parts: Mapping[str, Callable[[], Iterable[torch.Tensor]]],
+        groups: Mapping[str, Callable[[], Iterable[torch.Tensor]]],
         base: Residency | None = None,
     ) -> None:
-        self.owner, self.parts, self.away, self.base = owner, parts, frozenset[str](), base
-        self._room: Callable[[], PinnedCopy | FileCopy] = PinnedCopy if device.type == "cuda" else FileCopy
-        self._memory = {part: SavedMemory(device) for part in parts}
-        self._copies: dict[str, PinnedCopy | FileCopy] = {}
-        # what each host copy holds, with its bytes
-        self._copied: dict[str, list[tuple[UntypedStorage, int]]] = {}
+        """Start with everything on the device.
 
-    def offload(self, parts: Iterable[str]) -> None:
-        """Copy parts to the host, unless the copy there is still right, and free their memory.
+        Args:
+            owner: the engine's name in messages.
+            device: where its tensors are.
+            groups: for each group of tensors a function that returns these as they are now.
+            base: the residency of the engine that has the parameters, where this one has not.
+        """
+        self.owner = owner
+        self.groups = groups
+        self.offloaded = frozenset[str]()
+        self.base = base
+        self._new_copy: Callable[[], PinnedCopy | FileCopy] = FileCopy
+        if device.type == "cuda":
+            self._new_copy = PinnedCopy
+        self._memory = {group: SavedMemory(device) for group in groups}
+        self._copies: dict[str, PinnedCopy | FileCopy] = {}
+        self._copied: dict[str, list[tuple[UntypedStorage, int]]] = {}  # group -> storages, with their bytes
+
+    def offload(self, groups: Iterable[str]) -> None:
+        """Copy groups to the host, unless the copy there is up to date, and free their memory.
 
         Raises:
-            RuntimeError: one is away already; none of them is moved.
+            RuntimeError: one is offloaded already; none of them is moved.
             OSError: the disk is full; all of them are where they were.
         """
-        chosen = chosen_parts(self.owner, "offload", parts, self.parts, self.away, "reload")
-        for part in chosen:
-            self._copy(part)
-        for part in chosen:
-            self._memory[part].give([storage for storage, _ in self._copied[part]])
-        self.away |= frozenset(chosen)
+        chosen = chosen_parts(self.owner, "offload", groups, self.groups, self.offloaded, "reload")
+        for group in chosen:  # all copies first: where one fails, nothing was freed
+            self._copy(group)
+        for group in chosen:
+            self._memory[group].give([storage for storage, _ in self._copied[group]])
+        self.offloaded |= frozenset(chosen)
 
-    def reload(self, parts: Iterable[str]) -> None:
-        """Bring parts back to the device, bit for bit.
+    def reload(self, groups: Iterable[str]) -> None:
+        """Bring groups back to the device, bit for bit.
 
         Raises:
-            RuntimeError: one is not away; none of them is moved.
+            RuntimeError: one is on the device already; none of them is moved.
         """
-        on_device = frozenset(self.parts) - self.away
-        for part in chosen_parts(self.owner, "reload", parts, self.parts, on_device, "offload"):
-            self._memory[part].take()
-            self._copies[part].read([storage for storage, _ in self._copied[part]])
-            self.away -= {part}
+        on_device = frozenset(self.groups) - self.offloaded
+        for group in chosen_parts(self.owner, "reload", groups, self.groups, on_device, "offload"):
+            self._memory[group].take()
+            self._copies[group].read([storage for storage, _ in self._copied[group]])
+            self.offloaded -= {group}
 
-    def need(self, parts: Iterable[str], call: str) -> None:
-        """Refuse a ``call`` while any of these parts is away, with a RuntimeError."""
-        if missing := [part for part in parts if part in self.away]:
+    def need(self, groups: Iterable[str], call: str) -> None:
+        """Refuse a ``call`` while any of these groups is offloaded, with a RuntimeError."""
+        missing = [group for group in groups if group in self.offloaded]
+        if missing:
             names = " and ".join(missing)
             law = f"{self.owner}: {call} needs its {names}, offloaded now"
             raise RuntimeError(f"{law}; call reload({missing}) first")
         if self.base:
-            self.base.need([part for part in parts if part == SHARED], call)
+            self.base.need([group for group in groups if group == SHARED], call)
 
-    def changed(self, parts: Iterable[str]) -> None:
-        """Say that parts, on the device, are about to change: their host copies are right no longer."""
-        for part in parts:
-            assert part not in self.away
-            self._copied.pop(part, None)
+    def changed(self, groups: Iterable[str]) -> None:
+        """Note that groups, on the device, are about to change: their host copies go out of date."""
+        for group in groups:
+            assert group not in self.offloaded
+            self._copied.pop(group, None)
 
     @contextmanager
     def back(self) -> Iterator[None]:
-        """Bring back all that is away, and put it away again at the end."""
-        away = sorted(self.away)
+        """Have all groups on the device during a block, and offload again what was offloaded."""
+        groups = sorted(self.offloaded)
         with self.base.back() if self.base else nullcontext():
-            self.reload(away)
+            self.reload(groups)
             try:
                 yield
             finally:
-                self.offload(away)
+                self.offload(groups)
 
-    def _copy(self, part: str) -> None:
-        """Bring the host copy of a part up to date, if it is not."""
-        storages = distinct_storages(self.parts[part]())
-        storage_places = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-        copied = self._copied.pop(part, None)
-        if copied is None or storage_places != [(storage.data_ptr(), size) for storage, size in copied]:
-            self._copies.setdefault(part, self._room()).write(storages)
+    def _copy(self, group: str) -> None:
+        """Bring the host copy of a group up to date."""
+        storages = distinct_storages(self.groups[group]())
+        copied = self._copied.pop(group, None)
+        if copied is None or not _are_same(storages, copied):
+            self._copies.setdefault(group, self._new_copy()).write(storages)
             copied = [(storage, storage.nbytes()) for storage in storages]
-        self._copied[part] = copied
+        self._copied[group] = copied
+
+
+def _are_same(storages: list[UntypedStorage], copied: list[tuple[UntypedStorage, int]]) -> bool:
+    """Return whether storages are those that were copied: at the same addresses, of the same sizes."""
+    now = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+    return now == [(storage.data_ptr(), size) for storage, size in copied]
 
 
 def chosen_parts(
-    owner: str, verb: str, parts: Iterable[str], known: Iterable[str], refused: frozenset[str], opposite: str
+    owner: str, verb: str, names: Iterable[str], known: Iterable[str], refused: frozenset[str], opposite: str
 ) -> list[str]:
     """Return the parts that an engine is to move, each once.
 
-    ``verb`` is what is done to them, ``refused`` are those that it was done to already, and ``opposite`` is
-    what undoes it.
+    Args:
+        owner: the engine, for errors.
+        verb: what is to be done to the parts.
+        names: of the parts.
+        known: the names of all parts.
+        refused: parts to which it was done already.
+        opposite: what undoes it.
 
     Raises:
-        ValueError: a part that there is not.
-        RuntimeError: a part that is refused.
+        ValueError: there is no such part.
+        RuntimeError: a part is refused.
     """
-    chosen = list(dict.fromkeys(parts))
-    if unknown := [part for part in chosen if part not in known]:
+    chosen = list(dict.fromkeys(names))
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
         raise ValueError(f"{owner}: {verb} knows no {', '.join(unknown)}; its parts are {', '.join(known)}")
-    if wrong := [part for part in chosen if part in refused]:
-        law = f"{owner}: {verb} of {' and '.join(wrong)}, which is done already"
-        raise RuntimeError(f"{law}; call {opposite}({wrong}) first, or leave it out")
+    repeated = [name for name in chosen if name in refused]
+    if repeated:
+        law = f"{owner}: {verb} of {' and '.join(repeated)}, which is done already"
+        raise RuntimeError(f"{law}; call {opposite}({repeated}) first, or leave it out")
     return chosen
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
     """Return the tensors of an optimizer's state; there are none before its first step."""
-    states = optimizer.state.values() if optimizer else ()
-    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    tensors: list[torch.Tensor] = []
+    if optimizer is None:
+        return tensors
+    for state in optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return tensors
 
 
 def distinct_storages(tensors: Iterable[torch.Tensor]) -> list[UntypedStorage]:
     """Return the memory of tensors, of a sharded one this rank's: each storage once, no empty ones."""
-    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    storages = [tensor.untyped_storage() for tensor in local]
-    return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())
+    storages: dict[int, UntypedStorage] = {}  # address -> storage
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        storage = local.untyped_storage()
+        if storage.nbytes():
+            storages[storage.data_ptr()] = storage
+    return list(storages.values())
 
 
 def _bytes(storage: UntypedStorage) -> torch.Tensor:

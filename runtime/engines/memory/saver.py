@@ -1,4 +1,4 @@
-"""Memory of storages, given back and taken again: what views them stays valid.
+"""Gives the memory of storages back, and takes it again: tensors that view them stay valid.
 
 A storage is resized to nothing, and back. Where torch-memory-saver is installed, a GPU's storages come back
 to pages of their own and keep their addresses from then on: giving memory back unmaps the pages, and captured
@@ -42,65 +42,81 @@ def memory_saver(device: str) -> Any:
 
 
 class SavedMemory:
-    """The memory of some storages of one device."""
+    """The memory of some storages of one device.
 
-    every: ClassVar[weakref.WeakSet[SavedMemory]] = weakref.WeakSet()
+    Invariants:
+        - ``released`` has the storages between ``give`` and ``take``, and is empty at all other times.
+        - With a ``_tag`` the saver has pages of this name, in which the storages at ``_paged`` are.
+        - ``_pause_at_end`` is set while these pages have memory: it gives that back if this object ends.
+    """
+
+    instances: ClassVar[weakref.WeakSet[SavedMemory]] = weakref.WeakSet()
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.saver = device, memory_saver(device.type)
-        self.away: list[tuple[UntypedStorage, int]] = []  # each with its bytes
-        self._tag, self._paged = "", list[int]()  # the saver's name of the pages, and the addresses in them
-        self._unreleased: weakref.finalize[[str], SavedMemory] | None = None
-        self.every.add(self)
+        self.device = device
+        self.saver = memory_saver(device.type)
+        self.released: list[tuple[UntypedStorage, int]] = []  # each with its bytes
+        self._tag = ""
+        self._paged: list[int] = []  # addresses
+        self._pause_at_end: weakref.finalize[[str], SavedMemory] | None = None
+        self.instances.add(self)
 
     @classmethod
     def paused(cls, device: str) -> int:
         """Return the bytes of a type of device that are given back, but that torch counts as allocated."""
-        parts = [part for part in cls.every if part.device.type == device and part._tag]
-        return sum(size for part in parts for _, size in part.away)
+        paused_bytes = 0
+        for memory in cls.instances:
+            if memory.device.type == device and memory._tag:
+                paused_bytes += sum(size for _, size in memory.released)
+        return paused_bytes
 
     def give(self, storages: list[UntypedStorage]) -> None:
         """Give the memory of storages back to the driver, or a CPU's to the operating system."""
-        self.away = [(storage, storage.nbytes()) for storage in storages]
-        same = bool(self._tag) and self._paged == [storage.data_ptr() for storage in storages]
-        if not same:
+        self.released = [(storage, storage.nbytes()) for storage in storages]
+        are_paged = bool(self._tag) and self._paged == [storage.data_ptr() for storage in storages]
+        if not are_paged:
             free(storages)
-        if self._unreleased:
+        if self._pause_at_end:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            self._unreleased.detach()
+            self._pause_at_end.detach()
             self.saver.pause(self._tag)
-        if not same:  # nothing is left in the pages that were paused
-            self._tag, self._unreleased = "", None
+        if not are_paged:  # the pages that were paused hold nothing any more
+            self._tag = ""
+            self._pause_at_end = None
 
     def take(self) -> None:
-        """Take memory for the storages again. What stands in it is undefined.
+        """Take memory for the storages again; its content is undefined.
 
         Raises:
-            torch.OutOfMemoryError: a GPU has too little left; the storages stay away.
+            torch.OutOfMemoryError: a GPU has too little free memory; the storages have none still.
         """
         if self._tag:
             self._check_room()
             self.saver.resume(self._tag)
         else:
-            tag = f"rlgraph.{next(NUMBERS)}" if self.saver and self.away else ""
+            tag = ""
+            if self.saver and self.released:
+                tag = f"rlgraph.{next(NUMBERS)}"
             with self.saver.region(tag=tag) if tag else nullcontext():
-                for storage, size in self.away:
+                for storage, size in self.released:
                     storage.resize_(size)
-            self._tag, self._paged = tag, [storage.data_ptr() for storage, _ in self.away]
+            self._tag = tag
+            self._paged = [storage.data_ptr() for storage, _ in self.released]
         if self._tag:  # tensors that nobody holds any more leave pages that only a pause gives back
-            self._unreleased = weakref.finalize(self, self.saver.pause, self._tag)
-            self._unreleased.atexit = False
-        self.away = []
+            self._pause_at_end = weakref.finalize(self, self.saver.pause, self._tag)
+            self._pause_at_end.atexit = False
+        self.released = []
 
     def _check_room(self) -> None:
-        """Refuse what the driver lacks memory for: the saver would end the process."""
+        """Check that the driver has the memory to resume: without it the saver would end the process."""
         if self.device.type != "cuda":
             return
         torch.cuda.empty_cache()
-        size, (room, _) = sum(size for _, size in self.away), torch.cuda.mem_get_info(self.device)
-        if room < size:
-            law = f"{size} bytes are to come back to {self.device}, which has {room} left"
+        needed = sum(size for _, size in self.released)
+        free_bytes, _ = torch.cuda.mem_get_info(self.device)
+        if free_bytes < needed:
+            law = f"{needed} bytes are to come back to {self.device}, which has {free_bytes} left"
             raise torch.OutOfMemoryError(law)
 
 
@@ -112,6 +128,8 @@ def free(storages: Iterable[UntypedStorage]) -> None:
         storage.resize_(0)
     if "cuda" in devices:
         torch.cuda.empty_cache()
-    # Blocks below glibc's threshold go back to its heap, which keeps them; other libraries lack the call.
-    if "cpu" in devices and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
+    if "cpu" in devices:
+        # blocks below glibc's threshold go back to its heap, which keeps them; other libraries lack the call
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim:
+            trim(0)

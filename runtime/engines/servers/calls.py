@@ -1,6 +1,6 @@
 """Requests in flight to several servers: sent, sent again where a server is lost, aborted.
 
-They run on an event loop of a thread of their own, so that any thread may send some while others wait.
+They run on an event loop in a thread, so that any thread may send some while others wait.
 """
 
 import asyncio
@@ -20,16 +20,25 @@ from rlgraph.runtime.engines.servers.lost import LostServers
 from rlgraph.runtime.engines.servers.router import Router
 from rlgraph.runtime.engines.servers.supervisor import Supervisor
 
-SWEEP = 0.1  # seconds between rounds of aborts
-MOMENT = 1.0  # seconds after which a call comes back whose samples go on
-LOOK = 0.02  # seconds after which ``enough`` is asked again
-SWEEPS = 300  # rounds of aborts after which a request is given up: a paused server never saw it
-LATE = 408  # HTTP's status of a request that took too long
+ABORT_INTERVAL = 0.1  # seconds between rounds of aborts
+MAX_ABORTS = 300  # rounds of aborts after which a request is given up: a paused server never saw it
+STAY_SECONDS = 1.0  # after which a call returns whose samples go on
+POLL_INTERVAL = 0.02  # seconds after which ``enough`` is asked again
+TIMED_OUT = 408  # HTTP's status of a request that took too long
 T = TypeVar("T")
+Reply = list[dict[str, Any]]  # the pieces of a reply, one where it is not streamed
 
 
 class Calls:
-    """Requests in flight between an engine and its servers."""
+    """Requests in flight between an engine and its servers.
+
+    Invariants:
+        - All state is changed on the event loop alone; other threads go through ``_wait``.
+        - ``asks`` has the requests that nothing was returned for yet; ``staying`` those of them that go on
+          between calls, each with the task that waits for its reply.
+        - ``flying`` has the HTTP requests that were sent; a request to be sent again has none meanwhile.
+        - The router counts each request that was sent until ``_give_back``.
+    """
 
     def __init__(
         self,
@@ -51,13 +60,15 @@ class Calls:
             supervisor: of a server, where this process started one.
             request_timeout, request_retries: as ``models.NAME.serve``.
         """
-        self.timeout, self.retries = request_timeout, request_retries
-        self.clients, self.router = clients, Router(len(clients), limit)
+        self.timeout = request_timeout
+        self.retries = request_retries
+        self.clients = clients
+        self.router = Router(len(clients), limit)
         self.lost = LostServers(clients, self.router, patience, wanted, supervisor, self._all_may_look)
         self.asks: set[Ask] = set()
-        self.staying: dict[Ask, asyncio.Task[list[dict[str, Any]]]] = {}  # what goes on in the next call
-        self.left: dict[tuple[int, ...], list[Any]] = {}  # samples that go on, by the tokens that are told
-        self.begun = count()  # numbers of batches of samples
+        self.staying: dict[Ask, asyncio.Task[Reply]] = {}
+        self.unfinished: dict[tuple[int, ...], list[Any]] = {}  # samples that go on, by their tokens so far
+        self.batches = count()  # numbers of batches of samples
         self.flying: dict[str, InFlight] = {}  # the keys are request ids
         self.tasks: set[asyncio.Task[None]] = set()  # nobody waits for them
         self.loop = asyncio.new_event_loop()
@@ -71,32 +82,43 @@ class Calls:
         enough: Enough | None = None,
         requests: Sequence[int] = (),
         stay: bool = False,
-    ) -> list[list[dict[str, Any]]]:
-        """Send requests and wait for all; of each its reply, or nothing if it was aborted before it was sent.
+    ) -> list[Reply]:
+        """Send requests and wait for all.
 
-        ``enough`` is told of which replies are here, by the place of each one's request in ``requests``; once
-        it says so the others are aborted. Those that ``stay`` go on instead, then or after a moment; what of
-        them is known is returned. The next such call may give them again, and aborts what it does not.
+        Args:
+            asks: what to send.
+            enough: called with the numbers of requests whose replies have come; once it returns True, the
+                others are aborted.
+            requests: the number of the request that each of the ``asks`` belongs to.
+            stay: whether the others go on instead, then or after ``STAY_SECONDS``. The next such call may ask
+                for them again, and aborts those that it does not.
+
+        Returns:
+            for each request the pieces of its reply that have come; nothing if it was aborted before it was
+            sent.
 
         Raises:
             RunError: a server refused one.
             ServerLostError: no server is left.
         """
-        return self._wait((self._some if stay else self._all)(asks, enough, requests))
+        if stay:
+            return self._wait(self._run_staying(asks, enough, requests))
+        return self._wait(self._run_all(asks, enough, requests))
 
     def abort(self, staying: bool = False) -> None:
-        """End early what is in flight, or what of it stays between calls; wait until it has come back."""
-        self._wait(self._abort([ask for ask in {*self.asks} if ask.stays or not staying]))
+        """Abort the requests in flight, or with ``staying`` those that go on between calls; wait for them."""
+        chosen = [ask for ask in {*self.asks} if ask.stays or not staying]
+        self._wait(self._abort(chosen))
 
     def hold(self, servers: Collection[int], version: int) -> None:
-        """Have nothing in flight at these servers alone, which are to get weights, until the next call.
+        """Have nothing in flight at these servers, which are to get weights, until the next call.
 
-        What is there comes back as far as it is, and waits to go on.
+        Their requests come back as far as they are, and wait to go on.
         """
         self._wait(self._hold({*servers}, version))
 
     def leave_out(self) -> None:
-        """Leave servers out that do not have the weights that are wanted, until they do."""
+        """Send nothing to servers that do not have the wanted weights, until they do."""
         self._wait(self.lost.leave_out())
 
     def close(self) -> None:
@@ -113,7 +135,8 @@ class Calls:
     async def _open(self) -> None:
         import aiohttp
 
-        self.freed, self.losses = asyncio.Condition(), (aiohttp.ClientError, OSError)
+        self.freed = asyncio.Condition()  # notified when a request may find a server
+        self.losses = (aiohttp.ClientError, OSError)  # errors that mean that a server is lost
         timeout = aiohttp.ClientTimeout(total=None, sock_read=self.timeout)
         self.session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
@@ -124,89 +147,119 @@ class Calls:
         await asyncio.gather(self.lost.close(), *running, return_exceptions=True)
         await self.session.close()
 
-    async def _all(
+    async def _run_all(
         self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
-    ) -> list[list[dict[str, Any]]]:
+    ) -> list[Reply]:
         self.asks |= {*asks}
-        replies = [asyncio.ensure_future(self._one(ask)) for ask in asks]
+        replies = [asyncio.ensure_future(self._complete(ask)) for ask in asks]
         try:
-            if enough and await self._will_do(dict(zip(replies, requests, strict=True)), enough):
-                await self._abort(asks)
+            if enough:
+                request_of_reply = dict(zip(replies, requests, strict=True))
+                if await self._are_enough(request_of_reply, enough):
+                    await self._abort(asks)
             return await asyncio.gather(*replies)
         finally:
-            for task in replies:
-                task.cancel()
-            self._over(asks)
+            for reply in replies:
+                reply.cancel()
+            self._forget(asks)
 
-    def _over(self, asks: Sequence[Ask]) -> None:
-        """Forget requests that nothing comes of any more."""
+    def _forget(self, asks: Sequence[Ask]) -> None:
+        """Forget requests that have ended."""
         self.asks -= {*asks}
         self.router.forget(ask.conversation for ask in asks if isinstance(ask.conversation, tuple))
 
-    async def _some(
+    async def _run_staying(
         self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
-    ) -> list[list[dict[str, Any]]]:
-        earlier, self.staying = self.staying, {ask: self.staying.get(ask) or self._stay(ask) for ask in asks}
-        self._later(self._abort(earlier.keys() - self.staying.keys()))
-        replies = [*self.staying.values()]
+    ) -> list[Reply]:
+        earlier = self.staying
+        self.staying = {ask: earlier.get(ask) or self._stay(ask) for ask in asks}
+        self._in_background(self._abort(earlier.keys() - self.staying.keys()))
+        request_of_reply = dict(zip(self.staying.values(), requests, strict=True))
         with suppress(TimeoutError):
-            async with asyncio.timeout(MOMENT):
-                await self._will_do(dict(zip(replies, requests, strict=True)), enough or (lambda _: False))
+            async with asyncio.timeout(STAY_SECONDS):
+                await self._are_enough(request_of_reply, enough or (lambda _: False))
         return [task.result() if task.done() else [*ask.pieces] for ask, task in self.staying.items()]
 
-    def _stay(self, ask: Ask) -> asyncio.Task[list[dict[str, Any]]]:
+    def _stay(self, ask: Ask) -> asyncio.Task[Reply]:
         """Send a request that goes on whether a call waits for it or not."""
-        ask.stays, task = True, asyncio.ensure_future(self._one(ask))
+        ask.stays = True
+        task = asyncio.ensure_future(self._complete(ask))
         self.asks.add(ask)
 
-        def ended(task: asyncio.Task[list[dict[str, Any]]]) -> None:
-            self._over([ask])
-            _ = task.cancelled() or task.exception()  # it is raised where somebody asks for the sample
+        def ended(task: asyncio.Task[Reply]) -> None:
+            self._forget([ask])
+            if not task.cancelled():
+                task.exception()  # marks it as seen: it is raised where a call asks for the sample
 
         task.add_done_callback(ended)
         return task
 
-    async def _will_do(self, replies: dict[asyncio.Future[Any], int], enough: Enough) -> bool:
-        """Wait until there are enough replies; return False where all are here before, or one failed."""
-        pending = {*replies}
+    async def _are_enough(self, request_of_reply: dict[asyncio.Task[Reply], int], enough: Enough) -> bool:
+        """Wait until there are enough replies; return False where all have come, or one failed, by then."""
+        pending = {*request_of_reply}
         while pending:
-            ended, pending = await asyncio.wait(pending, timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
+            ended, pending = await asyncio.wait(
+                pending, timeout=POLL_INTERVAL, return_when=asyncio.FIRST_COMPLETED
+            )
             if any(task.exception() for task in ended):
                 return False
-            if enough([replies[task] for task in ended]):
+            if enough([request_of_reply[task] for task in ended]):
                 return True
         return False
 
-    async def _one(self, ask: Ask) -> list[dict[str, Any]]:
-        """Return the reply to a request, behind what was known of it from servers that were lost."""
+    async def _complete(self, ask: Ask) -> Reply:
+        """Return the reply to a request, behind what was known of it from servers that were lost.
+
+        It is sent until a server has answered it whole, or it is aborted.
+        """
         tries = 0
-        while (server := await self._place(ask)) is not None:
+        while True:
+            # 1. Send it to a server that has room.
+            server = await self._free_server(ask)
+            if server is None:  # it was aborted
+                return ask.pieces
+            client = self.clients[server]
             ask.held = False
-            if (reply := await self._reply(ask, server)) is None:
+            reply = await self._reply(ask, server)
+            if reply is None:
                 continue
-            (status, text), client = reply, self.clients[server]
-            if status in (LATE, *client.busy) and (ask.aborted or (tries := tries + 1) <= self.retries):
-                if status != LATE:
-                    self.lost.add(server)
-                continue
+            status, text = reply
+
+            # 2. Send it again where the server is busy or slow, so often.
+            if status == TIMED_OUT or status in client.busy:
+                if not ask.aborted:
+                    tries += 1
+                if ask.aborted or tries <= self.retries:
+                    if status != TIMED_OUT:
+                        self.lost.add(server)
+                    continue
             if status != 200 and not client.lacks_weights(text):
                 raise RunError(f"the {client.title} at {client.url} answered {status}: {text[:500]}")
-            if text:  # it was not streamed
+
+            # 3. Take its answer, unless it is of other weights; a reply that was streamed is in the request.
+            if text:
                 answer: dict[str, Any] = json.loads(text)
-                if weights := client.own_weights(answer):
-                    self.lost.add(server, weights)  # started anew; it has yet to be brought to these weights
+                other_weights = client.own_weights(answer)
+                if other_weights:  # the server was started anew, and has yet to get the wanted weights
+                    self.lost.add(server, other_weights)
                     continue
                 ask.pieces.append(answer)
-            if ask.aborted or not ask.held or not client.is_left(ask):
+
+            # 4. Go on where the server stopped early, as it was to get weights.
+            was_stopped = ask.held and not ask.aborted and client.is_left(ask)
+            if not was_stopped:
                 return ask.pieces
-            ask.pieces = ask.pieces if ask.is_cut else []
-        return ask.pieces
+            if not ask.is_cut:
+                ask.pieces = []
 
     async def _reply(self, ask: Ask, server: int) -> tuple[int, str] | None:
         """Return status and text of a server's reply; None where it is lost, or the request was aborted."""
-        request, client = uuid4().hex, self.clients[server]
-        known = [token for piece in ask.pieces for token in client.tokens(piece)]
-        body = ask.behind(known) if ask.behind else ask.body
+        request = uuid4().hex
+        client = self.clients[server]
+        body = ask.body
+        if ask.behind:
+            known_tokens = [token for piece in ask.pieces for token in client.tokens(piece)]
+            body = ask.behind(known_tokens)
         reply = asyncio.ensure_future(self._post(server, client.generates, client.asked(request, body), ask))
         self.flying[request] = InFlight(ask, server, reply)
         try:
@@ -214,7 +267,8 @@ class Calls:
         except TimeoutError:
             await self._stop(request, self.flying[request])
             ask.late = server
-            return LATE, f"no sample in {self.timeout:g} s (serve.request_timeout), {self.retries + 1} times"
+            text = f"no sample in {self.timeout:g} s (serve.request_timeout), {self.retries + 1} times"
+            return TIMED_OUT, text
         except self.losses:
             self.lost.add(server)
         except asyncio.CancelledError:
@@ -240,7 +294,7 @@ class Calls:
             limit.reschedule(None)
             return await client.heard(ask, events(reply.content))
 
-    async def _place(self, ask: Ask) -> int | None:
+    async def _free_server(self, ask: Ask) -> int | None:
         """Return the server that takes a request, once there is one; None if it was aborted before."""
         async with self.freed:
             while not ask.aborted:
@@ -254,24 +308,26 @@ class Calls:
 
     async def _give_back(self, server: int) -> None:
         self.router.give_back(server)
+        # a request that may not go to a held server waits on, so that another has to hear of this one
+        waiters = len(self.asks) if self.router.held else 1
         async with self.freed:
-            self.freed.notify(len(self.asks) if self.router.held else 1)  # some may have to wait on
+            self.freed.notify(waiters)
 
     async def _all_may_look(self) -> None:
         async with self.freed:
             self.freed.notify_all()
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def _abort(self, asks: Iterable[Ask]) -> None:
-        wanted = {*asks}
-        for ask in wanted:
+        aborted = {*asks}
+        for ask in aborted:
             ask.aborted = True
         await self._all_may_look()
-        await self._land(lambda flight: flight.ask in wanted)
+        await self._land(lambda flight: flight.ask in aborted)
 
     async def _hold(self, servers: set[int], version: int) -> None:
         self.router.held = servers
@@ -282,20 +338,23 @@ class Calls:
         await self._all_may_look()
         await self._land(lambda flight: flight.server in servers)
 
-    async def _land(self, wanted: Callable[[InFlight], bool]) -> None:
-        """End requests that are sent, and wait until they have come back."""
-        rounds = count()
-        while flights := [(request, flight) for request, flight in self.flying.items() if wanted(flight)]:
-            # repeated: a request on its way is not known to its server yet
-            await asyncio.gather(*(self._stop(request, flight) for request, flight in flights))
-            if next(rounds) > SWEEPS:
-                for _, flight in flights:
-                    flight.reply.cancel()
-            await asyncio.wait([flight.reply for _, flight in flights], timeout=SWEEP)
+    async def _land(self, is_chosen: Callable[[InFlight], bool]) -> None:
+        """Have servers end requests that were sent, and wait until these have come back."""
+        for abort_round in count():  # repeated: a request on its way is not known to its server yet
+            flights = {request: flight for request, flight in self.flying.items() if is_chosen(flight)}
+            if not flights:
+                return
+            await asyncio.gather(*(self._stop(request, flight) for request, flight in flights.items()))
+            replies = [flight.reply for flight in flights.values()]
+            if abort_round > MAX_ABORTS:
+                for reply in replies:
+                    reply.cancel()
+            await asyncio.wait(replies, timeout=ABORT_INTERVAL)
             await asyncio.sleep(0)
 
     async def _stop(self, request: str, flight: InFlight) -> None:
-        if (call := self.clients[flight.server].abortion(request)) is None:
+        call = self.clients[flight.server].abortion(request)
+        if call is None:
             flight.reply.cancel()
             return
         try:

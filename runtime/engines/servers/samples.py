@@ -1,4 +1,4 @@
-"""Samples asked of several servers, in any engine's form: one call for each seed of a prompt."""
+"""Samples from several servers, in any engine's form: one request for each seed of a prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int 
         ValueError: one does not.
     """
     for index, request in enumerate(requests):
-        total = len(request.prompt) + request.limits(sampling)[1]
+        _, new_tokens = request.limits(sampling)
+        total = len(request.prompt) + new_tokens
         if not request.prompt:
             raise ValueError(f"request {index}: 0 prompt tokens; it must be at least 1")
         if context is not None and total > context:
@@ -30,27 +31,27 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int 
 
 
 @dataclass
-class InHand:
-    """A sample that a call asks for: its request, and what of it was drawn before that and told already."""
+class Sample:
+    """A sample that a call wants: its request, what was drawn before that, and what was returned already."""
 
     ask: Ask
-    # what requests that were aborted have drawn, and nobody was told
-    before: Generation = field(default_factory=Generation)
-    told: int = 0  # tokens that earlier calls have returned
+    earlier: Generation = field(default_factory=Generation)  # drawn by requests that were aborted
+    returned_tokens: int = 0  # by earlier calls
 
-    def made(self, read: Read, pieces: Sequence[dict[str, Any]]) -> Generation:
-        """Return what of it is new, by what is known of the reply to its request."""
-        generation, returned = read(self.ask, pieces), self.told
-        if self.before.tokens:
-            generation = self.before.followed(generation)
-        if returned:
-            generation = Generation(
-                generation.tokens[returned:],
-                generation.logprobs[returned:],
-                generation.finish,
-                generation.versions[returned:],
-            )
-        return generation
+    def new_tokens(self, read: Read, pieces: Sequence[dict[str, Any]]) -> Generation:
+        """Return what no call has returned, given the pieces of the reply that have come."""
+        generation = read(self.ask, pieces)
+        if self.earlier.tokens:
+            generation = self.earlier.followed(generation)
+        start = self.returned_tokens
+        if start == 0:
+            return generation
+        return Generation(
+            generation.tokens[start:],
+            generation.logprobs[start:],
+            generation.finish,
+            generation.versions[start:],
+        )
 
 
 def generate(
@@ -72,9 +73,10 @@ def generate(
         requests: what to continue.
         sampling: how.
         version: of the weights that tokens have to be of.
-        body: makes the call of one sample, from its request and its seed.
-        read: makes the sample of the reply to a request, or of the pieces that are known of it.
-        enough: told of which requests samples are here; once it says so the others are aborted, or go on.
+        body: returns the HTTP request for one sample, from its request and its seed.
+        read: returns the sample that the pieces of a reply hold, of which some may not have come yet.
+        enough: called with the numbers of requests that have samples; once it returns True, the others are
+            aborted, or go on.
         stays: whether they go on, and the next such call takes them up: see ``ServeEngine``.
 
     Raises:
@@ -82,53 +84,61 @@ def generate(
         ServerLostError: no server is left.
     """
     requested = [number for number, request in enumerate(requests) for _ in request.seeds]
-    share = -(-len(requested) // len(calls.clients))  # a server's share, where all get as many
-    batch, unfinished = next(calls.begun), calls.left if stays else {}
+    server_share = -(-len(requested) // len(calls.clients))  # where all servers get as many
+    batch = next(calls.batches)
+    unfinished: dict[tuple[int, ...], list[Sample]] = calls.unfinished if stays else {}
 
-    def new(request: Request, seed: int, conversation: Hashable, before: Generation) -> InHand:
-        def behind(tokens: Sequence[int]) -> dict[str, Any]:
+    def new_sample(request: Request, seed: int, conversation: Hashable, earlier: Generation) -> Sample:
+        def body_behind(tokens: Sequence[int]) -> dict[str, Any]:
             return body(request.behind(tokens, sampling), seed)
 
-        ask = Ask(body(request, seed), conversation, {version}, behind=behind)
+        ask = Ask(body(request, seed), conversation, {version}, behind=body_behind)
         ask.is_cut = sampling.regex is None and sampling.json_schema is None
-        return InHand(ask, before)
+        return Sample(ask, earlier)
 
-    def sample(number: int, place: int, seed: int) -> InHand:
+    def sample_of(number: int, index: int, seed: int) -> Sample:
+        """Return the sample of a seed: an unfinished one of its prompt, or a new one."""
         request = requests[number]
-        conversation = request.conversation or (batch, number, place // share)
-        if waiting := unfinished.get((*request.prompt,)):
-            same: InHand = waiting.pop()
-            task = calls.staying[same.ask]
-            if not same.ask.aborted:
-                return same
-            before = same.made(read, task.result()) if task.done() else Generation()
-            if before.finish != "abort":
-                return same
-            return new(request.behind(before.tokens, sampling), seed, conversation, before)
-        return new(request, seed, conversation, Generation())
+        conversation = request.conversation or (batch, number, index // server_share)
+        waiting = unfinished.get((*request.prompt,))
+        if not waiting:
+            return new_sample(request, seed, conversation, Generation())
+        sample = waiting.pop()
+        if not sample.ask.aborted:
+            return sample
+        task = calls.staying[sample.ask]
+        earlier = sample.new_tokens(read, task.result()) if task.done() else Generation()
+        if earlier.finish != "abort":
+            return sample
+        return new_sample(request.behind(earlier.tokens, sampling), seed, conversation, earlier)
 
-    samples = [
-        sample(n, place, seed) for n, one in enumerate(requests) for place, seed in enumerate(one.seeds)
-    ]
-    known = calls.run([sample.ask for sample in samples], enough, requested, stays)
-    made = [one.made(read, pieces) for one, pieces in zip(samples, known, strict=True)]
+    samples = []
+    for number, request in enumerate(requests):
+        for index, seed in enumerate(request.seeds):
+            samples.append(sample_of(number, index, seed))
+    replies = calls.run([sample.ask for sample in samples], enough, requested, stays)
+    drawn = [sample.new_tokens(read, pieces) for sample, pieces in zip(samples, replies, strict=True)]
+    generations: list[list[Generation]] = [[] for _ in requests]
     if stays:
-        calls.left = {}
-        for number, one, part in zip(requested, samples, made, strict=True):
-            one.told += len(part.tokens)
-            if part.finish == "abort":
-                calls.left.setdefault((*requests[number].prompt, *part.tokens), []).append(one)
-    parts = iter(made)
-    return [[next(parts) for _ in request.seeds] for request in requests]
+        calls.unfinished = {}
+    for number, sample, generation in zip(requested, samples, drawn, strict=True):
+        generations[number].append(generation)
+        if stays:
+            sample.returned_tokens += len(generation.tokens)
+            if generation.finish == "abort":
+                tokens = (*requests[number].prompt, *generation.tokens)
+                calls.unfinished.setdefault(tokens, []).append(sample)
+    return generations
 
 
 def cut(
     tokenizer: Tokenizer, generations: list[list[Generation]], sampling: Sampling
 ) -> list[list[Generation]]:
-    """Return samples cut where a stop text is whole, whatever a server has seen of it."""
+    """Return samples cut where a stop text is complete, whatever a server has seen of it."""
     texts = sampling.stop
-    return (
-        [[cut_at_text(tokenizer, generation, texts) for generation in many] for many in generations]
-        if texts
-        else generations
-    )
+    if not texts:
+        return generations
+    cut_generations = []
+    for of_request in generations:
+        cut_generations.append([cut_at_text(tokenizer, generation, texts) for generation in of_request])
+    return cut_generations

@@ -20,7 +20,7 @@ from rlgraph.errors import RunError
 from rlgraph.runtime.engines.memory.allocator import shareable
 from rlgraph.runtime.engines.servers.ports import ServerPort
 from rlgraph.runtime.engines.sglang.client import Client
-from rlgraph.runtime.engines.weights.pretrained import listed
+from rlgraph.runtime.engines.weights.pretrained import shortened_list
 from rlgraph.runtime.engines.weights.transfer import Named
 from rlgraph.runtime.engines.weights.transports import Header
 from rlgraph.runtime.messages.errors import ServerLostError
@@ -237,7 +237,7 @@ def check_names(path: str, stored: Collection[str], sent: Collection[str]) -> No
     """
     if stored and (unknown := sorted({*sent}.difference(stored))):
         raise RunError(
-            f"{path}: a sync sent {listed(unknown)}, but the checkpoint has no weight of that name: "
+            f"{path}: a sync sent {shortened_list(unknown)}, but the checkpoint has no weight of that name: "
             f"the SGLang server left it out, and would generate with what it holds instead\n"
             f"  write the checkpoint anew with transformers' save_pretrained, or use the embedded engine"
         )

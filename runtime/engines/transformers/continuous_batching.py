@@ -72,7 +72,15 @@ class KeptSlots:
 
 
 class BatchRun:
-    """One call of ``generate``: the running and the waiting samples, and their tokens."""
+    """One call of ``generate``: the running and the waiting samples, and their tokens.
+
+    Invariants:
+        - Slots 0 to ``live`` - 1 have running samples, and ``state[:, :live]`` what is known of them.
+        - The slots from the last one down have samples that were cut short and may go on (``set_aside``).
+        - ``width`` is the length of the longest live row, its newest token included; ``aligned``: all are
+          that long.
+        - A sample is in ``waiting``, running, or in ``ended``, or the call ends before it does.
+    """
 
     def __init__(
         self,
@@ -82,73 +90,111 @@ class BatchRun:
         limits: Sequence[Sequence[int]],
         stops: Tensor,
         stays: bool = False,
-        before: KeptSlots | None = None,
+        earlier: KeptSlots | None = None,
     ) -> None:
-        """Prepare slots; with ``stays`` to keep those of what does not end, the first from ``before``."""
+        """Prepare slots.
+
+        Args:
+            engine: computes logits.
+            requests: what to continue.
+            sampling: how.
+            limits: for each request, the most new tokens of each of its samples.
+            stops: the ids of end tokens.
+            stays: whether samples that are cut short keep their slots, for the next call.
+            earlier: such slots of the call before.
+        """
+        self.engine = engine
+        self.sampling = sampling
+        self.stops = stops
+        self.stays = stays
         penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
         self.penalises = penalties != (0.0, 0.0, 1.0)
-        self.engine, self.sampling, self.stops = engine, sampling, stops
-        samples, longest = sum(map(len, limits)), max(max(counts, default=0) for counts in limits)
-        length = max(len(r.prompt) + max(c) for r, c in zip(requests, limits, strict=True) if c)
+        self.prompts = [request.prompt for request in requests]
+        self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
+        samples = len(self.requests)
+        most_new = max(max(counts, default=0) for counts in limits)
+
+        # slots, as many as the cache has room for
+        lengths = [
+            len(request.prompt) + max(counts)
+            for request, counts in zip(requests, limits, strict=True)
+            if counts
+        ]
+        length = max(lengths)
         self.rows = max(1, min(samples, engine.max_rows, engine.max_cached_tokens // length))
         self.cache = SlotCache(self.rows, length, [kind == "sliding_attention" for kind in engine.attentions])
         self.state = torch.zeros(6, self.rows, dtype=torch.int64, device=engine.device)
         self.slots = torch.arange(self.rows, device=engine.device)
-        self.tokens = torch.full((samples, longest), -1, device=engine.device)  # -1 where unused
-        self.logprobs = torch.zeros(samples, longest, device=engine.device)
-        self.log = (
-            RoutingLog(engine.routing, samples, longest) if sampling.routing and engine.routing else None
-        )
-        self.live, self.width, self.aligned = 0, 0, True
-        self.prompts, self.stays = [request.prompt for request in requests], stays
-        self.aside: list[int] = []  # samples whose slots are set aside: the last slot, the last but one, ...
-        least = [request.limits(sampling)[0] for request in requests]
-        pieces = [*entrants_of(requests, limits, least, longest, engine.device)]
-        pieces = self._taken_up(pieces, before) if before and not self.log else pieces
-        self.waiting = deque(part for piece in pieces for part in piece.parts(self.rows))
-        self.requests = [number for number, counts in enumerate(limits) for _ in counts]  # one per sample
+        self.live = 0
+        self.width = 0
+        self.aligned = True
+        self.set_aside: list[int] = []  # samples: of the last slot, the last but one, ...
+
+        # the output
+        self.tokens = torch.full((samples, most_new), -1, device=engine.device)  # -1 where unused
+        self.logprobs = torch.zeros(samples, most_new, device=engine.device)
+        self.log: RoutingLog | None = None
+        if sampling.routing and engine.routing:
+            self.log = RoutingLog(engine.routing, samples, most_new)
         self.ended: list[int] = []  # samples, in the order in which they ended
+
+        fewest_new = [request.limits(sampling)[0] for request in requests]
+        entrants = [*entrants_of(requests, limits, fewest_new, most_new, engine.device)]
+        if earlier and not self.log:
+            entrants = self._take_up(entrants, earlier)
+        self.waiting: deque[Entrants] = deque()
+        for group in entrants:
+            self.waiting += group.split(self.rows)
         self.texts = engine.stop_texts(sampling.stop)
-        self.reported = set[int]()  # samples that a stop text ended
+        self.stopped_by_text = set[int]()  # samples
 
     def finish(self, enough: Enough | None = None) -> list[Generation]:
         """Run every sample to its end, or until enough have ended; return them in order."""
-        finished_requests = 0
+        reported_samples = 0
         while self.live or self.waiting:
             self._admit()
             self._step()
             if enough:
-                finished_requests, new = len(self.ended), self.ended[finished_requests:]
-                if enough([self.requests[sample] for sample in new]):
+                newly_ended = self.ended[reported_samples:]
+                reported_samples = len(self.ended)
+                if enough([self.requests[sample] for sample in newly_ended]):
                     break
         return self._generations()
 
-    def kept(self, made: Sequence[Generation]) -> KeptSlots:
-        """Return the slots of what has not ended; ``made`` is what ``finish`` returned."""
-        running = self._samples(self.state[:, : self.live])
-        held = [*enumerate(running), *((self.rows - 1 - i, sample) for i, sample in enumerate(self.aside))]
-        tokens = [(*self.prompts[self.requests[sample]], *made[sample].tokens) for _, sample in held]
-        return KeptSlots(self.cache, {key: slot for key, (slot, _) in zip(tokens, held, strict=True)})
+    def kept(self, generations: Sequence[Generation]) -> KeptSlots:
+        """Return the slots of samples that have not ended; ``finish`` has returned the ``generations``."""
+        slot_of_sample: dict[int, int] = {}
+        for slot, sample in enumerate(self._samples(self.state[:, : self.live])):
+            slot_of_sample[sample] = slot
+        for index, sample in enumerate(self.set_aside):
+            slot_of_sample[sample] = self.rows - 1 - index
+        slots: dict[tuple[int, ...], int] = {}
+        for sample, slot in slot_of_sample.items():
+            prompt = self.prompts[self.requests[sample]]
+            slots[*prompt, *generations[sample].tokens] = slot
+        return KeptSlots(self.cache, slots)
 
-    def _taken_up(self, pieces: Sequence[Entrants], before: KeptSlots) -> list[Entrants]:
-        """Let samples enter whose slots were kept; return the others."""
-        waiting_entrants, states, slots = list[Entrants](), list[Tensor](), list[int]()
-        for entrants in pieces:
-            slot = before.slots.get((*entrants.prompt,))
+    def _take_up(self, entrants: Sequence[Entrants], earlier: KeptSlots) -> list[Entrants]:
+        """Let samples enter whose slots were kept, as far as there is room; return the others."""
+        waiting: list[Entrants] = []
+        states: list[Tensor] = []
+        slots: list[int] = []
+        for group in entrants:
+            slot = earlier.slots.get((*group.prompt,))
             if slot is None:
-                waiting_entrants.append(entrants)
+                waiting.append(group)
                 continue
-            entering, waiting = entrants.state.tensor_split([self.rows - len(slots)], 1)
-            entering[TOKEN] = entrants.prompt[-1]
+            entering, without_room = group.state.tensor_split([self.rows - len(slots)], 1)
+            entering[TOKEN] = group.prompt[-1]
             states.append(entering)
             slots += [slot] * entering.shape[1]
-            waiting_entrants.append(Entrants(entrants.prompt, waiting))
+            waiting.append(Entrants(group.prompt, without_room))
         if slots:
             self.live = len(slots)
             self.state[:, : self.live] = torch.cat(states, 1)
             self._measure()
-            self.cache.take(before.cache, torch.tensor(slots, device=self.slots.device), self.width)
-        return waiting_entrants
+            self.cache.take(earlier.cache, torch.tensor(slots, device=self.slots.device), self.width)
+        return waiting
 
     def _samples(self, state: Tensor) -> list[int]:
         """Return which samples rows of the state ``[6, rows]`` are."""
@@ -159,23 +205,27 @@ class BatchRun:
 
         A prefill of one request takes about as long as a token for every live row, so few are better.
         """
-        free, entering = self.rows - self.live, []
+        free = self.rows - self.live
         if self.live and free < self.rows // 8:
             return
-        while self.waiting and self.waiting[0].state.shape[1] <= free:
-            entering.append(self.waiting.popleft())
-            free -= entering[-1].state.shape[1]
-        for pieces in slices(entering, self.engine.prefill_tokens):
-            self._enter(pieces)
+        entering: list[Entrants] = []
+        while self.waiting and self.waiting[0].samples <= free:
+            entrants = self.waiting.popleft()
+            entering.append(entrants)
+            free -= entrants.samples
+        for together in slices(entering, self.engine.prefill_tokens):
+            self._enter(together)
 
-    def _enter(self, pieces: Sequence[Entrants]) -> None:
-        sizes = torch.tensor([piece.state.shape[1] for piece in pieces])
-        source = torch.arange(len(pieces)).repeat_interleave(sizes).to(self.engine.device)
-        start, self.live = self.live, self.live + len(source)
-        del self.aside[self.rows - self.live :]
-        self.state[:, start : self.live] = torch.cat([piece.state for piece in pieces], 1)
-        self.width = max(self.width, *(len(piece.prompt) for piece in pieces))
-        prompts = [piece.prompt for piece in pieces]
+    def _enter(self, entrants: Sequence[Entrants]) -> None:
+        """Prefill the prompts of waiting samples in one pass, and draw their first tokens."""
+        prompts = [group.prompt for group in entrants]
+        sizes = torch.tensor([group.samples for group in entrants])
+        source = torch.arange(len(entrants)).repeat_interleave(sizes).to(self.engine.device)  # row -> prompt
+        start = self.live
+        self.live += len(source)
+        del self.set_aside[self.rows - self.live :]  # slots that live rows take
+        self.state[:, start : self.live] = torch.cat([group.state for group in entrants], 1)
+        self.width = max(self.width, *map(len, prompts))
         if self.log:
             self.log.routing.note()
         logits = self.engine.prefill(prompts, self.cache.aim(Prefill(start, source)))
@@ -205,81 +255,91 @@ class BatchRun:
         state = self.state[:, start : self.live]
         position = state[POSITION] + 1
         place = state[OUTPUT] + position
-        logits = self._changed(logits, place, position <= state[LEAST])
+        logits = self._adjusted(logits, place, position <= state[LEAST])
         tokens, logprobs = draw(logits, uniform(state[STREAM], position), self.sampling)
         self.tokens.view(-1).index_copy_(0, place, tokens)
         self.logprobs.view(-1).index_copy_(0, place, logprobs)
-        state[TOKEN], state[POSITION] = tokens, position
-        over = torch.isin(tokens, self.stops)
+        state[TOKEN] = tokens
+        state[POSITION] = position
+        stopped = torch.isin(tokens, self.stops)
         if self.texts:
-            self._look(tokens, place, over)
-        ended = over | (position >= state[END])
+            self._mark_stop_texts(tokens, place, stopped)
+        ended = stopped | (position >= state[END])
         if ended.any():
             self.ended += (place[ended] // self.tokens.shape[1]).tolist()
-            cut = (ended & ~over).nonzero()[:, 0] + start if self.stays else self.slots[:0]
-            self._retire(ended.nonzero()[:, 0] + start, cut)
+            cut_short = self.slots[:0]
+            if self.stays:
+                cut_short = (ended & ~stopped).nonzero()[:, 0] + start
+            self._retire(ended.nonzero()[:, 0] + start, cut_short)
 
-    def _changed(self, logits: Tensor, place: Tensor, goes_on: Tensor) -> Tensor:
-        """Return the logits that tokens are drawn from; rows of ``goes_on`` have no end token."""
+    def _adjusted(self, logits: Tensor, place: Tensor, must_go_on: Tensor) -> Tensor:
+        """Return the logits that tokens are drawn from; rows of ``must_go_on`` may have no end token."""
         if self.penalises:
             logits = logits.to(torch.float32, copy=True)
             penalise(logits, self.tokens[place // self.tokens.shape[1]], self.sampling)
         if self.sampling.min_new_tokens:
             ends = torch.zeros_like(logits[0]).index_fill_(0, self.stops, -torch.inf)
-            logits = torch.where(goes_on[:, None], logits + ends, logits)
+            logits = torch.where(must_go_on[:, None], logits + ends, logits)
         return logits
 
-    def _look(self, tokens: Tensor, place: Tensor, ended: Tensor) -> None:
-        """Mark rows as ended whose newest token completes a stop text."""
+    def _mark_stop_texts(self, tokens: Tensor, place: Tensor, stopped: Tensor) -> None:
+        """Mark rows as stopped whose newest token completes a stop text."""
         assert self.texts
         for row in self.texts.candidates(tokens).tolist():
-            sample, last = divmod(int(place[row]), self.tokens.shape[1])
-            first = max(last + 1 - self.texts.reach, 0)
-            if self.texts.stand_in(self.tokens[sample, first : last + 1].tolist()):
-                ended[row] = True
-                self.reported.add(sample)
+            sample, newest = divmod(int(place[row]), self.tokens.shape[1])
+            start = max(newest + 1 - self.texts.reach, 0)
+            if self.texts.stand_in(self.tokens[sample, start : newest + 1].tolist()):
+                stopped[row] = True
+                self.stopped_by_text.add(sample)
 
-    def _retire(self, ended: Tensor, cut: Tensor) -> None:
+    def _retire(self, ended: Tensor, cut_short: Tensor) -> None:
         """Free slots ``ended [k]``, ascending: the last live rows move into the holes.
 
-        Of these ``cut [m]`` are set aside, in the last slots that are not yet.
+        Of these, ``cut_short [m]`` are set aside, in the last slots that are not yet.
         """
         self.live -= len(ended)
         holes = ended[ended < self.live]
-        stays = torch.ones(len(ended), dtype=torch.bool, device=ended.device)
-        stays[ended[len(holes) :] - self.live] = False
-        movers = stays.nonzero()[:, 0] + self.live
-        to, source = holes, movers
-        if len(cut):
-            last = self.rows - len(self.aside)
-            to = torch.cat([holes, torch.arange(last - 1, last - 1 - len(cut), -1, device=cut.device)])
-            source = torch.cat([movers, cut])
-            self.aside += self._samples(self.state[:, cut])
-        if len(to):
+        is_running = torch.ones(len(ended), dtype=torch.bool, device=ended.device)  # rows from ``live`` on
+        is_running[ended[len(holes) :] - self.live] = False
+        movers = is_running.nonzero()[:, 0] + self.live
+        target, source = holes, movers
+        if len(cut_short):
+            end = self.rows - len(self.set_aside)
+            aside = torch.arange(end - 1, end - 1 - len(cut_short), -1, device=cut_short.device)
+            target = torch.cat([holes, aside])
+            source = torch.cat([movers, cut_short])
+            self.set_aside += self._samples(self.state[:, cut_short])
+        if len(target):
             self.state[:, holes] = self.state[:, movers]
-            self.cache.move(to, source, self.width)
+            self.cache.move(target, source, self.width)
         self._measure()
 
     def _measure(self) -> None:
         """Note the longest live row, its newest token included, and whether all are that long."""
         if self.live:
             low, high = torch.stack(self.state[POSITION, : self.live].aminmax()).tolist()
-            self.width, self.aligned = high + 1, low == high
+            self.width = high + 1
+            self.aligned = low == high
 
     def _generations(self) -> list[Generation]:
         """Return the samples' tokens, in order; raise FloatingPointError where logits are not numbers."""
         if self.logprobs.isnan().any():
             raise FloatingPointError(f"the model's logits are NaN at version {self.engine.version}")
         lengths = (self.tokens >= 0).sum(1)
-        last = self.tokens.gather(1, lengths[:, None].clamp(min=1) - 1)[:, 0]
-        stopped, ended = torch.isin(last, self.stops).tolist(), {*self.ended}
-        ends = [
-            "stop" if stop else "text" if i in self.reported else "length" for i, stop in enumerate(stopped)
-        ]
-        finishes = [end if sample in ended else "abort" for sample, end in enumerate(ends)]
-        rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), finishes, strict=True)
-        log = self.log.of if self.log else lambda sample, new: None
-        return [
-            Generation(t[:n], p[:n], finish, routing=log(sample, n))
-            for sample, (t, p, n, finish) in enumerate(rows)
-        ]
+        newest = self.tokens.gather(1, lengths[:, None].clamp(min=1) - 1)[:, 0]
+        has_end_token = torch.isin(newest, self.stops).tolist()
+        ended = set(self.ended)
+        generations = []
+        rows = zip(self.tokens.tolist(), self.logprobs.tolist(), lengths.tolist(), strict=True)
+        for sample, (tokens, logprobs, length) in enumerate(rows):
+            if sample not in ended:
+                finish = "abort"
+            elif has_end_token[sample]:
+                finish = "stop"
+            elif sample in self.stopped_by_text:
+                finish = "text"
+            else:
+                finish = "length"
+            routing = self.log.of(sample, length) if self.log else None
+            generations.append(Generation(tokens[:length], logprobs[:length], finish, routing=routing))
+        return generations

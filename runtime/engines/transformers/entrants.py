@@ -1,4 +1,4 @@
-"""Samples before they enter a batch: those of one request together, with what is known of each.
+"""Samples before they enter a batch: those of one request together, with the state of each.
 
 Shapes: rows (slots), samples (of one request).
 """
@@ -28,36 +28,48 @@ class Entrants:
     prompt: Sequence[int]
     state: Tensor  # int64 [6, samples]
 
-    def parts(self, rows: int) -> list[Entrants]:
-        """Return it in parts of at most ``rows`` samples."""
-        return [Entrants(self.prompt, part) for part in self.state.split(rows, 1) if part.shape[1]]
+    @property
+    def samples(self) -> int:
+        """Return how many there are."""
+        return self.state.shape[1]
+
+    def split(self, rows: int) -> list[Entrants]:
+        """Return them in groups of at most ``rows`` samples."""
+        return [Entrants(self.prompt, state) for state in self.state.split(rows, 1) if state.shape[1]]
 
 
 def entrants_of(
     requests: Sequence[Request],
     limits: Sequence[Sequence[int]],
-    least: Sequence[int],
-    longest: int,
+    fewest_new: Sequence[int],
+    most_new: int,
     device: torch.device,
 ) -> Iterator[Entrants]:
     """Yield the requests, each with the state of its samples before they enter."""
     start = 0
-    for request, counts, before in zip(requests, limits, least, strict=True):
-        length, samples = len(request.prompt), torch.arange(start, start + len(counts), device=device)
+    for request, counts, minimum in zip(requests, limits, fewest_new, strict=True):
+        length = len(request.prompt)
+        samples = torch.arange(start, start + len(counts), device=device)
         start += len(counts)
         state = torch.zeros(6, len(counts), dtype=torch.int64, device=device)
-        state[POSITION], state[STREAM] = length - 1, streams(request.seeds, device)
+        state[POSITION] = length - 1
+        state[STREAM] = streams(request.seeds, device)
         state[END] = length - 1 + torch.tensor(counts, device=device)
-        state[OUTPUT] = samples * longest - length
-        state[LEAST] = length - 1 + before
+        state[OUTPUT] = samples * most_new - length
+        state[LEAST] = length - 1 + minimum
         yield Entrants(request.prompt, state)
 
 
-def slices(pieces: Sequence[Entrants], budget: int) -> Iterator[list[Entrants]]:
-    """Yield pieces of like length together, each slice at most ``budget`` padded tokens or one piece."""
-    ordered, part = deque(sorted(pieces, key=lambda piece: len(piece.prompt))), []
+def slices(entrants: Sequence[Entrants], budget: int) -> Iterator[list[Entrants]]:
+    """Yield entrants of similar length together: at most ``budget`` padded tokens, or one request."""
+    ordered = deque(sorted(entrants, key=lambda group: len(group.prompt)))
+    together: list[Entrants] = []
     while ordered:
-        part.append(ordered.popleft())
-        if not ordered or len(ordered[0].prompt) * (len(part) + 1) > budget:
-            yield part
-            part = []
+        together.append(ordered.popleft())
+        if not ordered:
+            yield together
+            return
+        padded_tokens = len(ordered[0].prompt) * (len(together) + 1)
+        if padded_tokens > budget:
+            yield together
+            together = []

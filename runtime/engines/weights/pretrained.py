@@ -57,12 +57,15 @@ def shape_of(files: ModelFiles, auto: Any, options: Mapping[str, Any], dtype: to
     from transformers.utils import cached_file
 
     config = files.config(**options)
-    if law := _without_class(config, auto):
+    law = _without_class(config, auto)
+    if law:
         raise ValueError(law)
-    by_sdpa = getattr(auto._model_mapping.get(type(config), None), "_supports_sdpa", True)
+    model_class = auto._model_mapping.get(type(config), None)
+    attention = "sdpa" if getattr(model_class, "_supports_sdpa", True) else "eager"
     with torch.device("meta"), no_init_weights():
-        settings = {"dtype": dtype, "attn_implementation": "sdpa" if by_sdpa else "eager"}
-        model = auto.from_config(config, **settings, trust_remote_code=files.trusted)
+        model = auto.from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=files.trusted
+        )
     _without_memory(model)
     model.tie_weights()
     if model.can_generate() and cached_file(files.path, "generation_config.json", **_OPTIONAL):
@@ -92,11 +95,16 @@ def classes(head: str) -> tuple[Any, dict[str, Any]]:
 
 def unfit(config: Any, head: str) -> str:
     """Return why a model of a configuration can't be trained with a head, or nothing."""
-    return _without_class(config, classes(head)[0])
+    auto, _ = classes(head)
+    return _without_class(config, auto)
 
 
 def _without_class(config: Any, auto: Any) -> str:
-    if type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {}):
+    """Return that there is no class of a kind for a configuration, or nothing."""
+    if type(config) in auto._model_mapping:
+        return ""
+    classes_of_files = getattr(config, "auto_map", None) or {}
+    if auto.__name__ in classes_of_files:
         return ""
     law = f"{config.model_type}: transformers has no {auto.__name__.removeprefix('Auto')} of this type"
     return f"{law}; take a model of another type, for a critic also one of another than the policy's"
@@ -124,9 +132,9 @@ def read_weight(stored: StoredWeight, name: str) -> torch.Tensor:
 
 
 def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> bool:
-    """Return whether the files hold each weight once, as pieces of the model's own parameters.
+    """Return whether the files hold each weight once, as pieces of the model's parameters.
 
-    Of the weights whose names start as ``new`` says they may lack some.
+    They may lack weights whose names start as ``new`` says.
     """
     if not files:
         return False
@@ -150,25 +158,35 @@ def _has_wider_weights(model: Any) -> bool:
     if model.dtype == torch.float32:
         return False
     strict = model._keep_in_fp32_modules_strict or ()
-    return any(key in name for name, _ in model.named_parameters() for key in strict)
+    return any(_has_key(name, strict) for name, _ in model.named_parameters())
+
+
+def _has_key(name: str, keys: Iterable[str]) -> bool:
+    return any(key in name for key in keys)
 
 
 def check_experts(path: str, pieces: Pieces, files: StoredWeights) -> None:
-    """Check that no expert lacks, nor one of its weights: all pieces of a parameter or none (ValueError)."""
+    """Check that no weight of an expert is missing: files have all pieces of a parameter or none of them.
+
+    Raises:
+        ValueError: they have some of them.
+    """
     missing: list[str] = []
-    for of_parameter in pieces.values():
-        names = [piece.name for piece in of_parameter]
+    for parameter_pieces in pieces.values():
+        names = [piece.name for piece in parameter_pieces]
         absent = [name for name in names if name not in files]
         if len(absent) < len(names):
             missing += absent
     if missing:
-        raise ValueError(f"{path} holds no weights for {listed(missing)}")
+        raise ValueError(f"{path} holds no weights for {shortened_list(missing)}")
 
 
 def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int) -> None:
     """Draw the weights that the files lack, and compute buffers: on the CPU, as ``from_pretrained`` does."""
-    tied = [names for names in _tied(model) if not any(_stored(pieces[name], files) for name in names)]
-    lacking = {name for names in tied for name in names}
+    lacking = set[str]()
+    for names in _tied(model):
+        if not any(_stored(pieces[name], files) for name in names):
+            lacking.update(names)
     strict = model._keep_in_fp32_modules_strict or ()
     for prefix, module in model.named_modules():
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
@@ -178,7 +196,7 @@ def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int
             else:
                 parameter._is_hf_initialized = True  # makes transformers leave it as it is
         for name, buffer in list(module.named_buffers(recurse=False)):
-            dtype = torch.float32 if any(key in f"{prefix}.{name}" for key in strict) else buffer.dtype
+            dtype = torch.float32 if _has_key(f"{prefix}.{name}", strict) else buffer.dtype
             setattr(module, name, torch.empty_like(buffer, device="cpu", dtype=dtype))
     torch.default_generator.manual_seed(seed)
     model.initialize_weights()
@@ -186,17 +204,23 @@ def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int
 
 def check(path: str, model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> None:
     """Check that the files' weights are of the model's shapes (else ValueError), and warn of others."""
-    shapes = {piece.name: list(piece.shape) for of_parameter in pieces.values() for piece in of_parameter}
+    shapes: dict[str, list[int]] = {}
+    for parameter_pieces in pieces.values():
+        for piece in parameter_pieces:
+            shapes[piece.name] = list(piece.shape)
     mismatches: list[str] = []
     for name, shape in shapes.items():
         if name in files and files[name].shape != shape:
             mismatches.append(f"{name} is {files[name].shape}, the model's is {shape}")
     if mismatches:
-        raise ValueError(f"{path}: {listed(mismatches)}")
+        raise ValueError(f"{path}: {shortened_list(mismatches)}")
     ignored = model._keys_to_ignore_on_load_unexpected or ()
-    unexpected = [name for name in files if name not in shapes]
-    reported = [name for name in unexpected if not any(re.search(pattern, name) for pattern in ignored)]
-    report_unexpected(path, model, reported, new)
+    unexpected: list[str] = []
+    for name in files:
+        is_ignored = any(re.search(pattern, name) for pattern in ignored)
+        if name not in shapes and not is_ignored:
+            unexpected.append(name)
+    report_unexpected(path, model, unexpected, new)
 
 
 def report_unexpected(path: str, model: Any, names: Iterable[str], new: tuple[str, ...]) -> None:
@@ -204,7 +228,8 @@ def report_unexpected(path: str, model: Any, names: Iterable[str], new: tuple[st
     base = f"{model.base_model_prefix}."
     unplaced = [name for name in sorted(names) if not new or name.startswith(base)]
     if unplaced:
-        warnings.warn(f"{path}: the model has no place for {listed(unplaced)}; left out", stacklevel=2)
+        names_text = shortened_list(unplaced)
+        warnings.warn(f"{path}: the model has no place for {names_text}; left out", stacklevel=2)
 
 
 def fill(
@@ -217,23 +242,23 @@ def fill(
     """Give a model memory for its parameters, or for this rank's shards, and read them from the files.
 
     Tied parameters stay one. A parameter that has memory already, such as a new head's, is left as it is.
-    ``cut_of`` says of which parameters, by name, the model has only a part.
+    ``cut_of`` returns which part of a parameter, by name, the model has; None: all of it.
     """
-    filled: dict[int, torch.Tensor] = {}
+    filled: dict[int, torch.Tensor] = {}  # by the identity of a tensor, which tied ones share
     state = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
-        parts = pieces.get(base_name(name), [])
-        if _stored(parts, files) and (tensor.is_meta or not isinstance(tensor, torch.nn.Parameter)):
-            filled[id(tensor)] = _read_tensor(tensor, parts, files, device, cut_of(name))
-    model.load_state_dict(
-        {name: filled.get(id(tensor), tensor) for name, tensor in state.items()}, assign=True
-    )
+        tensor_pieces = pieces.get(base_name(name), [])
+        has_memory = isinstance(tensor, torch.nn.Parameter) and not tensor.is_meta
+        if _stored(tensor_pieces, files) and not has_memory:
+            filled[id(tensor)] = _read_tensor(tensor, tensor_pieces, files, device, cut_of(name))
+    filled_state = {name: filled.get(id(tensor), tensor) for name, tensor in state.items()}
+    model.load_state_dict(filled_state, assign=True)
 
 
-def listed(names: list[str], most: int = 5) -> str:
-    """Return the first few, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def shortened_list(names: list[str], limit: int = 5) -> str:
+    """Return the first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 @torch.no_grad()
@@ -244,7 +269,7 @@ def _read_tensor(
     device: torch.device,
     cut: Cut | None = None,
 ) -> torch.Tensor:
-    """Read a buffer in place, or a parameter as a new one, of a sharded one this rank's rows."""
+    """Read a buffer in place, or a parameter as a new one: of a sharded one, this rank's rows."""
     if not tensor.is_meta and not isinstance(tensor, DTensor):
         _copy_pieces(tensor, 0, tensor, pieces, files)
         return tensor
@@ -272,12 +297,19 @@ def _copy_pieces(
     from safetensors import safe_open
 
     width = math.prod(parameter.shape[1:])
-    overlaps = [(piece, piece.rows_of(rows, first_row, width)) for piece in pieces]
-    stored_overlaps = [(files[piece.name].file, piece.name, part) for piece, part in overlaps if part]
-    for file, group in groupby(stored_overlaps, key=lambda part: part[0]):
+    for file, file_pieces in groupby(pieces, key=lambda piece: files[piece.name].file):
+        overlaps = [(piece.name, piece.rows_of(rows, first_row, width)) for piece in file_pieces]
+        if not any(overlap for _, overlap in overlaps):
+            continue
         with safe_open(file, "pt") as weights:
-            for _, name, (in_file, view) in group:
-                view.copy_(weights.get_slice(name)[in_file] if view.dim() else weights.get_tensor(name))
+            for name, overlap in overlaps:
+                if overlap is None:
+                    continue
+                in_file, view = overlap
+                if view.dim():
+                    view.copy_(weights.get_slice(name)[in_file])
+                else:
+                    view.copy_(weights.get_tensor(name))
 
 
 def _copy_columns(
@@ -297,7 +329,7 @@ def _stored(pieces: Sequence[Piece], files: StoredWeights) -> bool:
 
 
 def _tied(model: torch.nn.Module) -> list[list[str]]:
-    """Return the names of each weight: of a tied one all, the model's own first."""
+    """Return the names of each weight: of a tied one all, that of the model's first parameter first."""
     names: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
@@ -308,11 +340,15 @@ def _safetensors(path: str) -> list[str]:
     """Return the safetensors files, where transformers looks for them: one, or those of an index."""
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-    if single_file := cached_file(path, SAFE_WEIGHTS_NAME, **_OPTIONAL):
+    single_file = cached_file(path, SAFE_WEIGHTS_NAME, **_OPTIONAL)
+    if single_file:
         return [single_file]
     index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **_OPTIONAL)
-    shard_names = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values() if index else ()
-    return [str(cached_file(path, shard)) for shard in sorted({*shard_names})]
+    if not index:
+        return []
+    weight_map = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+    shards = sorted(set(weight_map.values()))
+    return [str(cached_file(path, shard)) for shard in shards]
 
 
 _OPTIONAL: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
