@@ -85,7 +85,7 @@ class Run:
         given += [f"rollout.max_new_tokens={self.most}", f"update_policy.minibatches={self.mini}"]
         given += [f"models.policy.serve.tensor_parallel={self.server}"]
         if self.server > cluster.devices:
-            given += [f"models.policy.serve.hosts={self.server // cluster.devices}"]
+            given += [f"models.policy.serve.sglang.hosts={self.server // cluster.devices}"]
         trained = ["policy"]
         if self.apart:
             pools = f"train: {{devices: {cluster.total - self.apart}}}, gen: {{devices: {self.apart}}}"

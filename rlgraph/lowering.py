@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rlgraph.engines.registry import OFFLOADS
+from rlgraph.engines.registry import OFFLOADS, SERVING
 from rlgraph.errors import GraphError
 from rlgraph.frontend.bind import bind, bind_evaluation
 from rlgraph.ir.graph import Graph
@@ -118,12 +118,26 @@ def digest(tree: Tree, device: str = "cpu") -> str:
 def _decisive_of_model(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a model that decide numbers."""
     decisive = {key: value for key, value in model.items() if key not in INDECISIVE_OF_MODELS}
+    if isinstance(model.get("serve"), dict):
+        decisive["serve"] = _without_sections(model["serve"])
     train = model.get("train") or {}
     if INDECISIVE_OF_TRAINING & train.keys():
         decisive["train"] = {key: value for key, value in train.items() if key not in INDECISIVE_OF_TRAINING}
         if not decisive["train"]:
             del decisive["train"]
     return decisive
+
+
+def _without_sections(serve: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a serve engine beside each other, as they were before engines had sections: a
+    run from then has the same digest."""
+    flat: dict[str, Any] = {}
+    for key, value in serve.items():
+        if key in SERVING and isinstance(value, dict):
+            flat |= value
+        else:
+            flat[key] = value
+    return flat
 
 
 def lower(graph: Graph) -> Graph:

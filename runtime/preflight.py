@@ -218,10 +218,11 @@ class Preflight:
                 continue
             check: Callable[[Any, str], Findings] = resolve_name(serving(model.serve).preflight)
             for finding in check(with_values(model.serve), self.plan.device):
-                path = f"models.{name}.serve"
-                mark = self.tree.at(("models", name, "serve", *finding.key)).mark
-                law = f"{path}.{'.'.join(finding.key)}: {finding.text}"
-                self.problem(finding.kind, law, mark, finding.remedy.replace("SERVE", path))
+                setting, *rest = finding.key
+                place = ".".join((model.serve.setting_name(name, setting), *rest))
+                mark = self.tree.at(tuple(place.split("."))).mark
+                remedy = finding.remedy.replace("SERVE", f"models.{name}.serve")
+                self.problem(finding.kind, f"{place}: {finding.text}", mark, remedy)
 
     def _model(self, name: str, files: ModelFiles, tokenizer: bool, weights: bool) -> str:
         """Return the problem with a model's path, or nothing."""

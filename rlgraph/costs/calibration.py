@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from rlgraph.syntax.section import Positive, Section
+from rlgraph.section import Positive, Section
 from rlgraph.syntax.source import read
 from rlgraph.syntax.validate import read_record
 from rlgraph.syntax.yaml_text import flow

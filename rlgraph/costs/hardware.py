@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from rlgraph.syntax.section import Count, Positive, Section
+from rlgraph.section import Count, Positive, Section
 from rlgraph.syntax.source import read
 from rlgraph.syntax.validate import read_record
 

@@ -12,12 +12,13 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from rlgraph.engines import sglang_options
+from rlgraph.engines.serve_settings import OpenAISettings, SglangSettings
+from rlgraph.section import Section
 
 RUNTIME = "rlgraph.runtime.engines"
 SIZES = {"dtype": "dtype", "max_rows": "max_rows"}
-REQUESTS = {key: key for key in ("request_timeout", "request_retries")}
 # keys of `models.NAME.serve` that an engine refuses if it does not take them; it ignores other keys
-REFUSED = ("tensor_parallel", *sglang_options.WITHIN, "quantization", "addresses", "options")
+REFUSED = ("tensor_parallel",)
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,12 @@ class Serving:
 
     about: str  # the words of ``serve.engine``'s description for it
     builder: str
-    options: Mapping[str, str]  # keys of ``models.NAME.serve`` that it takes -> the builder's parameters
-    needs: tuple[str, ...] = ()  # those that must be given
+    # keys of ``models.NAME.serve`` and of its own section that it takes -> the builder's parameters
+    options: Mapping[str, str]
+    settings: type[Section] | None = None  # its own section, ``models.NAME.serve.ENGINE``
+    # keys of that section with which an engine that is ``auto`` is this one, and which another one refuses
+    claims: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # settings that must be given
     offered: tuple[str, ...] = ("device",)
     sender: str = ""
     module: str = ""  # what must be importable for it; the extra of its name installs that
@@ -95,9 +100,15 @@ SERVING = {
     SERVERS: Serving(
         "in servers of its own",
         f"{RUNTIME}.sglang.groups:sglang_engine",
-        {**SIZES, **REQUESTS, "cache_tokens": "max_cached_tokens", "tensor_parallel": "group"}
-        | {key: key for key in ("sync_folder", "restarts", "start_timeout", "addresses", "options")}
-        | {key: key for key in ("quantization", *sglang_options.WITHIN)},
+        {
+            **SIZES,
+            "cache_tokens": "max_cached_tokens",
+            "tensor_parallel": "group",
+            "sync_folder": "sync_folder",
+        }
+        | {key: key for key in SglangSettings.model_fields},
+        settings=SglangSettings,
+        claims=(*sglang_options.WITHIN, "quantization", "addresses", "options"),
         offered=("device", "pool", "logs", "keeps", "transport", "adapter"),
         sender=f"{RUNTIME}.sglang.groups:sender",
         module="sglang",
@@ -121,7 +132,9 @@ SERVING = {
     "openai": Serving(
         "in servers that run already and return token ids and log-probs, for frozen models",
         f"{RUNTIME}.openai.engine:OpenAIEngine",
-        {**REQUESTS, "max_rows": "max_rows", "addresses": "addresses", "options": "options"},
+        {"max_rows": "max_rows"} | {key: key for key in OpenAISettings.model_fields},
+        settings=OpenAISettings,
+        claims=("addresses", "options"),
         needs=("addresses",),
         offered=("pool",),
         module="aiohttp",
@@ -201,3 +214,19 @@ def is_installed(name: str) -> bool:
 def takers(key: str) -> list[str]:
     """Return the engines that take a key of ``models.NAME.serve``."""
     return [name for name, engine in SERVING.items() if key in engine.options]
+
+
+def has_own_setting(engine: str, key: str) -> bool:
+    """Return whether a setting stands in an engine's own section."""
+    settings = SERVING[engine].settings
+    return settings is not None and key in settings.model_fields
+
+
+def setting_path(engine: str, key: str) -> str:
+    """Return where a setting of an engine stands below ``models.NAME.serve``.
+
+    Example:
+        >>> setting_path("sglang", "restarts"), setting_path("sglang", "max_rows")
+        ('sglang.restarts', 'max_rows')
+    """
+    return f"{engine}.{key}" if has_own_setting(engine, key) else key

@@ -1,4 +1,4 @@
-"""SGLang's settings that ``serve.options`` may not give, since rlgraph gives them, with the reasons."""
+"""SGLang's own settings that ``options`` may not give, since rlgraph gives them, with the reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-# keys of `models.NAME.serve` that divide its tensor_parallel, and families of those whose sizes are known in
+# keys of its section that divide `serve.tensor_parallel`, and families of those whose sizes are known in
 # which SGLang 0.5.23 splits attention by data (`attn_tp_size` in srt/models)
 WITHIN = ("hosts", "expert_parallel", "attention_replicas")
 REPLICATED = ("qwen3", "qwen3_moe")

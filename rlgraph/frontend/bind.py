@@ -23,7 +23,7 @@ from rlgraph.ir.graph import Graph, Model, Node
 from rlgraph.laws.models import BOUND_LAWS, GROUP_SIZES
 from rlgraph.laws.views import BoundView
 from rlgraph.ops.declare import Port
-from rlgraph.syntax.section import Section
+from rlgraph.section import Section
 from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, Binder, validate

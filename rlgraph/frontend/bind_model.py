@@ -3,13 +3,14 @@
 import os
 import re
 
-from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS
+from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING
 from rlgraph.frontend.bind_call import resolved
+from rlgraph.frontend.moved_settings import without_moved_settings
 from rlgraph.ir.graph import Model
 from rlgraph.ir.schedules import rate_course
 from rlgraph.laws.models import MODEL_LAWS
 from rlgraph.laws.views import ModelView, is_changed
-from rlgraph.syntax.model_settings import ModelSection
+from rlgraph.syntax.model_settings import ModelSection, Serve
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder, validate
 from rlgraph.variables import with_values
@@ -19,6 +20,7 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
 
 def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | None:
     """Return a model, or None with the problems noted and its name among the broken ones."""
+    tree = without_moved_settings(tree, f"models.{name}", binder)
     tree, rate = rate_course(tree, f"models.{name}", binder)
     spec = validate(ModelSection, tree, f"models.{name}", binder)
     if spec is None:
@@ -44,10 +46,18 @@ def on_device(spec: ModelSection, device: str) -> ModelSection:
     """
     serve, train = spec.serve, spec.train
     dtype = "bfloat16" if device == "cuda" else "float32"
-    engine = SERVERS if device == "cuda" or any(is_changed(serve, key) for key in REFUSED) else EMBEDDED
+    engine = SERVERS if device == "cuda" or _asks_for_servers(serve) else EMBEDDED
     auto = {"engine": engine, "dtype": dtype}
     serve = serve.model_copy(update={key: auto[key] for key in auto if getattr(serve, key) == "auto"})
     settled = {"dtype": dtype} if train.dtype == "auto" else {}
     again = {"recompute": True} if train.activation_offload and train.recompute == "auto" else {}
     train = train.model_copy(update=settled | again)
     return spec.model_copy(update={"serve": serve, "train": train})
+
+
+def _asks_for_servers(serve: Serve) -> bool:
+    """Return whether a serve section has settings that only servers of the run's own take."""
+    if any(is_changed(serve, key) for key in REFUSED):
+        return True
+    settings = getattr(serve, SERVERS)
+    return any(is_changed(settings, key) for key in SERVING[SERVERS].claims)

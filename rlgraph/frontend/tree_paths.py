@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from rlgraph.engines.registry import SERVING
 from rlgraph.errors import Mark, fail, nearest
 from rlgraph.syntax.source import Tree
 
 SECTIONS = ("graph", "about", "seed", "models", "nodes", "eval", "pools", "schedule")
 # mappings that a graph may leave out, and that an edit may begin
 BEGUN = {"schedule", "pools", "eval", "nodes", "report", "in", "out", "loss"}
-BEGUN |= {"optimizer", "serve", "train", "lora", "config", "options"}
+BEGUN |= {"optimizer", "serve", "train", "lora", "config", "options", *SERVING}
 
 
 def put_set(tree: Tree, path: tuple[str, ...], child: Tree, mark: Mark | None) -> Tree:

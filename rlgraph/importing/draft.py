@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlgraph.engines.registry import SERVERS
 from rlgraph.frontend.compose import as_written
 from rlgraph.frontend.edits import apply
 from rlgraph.importing.options import put_in
@@ -58,7 +59,7 @@ class Draft:
         if not isinstance(spanned, int) or not isinstance(devices_per_host, int):
             return
         if spanned > devices_per_host and spanned % devices_per_host == 0:
-            self.set("models.policy.serve.hosts", spanned // devices_per_host)
+            self.set(f"models.policy.serve.{SERVERS}.hosts", spanned // devices_per_host)
 
     def evaluate(self, every: int | str, sampling: Mapping[str, Any], **more: Any) -> None:
         """Have the reward measured on all rows of files that the user has to name.

@@ -382,7 +382,7 @@ def _engines(draft: Draft, options: Options) -> None:
             draft.set(f"{train}.{ours}", False)
     size = int(options["inference.vllm.tensor_parallel_size"] or 1) if options.table.kind == "rl" else 1
     if size > 1 and options.is_on("inference.vllm.enable_expert_parallel"):
-        draft.set("models.policy.serve.expert_parallel", size)
+        draft.set("models.policy.serve.sglang.expert_parallel", size)
 
 
 def _replaces_layers(options: Options) -> bool:
@@ -467,7 +467,7 @@ def served(value: str, options: Options) -> str:
     if value != options["trainer.model.name"]:
         raise Hand(
             "the engine has other files than the trainer; here it has the weights that are trained: "
-            "those of fp8 are models.policy.serve.quantization"
+            "those of fp8 are models.policy.serve.sglang.quantization"
         )
     return value
 

@@ -749,7 +749,7 @@ def attention_copies(value: int, options: Options) -> int:
     if copies == 1 < int(value):
         raise Hand(
             "engines beside each other follow from the pool; copies of attention in one engine, of Qwen3, "
-            "are models.policy.serve.attention_replicas"
+            "are models.policy.serve.sglang.attention_replicas"
         )
     return copies
 
@@ -759,7 +759,9 @@ def expert_parallel(value: int, options: Options) -> int:
     devices = _engine(options)[0]
     if devices % int(value):
         law = f"verl deals experts out to {value} devices, of tensor and data parallel engines"
-        raise Hand(f"{law}; an engine here has {devices}: set models.policy.serve.expert_parallel, a divisor")
+        raise Hand(
+            f"{law}; an engine here has {devices}: set models.policy.serve.sglang.expert_parallel, a divisor"
+        )
     return int(value)
 
 

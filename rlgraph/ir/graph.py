@@ -23,7 +23,7 @@ from rlgraph.ir.steps import NONE, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Op, Role
 from rlgraph.syntax.interval import Interval
-from rlgraph.syntax.model_settings import ModelSection
+from rlgraph.syntax.model_settings import ModelSection, ServeSettings
 from rlgraph.syntax.settings import Refill, Schedule
 
 
@@ -36,6 +36,11 @@ class Model:
     spec: ModelSection
     mark: Mark
     rate: ValueSchedule | None = None  # its learning rate, where that changes over the iterations
+
+    @cached_property
+    def serve(self) -> ServeSettings:
+        """The settings of its serve engine."""
+        return self.spec.serve.of_engine()
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.ir.steps import RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.syntax.interval import Interval
-from rlgraph.syntax.model_settings import Optimizer, Serve, Train
+from rlgraph.syntax.model_settings import Optimizer, ServeSettings, Train
 from rlgraph.syntax.settings import Schedule
 
 VERSION = 1  # the file's format; raised when a released field comes, goes or means something else
@@ -250,7 +250,7 @@ class TrainPlan(Train):
     pool: str = Field(description="where it is.")
 
 
-class ServePlan(Serve):
+class ServePlan(ServeSettings):
     """The engine that generates with a model, on its pool."""
 
     pool: str = Field(description="where it is.")

@@ -1,7 +1,7 @@
 """Laws of devices and hosts: which devices a server's group may span, and which hosts a pool takes whole.
 
 A group is of consecutive devices of its pool: all on one host, or all devices of as many hosts as
-``serve.hosts`` says. Devices are numbered through the pools in the plan's order, and host by host.
+``serve.sglang.hosts`` says. Devices are numbered through the pools in the plan's order, and host by host.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def _several_hosts_are_whole(view: GroupView) -> Iterator[Problem]:
     law = f"a group of {_group_text(view)} has {size} devices of each host, and {cluster.cluster} has hosts "
     law += "of "
     law += f"{cluster.devices}: a server over several hosts takes whole ones"
-    path = f"models.{view.name}.serve"
-    remedy = f"set {path}.tensor_parallel={serve.hosts * cluster.devices}, or leave out {path}.hosts"
+    size_path = serve.setting_name(view.name, "tensor_parallel")
+    hosts_path = serve.setting_name(view.name, "hosts")
+    remedy = f"set {size_path}={serve.hosts * cluster.devices}, or leave out {hosts_path}"
     yield Problem("tensor-parallel", law, None, (), remedy)
 
 
@@ -110,7 +111,8 @@ def _group_remedy(view: GroupView, per_host: int = 0) -> str:
     size = devices_per_host(view.serve)
     if 0 < per_host < size and size % per_host == 0:
         hosts = size // per_host
-        return f"set models.{view.name}.serve.hosts={hosts}: a server over several hosts takes whole ones"
+        path = view.serve.setting_name(view.name, "hosts")
+        return f"set {path}={hosts}: a server over several hosts takes whole ones"
     remedy = f"put pools before it whose devices are together a multiple of {size}, or none"
     if per_host % size:
         remedy = f"choose a tensor_parallel that divides {per_host}, and {remedy}"

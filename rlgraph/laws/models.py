@@ -164,11 +164,24 @@ def _engine_takes_settings(view: ModelView) -> Iterator[Problem]:
         yield Problem("serve-option", law, view.key("serve", setting), (), remedy)
 
 
+def _no_section_of_another_engine(view: ModelView) -> Iterator[Problem]:
+    chosen = view.spec.serve.engine
+    for other, record in SERVING.items():
+        if other == chosen:
+            continue
+        for setting in record.claims:
+            if not is_changed(getattr(view.spec.serve, other), setting):
+                continue
+            law = f"the engine {chosen} takes no `{view.path}.serve.{other}.{setting}`, which is of {other}"
+            remedy = f"set: {{{view.path}.serve.engine: {other}}}, or leave out {setting}"
+            yield Problem("serve-option", law, view.key("serve", other, setting), (), remedy)
+
+
 def _engine_has_settings(view: ModelView) -> Iterator[Problem]:
-    serve = view.spec.serve
+    serve = view.serve
     for setting in SERVING[serve.engine].needs:
         if not getattr(serve, setting):
-            path = f"{view.path}.serve.{setting}"
+            path = view.serve_path(setting)
             law = f"the engine {serve.engine} needs `{path}`, which the graph does not give"
             yield Problem("serve-option", law, view.value("serve", "engine"), (), f"give {path}")
 
@@ -183,31 +196,31 @@ def _engine_takes_weights(view: ModelView) -> Iterator[Problem]:
 
 
 def _running_servers_as_they_are(view: ModelView) -> Iterator[Problem]:
-    serve = view.spec.serve
+    serve = view.serve
     if not serve.addresses:
         return
     for setting in ("tensor_parallel", *WITHIN, "quantization"):
         if is_changed(serve, setting):
-            law = f"`{view.path}.serve.addresses` are of servers that run already, "
+            law = f"`{view.serve_path('addresses')}` are of servers that run already, "
             law += f"with a {setting} of their own"
-            yield Problem("addresses", law, view.key("serve", setting), (), f"leave out {setting}")
+            yield Problem("addresses", law, view.serve_key(setting), (), f"leave out {setting}")
 
 
 def _servers_share_out_devices(view: ModelView) -> Iterator[Problem]:
-    serve = view.spec.serve
+    serve = view.serve
     for setting in WITHIN:
         size = getattr(serve, setting)
         if serve.tensor_parallel % size:
             law = f"the {serve.tensor_parallel} devices of a server can't be shared out by "
-            law += f"{view.path}.serve.{setting}: {size}"
+            law += f"{view.serve_path(setting)}: {size}"
             remedy = f"let `{view.path}.serve.tensor_parallel` be a multiple of it"
-            yield Problem("tensor-parallel", law, view.key("serve", setting), (), remedy)
+            yield Problem("tensor-parallel", law, view.serve_key(setting), (), remedy)
 
 
 def _running_servers_read_files(view: ModelView) -> Iterator[Problem]:
     """Servers that run already have read the model's files: settings of how they are read come too late."""
     spec = view.spec
-    if not spec.serve.addresses or not SERVING[spec.serve.engine].paths:
+    if not view.serve.addresses or not SERVING[spec.serve.engine].paths:
         return
     if spec.config:
         setting = "config"
@@ -215,7 +228,7 @@ def _running_servers_read_files(view: ModelView) -> Iterator[Problem]:
         setting = "trust_remote_code"
     else:
         return
-    law = f"`{view.path}.serve.addresses` are of servers that run already: `{view.path}.{setting}` can't "
+    law = f"`{view.serve_path('addresses')}` are of servers that run already: `{view.path}.{setting}` can't "
     law += "reach them"
     remedy = f"let the run start its servers, or leave out {setting}"
     yield Problem("addresses", law, view.key(setting), (), remedy)
@@ -223,7 +236,7 @@ def _running_servers_read_files(view: ModelView) -> Iterator[Problem]:
 
 def _serves_adapter(view: ModelView) -> Iterator[Problem]:
     """A serve engine gets an adapter where one is trained, and holds it apart where it can."""
-    serve, lora = view.spec.serve, view.spec.train.lora
+    serve, lora = view.serve, view.spec.train.lora
     if not serve.lora:
         return
     path = f"{view.path}.serve.lora"
@@ -242,11 +255,11 @@ def _serves_adapter(view: ModelView) -> Iterator[Problem]:
 
 def _options_are_free(view: ModelView) -> Iterator[Problem]:
     """A graph gives an engine no setting that the run decides, or that running servers can't take."""
-    serve = view.spec.serve
+    serve = view.serve
     engine = SERVING[serve.engine]
     owned = engine.owned() if serve.options else {}
     for option in serve.options:
-        name = f"`{view.path}.serve.options.{option}`"
+        name = f"`{view.serve_path('options')}.{option}`"
         if engine.own_servers and serve.addresses:
             law = f"{name} is of servers that the run starts; those of addresses run already"
             remedy = "start them with it, and leave it out here"
@@ -255,7 +268,7 @@ def _options_are_free(view: ModelView) -> Iterator[Problem]:
             remedy = f"leave out {option}"
         else:
             continue
-        yield Problem("serve-option", law, view.key("serve", "options", option), (), remedy)
+        yield Problem("serve-option", law, view.serve_key("options", option), (), remedy)
 
 
 MODEL_LAWS: tuple[Callable[[ModelView], Iterator[Problem]], ...] = (
@@ -269,6 +282,7 @@ MODEL_LAWS: tuple[Callable[[ModelView], Iterator[Problem]], ...] = (
     _routers_train,
     _config_keeps_shapes,
     _engine_takes_settings,
+    _no_section_of_another_engine,
     _engine_has_settings,
     _engine_takes_weights,
     _running_servers_as_they_are,

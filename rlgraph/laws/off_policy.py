@@ -2,7 +2,8 @@
 
 Rows are off-policy for an update where other weights sampled them than those that it changes: an older
 version (``schedule.staleness``), another model, the same before a first optimizer step, or the same in fewer
-bits (``serve.quantization``). A ratio to what sampled makes up for it, and so do importance weights:
+bits (``quantization`` of its serve engine). A ratio to what sampled makes up for it, and so do importance
+weights:
 
     old_logprobs: rollout_logprobs         pi / pi_sampling, one ratio for everything
     old_logprobs, with rollout_weights     pi / pi_v, clipped, times pi_v / pi_sampling
@@ -204,8 +205,10 @@ def _writer_of_other_rows(graph: Graph, node: Node, rollout: Node, scorer: Node)
 def _quantized(graph: Graph, rollout: Node) -> str:
     """Return the weights that sample in words, where they have fewer bits than those that train; else ""."""
     model = graph.models.get(rollout.model or "")
-    kind = model.spec.serve.quantization if model else None
-    return f"{rollout.weights} in {kind} (models.{rollout.model}.serve.quantization)" if kind else ""
+    if model is None or not model.serve.quantization:
+        return ""
+    path = model.serve.setting_name(model.name, "quantization")
+    return f"{rollout.weights} in {model.serve.quantization} ({path})"
 
 
 def _is_same_or_newer(scorer: Node, rollout: Node, node: Node) -> bool:

@@ -46,7 +46,7 @@ PLACE_LAWS: tuple[Callable[[PlacedView], Iterator[Problem]], ...] = (
 def delta_goes_between_pools(graph: Graph, reader: Node) -> Iterator[Problem]:
     """Yield a sync of what has changed, to an engine whose weights the run does not send to another pool."""
     model = graph.models[str(reader.model)]
-    serve = model.spec.serve
+    serve = model.serve
     if serve.sync != "delta":
         return
     law = f"`models.{reader.model}.serve.sync: delta` is for weights that go to another pool; these "

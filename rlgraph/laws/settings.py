@@ -105,10 +105,13 @@ def unread_settings(view: RunView) -> Iterator[Problem]:
             if model.optimizer and view.tree.find(path) and model.optimizer.schedule not in schedules:
                 reason = f"only a {' or '.join(schedules)} schedule reads it"
                 yield decides_nothing(view.tree, path, reason)
-        path, limit = ("models", name, "serve", "request_timeout"), view.plan.schedule.timeout
-        if model.serve and view.tree.find(path) and (model.serve.request_timeout or 0) >= limit:
+        if model.serve is None:
+            continue
+        limit = view.plan.schedule.timeout
+        timeout_path = tuple(model.serve.setting_name(name, "request_timeout").split("."))
+        if view.tree.find(timeout_path) and (model.serve.request_timeout or 0) >= limit:
             reason = f"`schedule.timeout` ends the step before, after {limit:g} s"
-            yield decides_nothing(view.tree, path, reason)
+            yield decides_nothing(view.tree, timeout_path, reason)
 
 
 def decides_nothing(tree: Tree, path: tuple[str, ...], reason: str) -> Problem:

@@ -109,7 +109,7 @@ def _devices_serve_8_bits(view: SizedView) -> Iterator[Problem]:
     else:
         return
     law = f"`{view.name}` can't be served in {serve.quantization}: {reason}"
-    yield Problem("quantization", law, None, (), f"leave out models.{view.name}.serve.quantization")
+    yield Problem("quantization", law, None, (), f"leave out {serve.setting_name(view.name, 'quantization')}")
 
 
 def _servers_deal_out_experts(view: SizedView) -> Iterator[Problem]:
@@ -121,7 +121,7 @@ def _servers_deal_out_experts(view: SizedView) -> Iterator[Problem]:
         return
     what = f"has {config.experts} experts" if config.experts else "is no mixture of experts"
     law = f"`{view.name}` {what}, which can't be dealt out to {devices} devices "
-    law += f"(models.{view.name}.serve.expert_parallel)"
+    law += f"({serve.setting_name(view.name, 'expert_parallel')})"
     fitting = [size for size in divisors(config.experts or 1) if int(size) <= devices]
     yield Problem("expert-parallel", law, None, tuple(fitting))
 
@@ -131,7 +131,7 @@ def _attention_has_copies(view: SizedView) -> Iterator[Problem]:
     if not serve or not config or serve.attention_replicas == 1 or config.model_type in REPLICATED:
         return
     law = f"SGLang has no copies of attention for `{view.name}`, a {config.model_type} "
-    law += f"(models.{view.name}.serve.attention_replicas)"
+    law += f"({serve.setting_name(view.name, 'attention_replicas')})"
     yield Problem("attention-replicas", law, None, (), "leave it out: tensor_parallel alone")
 
 
@@ -142,7 +142,8 @@ def _layers_have_8_bit_blocks(view: SizedView) -> Iterator[Problem]:
     for what, count in _columns_on_device(serve, config).items():
         if count % FP8_BLOCK:
             law = f"the {what} of `{view.name}`, {count} on each device of a server, are no "
-            law += f"blocks of {FP8_BLOCK} (models.{view.name}.serve.quantization: {serve.quantization})"
+            path = serve.setting_name(view.name, "quantization")
+            law += f"blocks of {FP8_BLOCK} ({path}: {serve.quantization})"
             remedy = "let a server span fewer devices (serve.tensor_parallel), or leave out quantization"
             yield Problem("quantization", law, None, (), remedy)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -12,7 +13,7 @@ from rlgraph.errors import Mark
 from rlgraph.ir.graph import Call, Graph, Model, Node, Region
 from rlgraph.ir.intervals import Cadences
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
-from rlgraph.syntax.model_settings import ModelSection
+from rlgraph.syntax.model_settings import ModelSection, ServeSettings
 from rlgraph.syntax.source import Tree
 
 if TYPE_CHECKING:
@@ -32,6 +33,20 @@ class ModelView:
     def path(self) -> str:
         """Return the graph's name for the section: ``models.policy``."""
         return f"models.{self.name}"
+
+    @cached_property
+    def serve(self) -> ServeSettings:
+        """The settings of its serve engine."""
+        return self.spec.serve.of_engine()
+
+    def serve_key(self, setting: str, *path: str) -> Mark | None:
+        """Return where the key of a setting of its serve engine is written."""
+        _, _, *keys = self.serve_path(setting).split(".")
+        return self.key(*keys, *path)
+
+    def serve_path(self, setting: str) -> str:
+        """Return the graph's name for a setting of its serve engine: ``models.policy.serve.sglang.hosts``."""
+        return self.serve.setting_name(self.name, setting)
 
     def key(self, *path: str) -> Mark | None:
         """Return where the key of a setting is written, as ``key("train", "lora")``."""

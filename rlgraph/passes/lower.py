@@ -13,8 +13,8 @@ from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.ir.regions import collects, members
 from rlgraph.ir.renumber import renumbered
 from rlgraph.ir.steps import ONE, Version
+from rlgraph.laws.views import is_changed
 from rlgraph.passes.lower_models import plan_models
-from rlgraph.syntax.model_settings import Serve
 
 # settings of a serve engine that no price counts -> what a plan's time takes in their place
 UNPRICED = {
@@ -62,15 +62,16 @@ def make_plan(
 
 def _unpriced(graph: Graph) -> Iterator[str]:
     """Yield notes of the settings that no price counts."""
-    default = Serve()
     for name, model in graph.models.items():
-        serve = model.spec.serve
+        serve = model.serve
         if serve.options:
             options = ", ".join(serve.options)
-            yield f"memory and time are planned without `models.{name}.serve.options` ({options})"
+            path = serve.setting_name(name, "options")
+            yield f"memory and time are planned without `{path}` ({options})"
         for key, assumed in UNPRICED.items():
-            if getattr(serve, key) != getattr(default, key):
-                yield f"time is planned without `models.{name}.serve.{key}`, as if {assumed}"
+            if is_changed(serve, key):
+                path = serve.setting_name(name, key)
+                yield f"time is planned without `{path}`, as if {assumed}"
 
 
 def _steps(graph: Graph, phase: str) -> tuple[Step, ...]:
@@ -140,7 +141,7 @@ def _sync_path(node: Node, graph: Graph) -> str:
 
     To servers that run already they are broadcast, or go through files, wherever those are.
     """
-    serve = graph.models[str(node.model)].spec.serve
+    serve = graph.models[str(node.model)].serve
     if node.source or serve.addresses:
         return "disk" if serve.sync_folder else "broadcast"
     return SERVING[serve.engine].paths[0]

@@ -16,7 +16,7 @@ from typing import TypeVar
 from rlgraph.engines.registry import GRAMMARS, SERVING, no_adapter, serving
 from rlgraph.ir.graph import Call, Graph, Model, Node
 from rlgraph.ir.plan import ModelPlan, ServePlan, TrainPlan
-from rlgraph.syntax.model_settings import Optimizer, Serve, Train
+from rlgraph.syntax.model_settings import Optimizer, ServeSettings, Train
 
 Engine = TypeVar("Engine", TrainPlan, ServePlan)
 
@@ -83,13 +83,13 @@ def _train_engine(graph: Graph, model: Model) -> TrainPlan:
 
 
 def _serve_engine(graph: Graph, use: ServeUse) -> ServePlan:
-    serve = _on_pool(ServePlan, use.model.spec.serve, graph.engines[f"{use.model.name}.serve"])
+    serve = _on_pool(ServePlan, use.model.serve, graph.engines[f"{use.model.name}.serve"])
     for rule in SERVE_RULES:
         serve = rule(serve, use)
     return serve
 
 
-def _on_pool(kind: type[Engine], spec: Train | Serve, pool: str) -> Engine:
+def _on_pool(kind: type[Engine], spec: Train | ServeSettings, pool: str) -> Engine:
     """Return an engine with its pool; not validated again, since a value may still be open."""
     return kind.model_construct(**{**dict(spec), "pool": pool})
 

@@ -46,7 +46,11 @@ def embedded(tree: Tree) -> Tree:
     for name, model in (models.items if models else {}).items():
         serve = model.get("serve") or Tree({}, model.mark)
         engine = serve.get("engine")
-        opens = serve.is_map and not serve.items.keys() & {*REFUSED}
+        servers = serve.get(SERVERS) or Tree({}, serve.mark)
+        asks_for_servers = serve.items.keys() & {*REFUSED} or servers.items.keys() & {
+            *SERVING[SERVERS].claims
+        }
+        opens = serve.is_map and not asks_for_servers
         if models and model.is_map and opens and (engine is None or engine.value == "auto"):
             chosen = serve.with_item("engine", Tree(EMBEDDED, serve.mark))
             models = models.with_item(name, model.with_item("serve", chosen))

@@ -1,6 +1,7 @@
 """Tensor-parallel groups: consecutive devices of a pool that one server spans.
 
-They are on one host, or all devices of as many hosts as ``serve.hosts`` says, with a part of the group each.
+They are on one host, or all devices of as many hosts as ``hosts`` of their serve engine says, with a part of
+the group each.
 Devices are numbered through the pools in the plan's order, and host by host. Here hosts have 8 devices, and
 the server of pool gen spans 4:
 

@@ -4,19 +4,21 @@ from collections.abc import Iterable, Sequence
 
 import networkx as nx
 
+from rlgraph.engines.registry import SERVING
 from rlgraph.frontend.compose import as_written
 from rlgraph.frontend.graph_diff import diff_text
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.reference.describe import GROUPS, OpEntry, entry_of
 from rlgraph.reference.words import default_of, in_words
+from rlgraph.section import Section
 from rlgraph.syntax import model_settings, settings, source
-from rlgraph.syntax.section import Section
 
 SECTIONS: dict[str, type[Section]] = {
     "a graph file": settings.GraphFile,
     "models.NAME": model_settings.ModelSection,
     "models.NAME.optimizer": model_settings.Optimizer,
     "models.NAME.serve": model_settings.Serve,
+    **{f"models.NAME.serve.{name}": engine.settings for name, engine in SERVING.items() if engine.settings},
     "models.NAME.train": model_settings.Train,
     "models.NAME.train.lora": model_settings.Lora,
     "nodes.FILTER.refill": settings.Refill,

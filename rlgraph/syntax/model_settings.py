@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from rlgraph.engines.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
-from rlgraph.engines.registry import SERVING, TRAINING
-from rlgraph.syntax.section import Count, Natural, Positive, Section, Share, option
+from rlgraph.engines.registry import SERVING, TRAINING, setting_path
+from rlgraph.engines.serve_settings import OpenAISettings, SglangSettings
+from rlgraph.section import Count, Natural, Positive, Section, Share, defaults, option
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ class Optimizer(Section):
     """optimizer steps until a cosine or linear schedule ends; 0: those of the run."""
 
 
-class Serve(Section):
-    """The engine that generates with the model."""
+class SharedServe(Section):
+    """The settings of a serve engine that a plan has for any engine."""
 
     engine: ServingName = option(
         "auto",
         f"which engine it is: {'; '.join(f'{n}, {e.about}' for n, e in SERVING.items())}. auto: "
-        "sglang on CUDA and where `tensor_parallel`, `addresses` or `options` ask for it, else transformers, "
-        "as on the GPUs of a machine without SGLang.",
+        "sglang on CUDA and where `tensor_parallel` or its section ask for it, else transformers, as on the "
+        "GPUs of a machine without SGLang.",
     )
     pool: str | None = option(None, "where it is; null: the planner chooses.")
     dtype: Dtype = option("auto", "of weights and computation; auto: bfloat16 on CUDA, float32 on CPUs.")
@@ -66,34 +67,37 @@ class Serve(Section):
     """what a sync to another pool sends: all, or (delta) what has changed since the last, which both ends
     keep in host memory; that pays where the link is slow, and bfloat16 weights learn slowly. auto: what the
     plan predicts to take less time, and without a cluster all."""
-    tensor_parallel: Count = option(1, "devices that one engine spans, of `hosts` hosts; transformers: 1.")
-    hosts: Count = option(1, "of sglang: hosts that one engine spans, whole ones.")
-    expert_parallel: Count = option(1, "of sglang: devices of an engine that experts are dealt out to.")
-    attention_replicas: Count = option(1, "of sglang: copies of attention in an engine, with rows each.")
-    quantization: Literal["fp8"] | None = None
-    """of sglang on Hopper GPUs: fp8 serves linear layers in 8 bits, by blocks; null: in dtype."""
+    tensor_parallel: Count = 1
+    """devices that one engine spans, of `sglang.hosts` hosts; transformers: 1."""
     lora: Literal["merged", "adapter"] | None = None
     """how it gets what train.lora trains: merged into the weights, all of which a sync sends, or as an
     adapter beside weights that it reads from the model's files. null: an adapter where it is on another pool
     and its engine computes with both (sglang), else merged. The embedded engine merges an adapter itself,
     and holds what it changes twice."""
-    restarts: Natural = 3
-    """of sglang: how often in a run a server that is lost is started anew and asked again. Above 0, a copy
-    of its weights stays in its host's memory, but for a GPU that trains them too: there the next sync brings
-    them."""
-    start_timeout: Positive = option(600.0, "of sglang: seconds in which a server has to be up.")
-    request_timeout: Positive | None = None
-    """of servers: seconds that a sample may take; then it is ended, and asked for again. null: half of
-    `schedule.timeout`, so that a second try has as long before the step is given up."""
-    request_retries: Natural = 120
-    """of servers: how often a sample is asked for again that took too long, or whose server was busy; then
-    the run ends."""
-    addresses: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(default=[])
-    """servers that run already, as http://host:30000, in place of any that the run would start. Their API
-    key is taken from a variable where the workers start, such as SGLANG_API_KEY."""
-    options: dict[str, str | bool | int | float] = Field(default={})
-    """settings of the engine's own, of sglang by the names of its ServerArgs, such as {attention_backend:
-    fa3}; those that the run decides are refused."""
+
+
+class ServeSettings(OpenAISettings, SglangSettings, SharedServe):
+    """The settings of the engine that was chosen, those of its own section beside the others.
+
+    The sections of all engines are among its bases, so that a plan has one record for all.
+    """
+
+    def setting_name(self, model: str, setting: str) -> str:
+        """Return what a graph calls a setting, as ``models.policy.serve.sglang.hosts``."""
+        return f"models.{model}.serve.{setting_path(self.engine, setting)}"
+
+
+class Serve(SharedServe):
+    """The engine that generates with the model; what only one engine has stands in a section of its name."""
+
+    sglang: SglangSettings = option(defaults(SglangSettings), "settings of sglang alone.")
+    openai: OpenAISettings = option(defaults(OpenAISettings), "settings of openai alone.")
+
+    def of_engine(self) -> ServeSettings:
+        """Return the settings of the engine that it names; not validated again, some may still be open."""
+        shared = {name: getattr(self, name) for name in SharedServe.model_fields}
+        own = dict(getattr(self, self.engine)) if SERVING[self.engine].settings else {}
+        return ServeSettings.model_construct(**shared, **own)
 
 
 EXPERTS = "experts."  # with this begin the weights of experts among the targets of adapters
@@ -182,5 +186,5 @@ class ModelSection(Section):
     vocabulary: str | None = None
     """a name for its vocabulary: models of which it is the same read each other's tokens; null: as their
     files tokenizer.json say, or else their names on the hub."""
-    serve: Serve = option(Serve(), "the engine that generates with it.")
-    train: Train = option(Train(), "the engine that trains it, and scores with it.")
+    serve: Serve = option(defaults(Serve), "the engine that generates with it.")
+    train: Train = option(defaults(Train), "the engine that trains it, and scores with it.")

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlgraph.section import Count, Natural, Positive, Section, option
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.model_settings import ModelSection
-from rlgraph.syntax.section import Count, Natural, Positive, Section, option
 
 RuntimeEnvKey = Literal[  # Ray 2.60's, but those for Java and those that it sets itself
     "conda",

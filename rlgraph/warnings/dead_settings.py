@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlgraph.engines.registry import SERVING
 from rlgraph.errors import GraphError, Problem
 from rlgraph.frontend.edge_edits import TreePath
 from rlgraph.frontend.tree_paths import put
 from rlgraph.ir.function import Function
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import Plan, ServePlan
 from rlgraph.laws.settings import decides_nothing
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import OPEN, Tree
@@ -83,11 +84,21 @@ class Search:
         for name in path:
             if record is None or record is ALL:
                 break
+            if isinstance(record, ServePlan) and name == record.engine:
+                continue  # a plan has the settings of its engine's section beside the others
+            if isinstance(record, ServePlan) and name in SERVING and self._may_change_engine(path):
+                return True
             if isinstance(record, Function):  # it is called with any attribute; of columns it reads some
                 record = {"in": record.ins, "out": record.outs}.get(name, ALL)
             else:
                 record = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
         return record is not None
+
+    def _may_change_engine(self, path: TreePath) -> bool:
+        """Return whether rlgraph chooses the engine of a serve section, by the machine: on another one the
+        settings of another engine are read."""
+        engine = self.tree.find((*path[:3], "engine"))
+        return engine is None or engine.value == "auto"
 
     def _same(self, path: TreePath) -> bool:
         """Return whether each legal change of a value, or of a section, leaves the plan as it is.

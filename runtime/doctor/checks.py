@@ -151,8 +151,9 @@ def model(model: ProbeFacts) -> Findings:
     if model["vocabulary"] and tokens > model["vocabulary"]:
         text = f"{name}: the tokenizer has {tokens} tokens, the model {model['vocabulary']}"
         yield wrong(text, "fetch both from one place: these belong to different models")
-    if model["end"] is None:
-        yield warn(f"{name}: the tokenizer has no end token", "set eos_token in tokenizer_config.json")
+    if not model["end"]:
+        remedy = "set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json"
+        yield warn(f"{name}: no file names an end token", remedy)
     yield _template(model)
 
 

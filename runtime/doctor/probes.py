@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.costs.detect import memory
+from rlgraph.nodes.support.chat_template import TemplateError, rendered
 from rlgraph.runtime.engines.findings import folder_findings, weight_files
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.rundir.environment import PACKAGES, installed_version
@@ -200,12 +201,13 @@ def model(path: str, changed: str = "{}", trusted: str = "false") -> ProbeFacts:
         return {"path": path, "faults": faults, "weights": None, "bytes_per_weight": 4}
     files = ModelFiles(path, json.loads(changed), json.loads(trusted))
     config = files.config()
+    text_config = config.get_text_config()
     weights = weight_files(folder)
     facts: ProbeFacts = {
         "path": path,
         "faults": faults,
         "type": config.model_type,
-        "vocabulary": getattr(config, "vocab_size", None),
+        "vocabulary": getattr(text_config, "vocab_size", None),
         "weights": sum(file.stat().st_size for file in weights) if folder.is_dir() else None,
         "bytes_per_weight": getattr(config.dtype, "itemsize", 4),
     }
@@ -213,16 +215,13 @@ def model(path: str, changed: str = "{}", trusted: str = "false") -> ProbeFacts:
         tokenizer = files.tokenizer()
     except (OSError, ValueError) as error:
         return facts | {"tokenizer": None, "reason": str(error).splitlines()[0]}
-    facts |= {"tokenizer": len(tokenizer), "end": tokenizer.eos_token}
+    facts |= {"tokenizer": len(tokenizer), "end": files.stop_ids(text_config, tokenizer)}
     facts["template"] = bool(tokenizer.chat_template)
     if tokenizer.chat_template:
         try:
-            messages = [{"role": "user", "content": "2 + 2?"}]
-            facts["prompt"] = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template is a program of the model's author
-            facts["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
+            facts["prompt"] = rendered(tokenizer, [{"role": "user", "content": "2 + 2?"}], None)
+        except TemplateError as error:
+            facts["reason"] = f"{type(error.__cause__).__name__}: {error.__cause__}".splitlines()[0]
     return facts
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_diff import changed_values, value_text
+from rlgraph.reports.older_plans import translated_graph
 from rlgraph.syntax.validate import NODE_KEYS
 
 ALLOWED = (
@@ -74,7 +75,7 @@ def changes(path: Path, saved: Mapping[str, Any], plan: Plan) -> list[ChangedSet
 
 def _composed(origin: Mapping[str, Any]) -> dict[str, Any]:
     """Return the graph that a plan was made from; an engine section that is absent becomes an empty one."""
-    graph: dict[str, Any] = dict(origin["composed"])
+    graph = translated_graph(origin["composed"])
     models: dict[str, Any] = {}
     for name, model in (graph.get("models") or {}).items():
         models[name] = {**model, "serve": model.get("serve") or {}, "train": model.get("train") or {}}

@@ -21,7 +21,7 @@ from rlgraph.syntax.model_settings import Lora
 EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
 POOLS = ("pools={train: {devices: 4}, gen: {devices: 4}}", "models.policy.serve.pool=gen")
 EMBEDDED = "models.policy.serve.engine=transformers"
-REPLICAS = ("models.policy.serve.tensor_parallel=2", "models.policy.serve.attention_replicas=2")
+REPLICAS = ("models.policy.serve.tensor_parallel=2", "models.policy.serve.sglang.attention_replicas=2")
 ADAPTER = 2 * adapters_on_device(size_of(EIGHT), Lora(rank=32), 1)  # bytes in bfloat16
 
 
@@ -49,9 +49,9 @@ def test_an_adapter_is_served_where_weights_would_go_to_another_pool() -> None:
     assert way(planned(*POOLS, "models.policy.serve.lora=merged")) == "merged"
     assert way(planned(*POOLS, EMBEDDED)) == "merged"
     assert way(planned(*POOLS, EMBEDDED, "models.policy.serve.lora=adapter")) == "adapter"
-    assert way(planned(*POOLS, "models.policy.serve.addresses=[http://a:1]")) == "merged"
+    assert way(planned(*POOLS, "models.policy.serve.sglang.addresses=[http://a:1]")) == "merged"
     assert way(planned(*POOLS, *REPLICAS)) == "merged"
-    assert way(planned(*POOLS, "models.policy.serve.options={attention_backend: fa3}")) == "adapter"
+    assert way(planned(*POOLS, "models.policy.serve.sglang.options={attention_backend: fa3}")) == "adapter"
     assert way(planned(*POOLS, lora="{rank: 8, targets: [q_proj]}")) == "merged"
     assert way(planned(*POOLS, lora="{rank: 8, targets: [q_proj, k_proj, v_proj]}")) == "adapter"
     assert way(planned(*POOLS, lora="")) is None
@@ -119,7 +119,7 @@ def test_memory_has_room_for_slots_and_weights_that_stay() -> None:
             [
                 "models.policy.train.lora={}",
                 "models.policy.serve.lora=adapter",
-                "models.policy.serve.addresses=[http://a:1]",
+                "models.policy.serve.sglang.addresses=[http://a:1]",
             ],
             "servers at addresses hold weights that the run did not choose",
         ),

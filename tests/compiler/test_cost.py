@@ -271,7 +271,10 @@ def test_longer_texts_are_slower(node: str, option: str) -> None:
 
 @pytest.mark.parametrize("folder", [[], ["models.policy.serve.sync_folder=/files"]])
 def test_servers_at_addresses_take_no_memory_and_get_weights_from_afar(folder: list[str]) -> None:
-    sglang, there = "models.policy.serve.engine=sglang", "models.policy.serve.addresses=[http://one:30000]"
+    sglang, there = (
+        "models.policy.serve.engine=sglang",
+        "models.policy.serve.sglang.addresses=[http://one:30000]",
+    )
     near, far = on("h100-8", "grpo", sglang), on("h100-8", "grpo", sglang, there, *folder)
     whole = size_of("Qwen/Qwen2.5-0.5B-Instruct").parameters * 4
     link = H100.host_link / 2 if folder else H100.inter_link

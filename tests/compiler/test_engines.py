@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rlgraph.compiler import compile_graph
+from rlgraph.compiler import Compilation, compile_graph
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, TRAINING, is_installed, takers
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Target
 from rlgraph.laws.views import is_changed
 from rlgraph.printing.plan_text import PATHS
-from rlgraph.syntax.model_settings import Serve, Train
+from rlgraph.request import PlanRequest
+from rlgraph.syntax.model_settings import Serve, SharedServe, Train
 
 ROOT = Path(__file__).parents[2]
 ENGINES, REGISTRY = ROOT / "runtime/engines", ROOT / "rlgraph/engines/registry.py"
@@ -55,7 +56,11 @@ def test_a_record_says_what_its_package_has(name: str) -> None:
     engine = SERVING[name]
     for target in filter(None, (engine.builder, engine.preflight)):
         assert defined(target, name)
-    assert engine.options.keys() <= Serve.model_fields.keys() and {*engine.needs} <= engine.options.keys()
+    own = engine.settings.model_fields.keys() if engine.settings else set()
+    assert engine.options.keys() - own <= SharedServe.model_fields.keys()
+    assert own | {*engine.needs} <= engine.options.keys() and own >= {*engine.claims}
+    if engine.settings:
+        assert Serve.model_fields[name].annotation is engine.settings
     assert {*engine.paths} <= PATHS.keys()
     assert not engine.owned() or "options" in engine.options
     extras, packages = PROJECT["project"]["optional-dependencies"], PROJECT["tool"]["setuptools"]["packages"]
@@ -88,7 +93,8 @@ edits:
 
 def test_a_judge_behind_an_endpoint_has_no_weights_in_the_run(tmp_path: Path) -> None:
     plans = {}
-    for name, serve in (("here", "{engine: transformers}"), ("there", "{engine: openai, addresses: [AT]}")):
+    engines = {"here": "{engine: transformers}", "there": "{engine: openai, openai: {addresses: [AT]}}"}
+    for name, serve in engines.items():
         path = tmp_path / f"{name}.yaml"
         path.write_text(JUDGED.replace("SERVE", serve).replace("AT", '"http://one:8000"'))
         plans[name] = compile_graph(str(path), ["models.judge.path=Qwen/Qwen3-8B", MODEL], target=H100)
@@ -114,8 +120,7 @@ def defined(target: str, engine: str) -> bool:
 def test_every_key_that_may_be_refused_has_an_engine_that_takes_it() -> None:
     assert all(SERVERS in takers(key) and EMBEDDED not in takers(key) for key in REFUSED)
     assert not any(is_changed(Serve(), key) for key in REFUSED)
-    serve = Serve(tensor_parallel=2, options={"a": 1})
-    assert [key for key in REFUSED if is_changed(serve, key)] == ["tensor_parallel", "options"]
+    assert [key for key in REFUSED if is_changed(Serve(tensor_parallel=2), key)] == ["tensor_parallel"]
 
 
 def test_the_embedded_engine_needs_nothing_beside_rlgraph() -> None:
@@ -123,16 +128,22 @@ def test_the_embedded_engine_needs_nothing_beside_rlgraph() -> None:
 
 
 def test_options_of_an_engines_own_are_told_to_be_in_no_price() -> None:
-    options = "models.policy.serve={engine: sglang, options: {stream_interval: 8, attention_backend: fa3}}"
-    said = "memory and time are planned without `models.policy.serve.options` "
+    options = "models.policy.serve.sglang.options={stream_interval: 8, attention_backend: fa3}"
+    said = "memory and time are planned without `models.policy.serve.sglang.options` "
     said += "(stream_interval, attention_backend)"
     assert said in compile_graph("grpo", [MODEL, options], target=H100).notes
-    assert not any("serve.options" in note for note in compile_graph("grpo", [MODEL], target=H100).notes)
+    assert not any(
+        "serve.sglang.options" in note for note in compile_graph("grpo", [MODEL], target=H100).notes
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [((), 1800.0), (("schedule.timeout=600",), 300.0), (("models.policy.serve.request_timeout=9",), 9.0)],
+    [
+        ((), 1800.0),
+        (("schedule.timeout=600",), 300.0),
+        (("models.policy.serve.sglang.request_timeout=9",), 9.0),
+    ],
 )
 def test_a_second_try_of_a_sample_has_as_long_before_its_step_is_given_up(
     given: tuple[str, ...], seconds: float
@@ -143,3 +154,10 @@ def test_a_second_try_of_a_sample_has_as_long_before_its_step_is_given_up(
     assert serve and serve.request_timeout == seconds
     embedded = compile_graph("grpo", [MODEL, *given[:1]], 1) if "serve" not in "".join(given) else None
     assert embedded is None or embedded.models["policy"].serve.request_timeout is None
+
+
+@pytest.mark.parametrize(("engine", "dead"), [("auto", False), ("transformers", True)])
+def test_a_section_waits_for_its_engine_where_the_machine_chooses(engine: str, dead: bool) -> None:
+    settings = (f"models.policy.serve.engine={engine}", "models.policy.serve.sglang.restarts=0")
+    laws = [warning.law for warning in Compilation(PlanRequest("demo", settings)).warnings]
+    assert any("`models.policy.serve.sglang` decides nothing" in law for law in laws) is dead

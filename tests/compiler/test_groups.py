@@ -86,7 +86,7 @@ OVER = {"gen": 16, "a": 4, "b": 4}
 
 
 def test_a_server_over_two_hosts_takes_whole_ones_and_sums_over_the_network(tmp_path: Path) -> None:
-    hosts = "models.policy.serve.hosts=2"
+    hosts = "models.policy.serve.sglang.hosts=2"
     plan = planned(tmp_path, OVER, 16, h100(tmp_path, 3), hosts)
     assert together(plan)["gen"] == 8
     assert "sglang (bfloat16, servers of 16 devices over 2 hosts)" in plan_text(plan)
@@ -104,12 +104,42 @@ def test_a_server_over_two_hosts_takes_whole_ones_and_sums_over_the_network(tmp_
 @pytest.mark.parametrize(
     ("pools", "size", "settings", "law", "remedy"),
     [
-        (OVER, 16, (), "devices 0 to 15, a group of `policy`", "models.policy.serve.hosts=2"),
-        ({"a": 4, "gen": 16, "b": 4}, 16, ("hosts=2",), "reach over hosts 0 and 1", "put pools before it"),
-        (OVER, 8, ("hosts=2",), "has 4 devices of each host", "models.policy.serve.tensor_parallel=16"),
-        (OVER, 16, ("hosts=3",), "can't be shared out by models.policy.serve.hosts: 3", "a multiple of"),
-        (OVER, 16, ("hosts=2", "addresses=[http://one:1]"), "with a hosts of their own", "leave out hosts"),
-        (OVER, 1, ("hosts=2", "engine=transformers"), "takes no `models.policy.serve.hosts`", "sglang"),
+        (OVER, 16, (), "devices 0 to 15, a group of `policy`", "models.policy.serve.sglang.hosts=2"),
+        (
+            {"a": 4, "gen": 16, "b": 4},
+            16,
+            ("sglang.hosts=2",),
+            "reach over hosts 0 and 1",
+            "put pools before it",
+        ),
+        (
+            OVER,
+            8,
+            ("sglang.hosts=2",),
+            "has 4 devices of each host",
+            "models.policy.serve.tensor_parallel=16",
+        ),
+        (
+            OVER,
+            16,
+            ("sglang.hosts=3",),
+            "can't be shared out by models.policy.serve.sglang.hosts: 3",
+            "a multiple of",
+        ),
+        (
+            OVER,
+            16,
+            ("sglang.hosts=2", "sglang.addresses=[http://one:1]"),
+            "with a hosts of their own",
+            "leave out hosts",
+        ),
+        (
+            OVER,
+            1,
+            ("sglang.hosts=2", "engine=transformers"),
+            "takes no `models.policy.serve.sglang.hosts`",
+            "sglang",
+        ),
     ],
 )
 def test_what_hosts_cant_hold_is_refused(
@@ -129,7 +159,7 @@ def test_without_a_cluster_hosts_are_assumed_to_hold_whole_groups(tmp_path: Path
 
 
 def test_without_a_cluster_hosts_are_assumed_to_be_whole_parts(tmp_path: Path) -> None:
-    plan = planned(tmp_path, OVER, 16, None, "models.policy.serve.hosts=2")
+    plan = planned(tmp_path, OVER, 16, None, "models.policy.serve.sglang.hosts=2")
     assert "hosts are assumed to have a multiple of 8 devices, for the servers of `policy`" in plan.notes
     assert together(plan)["gen"] == 8
 
@@ -155,7 +185,7 @@ def test_copies_of_attention_hold_their_own_tokens_and_weights(tmp_path: Path) -
     cache = "cache_tokens=400000"
     plain, spread, copied = (
         parts_of(tmp_path, MIXTURE, cache, *settings)
-        for settings in ((), ("expert_parallel=8",), ("attention_replicas=4",))
+        for settings in ((), ("sglang.expert_parallel=8",), ("sglang.attention_replicas=4",))
     )
     size, parts = size_of(MIXTURE), [plan.peak["gen"].parts for plan in (plain, spread, copied)]
     config = size.config
@@ -179,24 +209,28 @@ def test_copies_of_attention_hold_their_own_tokens_and_weights(tmp_path: Path) -
 
 def test_a_cache_holds_the_longest_sample_in_every_copy_of_attention(tmp_path: Path) -> None:
     alone, copied = (
-        parts_of(tmp_path, MIXTURE, "max_rows=1", f"attention_replicas={n}").models["policy"].serve
+        parts_of(tmp_path, MIXTURE, "max_rows=1", f"sglang.attention_replicas={n}").models["policy"].serve
         for n in (1, 4)
     )
     assert copied.cache_tokens >= 4 * 1536 > alone.cache_tokens
     with pytest.raises(
         GraphError, match=r"hold no sample of 1,536(.|\n)*in each of 4 copies(.|\n)*least 6,144"
     ):
-        parts_of(tmp_path, MIXTURE, "cache_tokens=6000", "attention_replicas=4")
+        parts_of(tmp_path, MIXTURE, "cache_tokens=6000", "sglang.attention_replicas=4")
 
 
 @pytest.mark.parametrize(
     ("model", "setting", "law"),
     [
-        ("Qwen/Qwen3-8B", "expert_parallel=4", "is no mixture of experts"),
-        (MIXTURE, "expert_parallel=3", "can't be shared out by models.policy.serve.expert_parallel: 3"),
-        ("Qwen/Qwen2.5-7B", "attention_replicas=2", "no copies of attention for `policy`, a qwen2"),
-        (MIXTURE, "options={ep_size: 8}", "serve.expert_parallel says it"),
-        (MIXTURE, "options={attn_dp_size: 8}", "serve.attention_replicas says it"),
+        ("Qwen/Qwen3-8B", "sglang.expert_parallel=4", "is no mixture of experts"),
+        (
+            MIXTURE,
+            "sglang.expert_parallel=3",
+            "can't be shared out by models.policy.serve.sglang.expert_parallel: 3",
+        ),
+        ("Qwen/Qwen2.5-7B", "sglang.attention_replicas=2", "no copies of attention for `policy`, a qwen2"),
+        (MIXTURE, "sglang.options={ep_size: 8}", "serve.sglang.expert_parallel says it"),
+        (MIXTURE, "sglang.options={attn_dp_size: 8}", "serve.sglang.attention_replicas says it"),
     ],
 )
 def test_experts_and_copies_of_attention_that_cant_be_are_refused(
@@ -210,9 +244,10 @@ def test_experts_and_copies_of_attention_that_cant_be_are_refused(
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", MIXTURE])
 def test_weights_in_8_bits_are_planned_and_noted(tmp_path: Path, model: str) -> None:
     tis = "nodes.update_policy.in.old_logprobs=rollout_logprobs"
-    whole = ("expert_parallel=8",) if model == MIXTURE else ()
+    whole = ("sglang.expert_parallel=8",) if model == MIXTURE else ()
     plain, small = (
-        parts_of(tmp_path, model, *whole, *settings, extra=(tis,)) for settings in ((), ("quantization=fp8",))
+        parts_of(tmp_path, model, *whole, *settings, extra=(tis,))
+        for settings in ((), ("sglang.quantization=fp8",))
     )
     assert "sglang (bfloat16, linear layers in fp8)" in plan_text(small)
     size = size_of(model)
@@ -220,7 +255,9 @@ def test_weights_in_8_bits_are_planned_and_noted(tmp_path: Path, model: str) -> 
     saved = linear * 2 - linear * (1 + 4 / 128**2)
     held = [plan.peak["gen"].parts["serve weights"] for plan in (plain, small)]
     assert held[0] - held[1] == pytest.approx(saved / 8, abs=1)
-    assert any("time is planned without `models.policy.serve.quantization`" in note for note in small.notes)
+    assert any(
+        "time is planned without `models.policy.serve.sglang.quantization`" in note for note in small.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,13 +267,13 @@ def test_weights_in_8_bits_are_planned_and_noted(tmp_path: Path, model: str) -> 
         (MIXTURE, (), "the columns of an expert of `policy`, 96 on each"),
         (
             "Qwen/Qwen3-8B",
-            ("addresses=[http://one:1]", "tensor_parallel=1"),
+            ("sglang.addresses=[http://one:1]", "tensor_parallel=1"),
             "with a quantization of their own",
         ),
         (
             "Qwen/Qwen3-8B",
             ("engine=transformers", "tensor_parallel=1"),
-            "takes no `models.policy.serve.quantiz",
+            "takes no `models.policy.serve.sglang.quantiz",
         ),
     ],
 )
@@ -245,12 +282,12 @@ def test_8_bits_that_cant_be_are_refused(
 ) -> None:
     tis = "nodes.update_policy.in.old_logprobs=rollout_logprobs"
     with pytest.raises(GraphError) as caught:
-        parts_of(tmp_path, model, *settings, "quantization=fp8", extra=(tis,))
+        parts_of(tmp_path, model, *settings, "sglang.quantization=fp8", extra=(tis,))
     assert law in str(caught.value)
 
 
 def test_8_bits_take_gpus_and_known_sizes() -> None:
-    settings = ["engine=sglang", "quantization=fp8"]
+    settings = ["engine=sglang", "sglang.quantization=fp8"]
     given = [f"models.policy.serve.{setting}" for setting in settings]
     tis = "nodes.update_policy.in.old_logprobs=rollout_logprobs"
     with pytest.raises(GraphError, match="that takes Hopper GPUs"):

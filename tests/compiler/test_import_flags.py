@@ -238,7 +238,7 @@ def test_slime_losses_and_corrections() -> None:
 def test_slime_engines_of_several_hosts_and_experts_with_adapters() -> None:
     engines = ("--n-samples-per-prompt", "8", "--actor-num-nodes", "2", "--rollout-num-gpus-per-engine", "16")
     serve = slime(*engines, "--colocate")["models"]["policy"]["serve"]
-    assert (serve["tensor_parallel"], serve["hosts"]) == (16, 2)
+    assert (serve["tensor_parallel"], serve["sglang"]["hosts"]) == (16, 2)
     common = (
         "--hf-checkpoint",
         "Qwen/Qwen3-30B-A3B",

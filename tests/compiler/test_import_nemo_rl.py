@@ -173,8 +173,8 @@ def test_generation_that_runs_ahead_has_a_pool() -> None:
 def test_an_engine_of_more_devices_than_a_host_spans_several() -> None:
     devices = ["cluster.gpus_per_node=8", "cluster.num_nodes=4"]
     tensor = "policy.generation.vllm_cfg.tensor_parallel_size"
-    assert value(imported(*devices, f"{tensor}=16"), "models.policy.serve.hosts") == 2
-    assert value(imported(*devices, f"{tensor}=8"), "models.policy.serve.hosts") == 1
+    assert value(imported(*devices, f"{tensor}=16"), "models.policy.serve.sglang.hosts") == 2
+    assert value(imported(*devices, f"{tensor}=8"), "models.policy.serve.sglang.hosts") == 1
 
 
 def test_trainers_without_a_graph_are_refused() -> None:

@@ -237,10 +237,10 @@ def test_experts_and_hosts_of_an_engine() -> None:
     apart = import_verl(
         None, [*GRPO, f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.expert_parallel_size=8"]
     )
-    assert "expert_parallel" not in graph_of(apart)["models"]["policy"]["serve"]
+    assert "sglang" not in graph_of(apart)["models"]["policy"]["serve"]
     assert outcome(apart, f"{ROLLOUT}.expert_parallel_size")[0] == "hand"
     spanned = verl(*GRPO, f"{ROLLOUT}.tensor_model_parallel_size=16", "trainer.nnodes=2")
-    assert spanned["models"]["policy"]["serve"]["hosts"] == 2
+    assert spanned["models"]["policy"]["serve"]["sglang"]["hosts"] == 2
 
 
 @pytest.mark.parametrize(("size", "shard"), [(-1, None), (4, 4), (8, None), (32, None)])
@@ -376,8 +376,8 @@ def test_engines_that_share_experts_are_one() -> None:
         f"{ROLLOUT}.data_parallel_size=4",
         f"{ROLLOUT}.expert_parallel_size=16",
     )["models"]["policy"]["serve"]
-    assert serve["tensor_parallel"] == serve["expert_parallel"] == 16
-    assert (serve["attention_replicas"], serve["hosts"]) == (4, 2)
+    assert serve["tensor_parallel"] == serve["sglang"]["expert_parallel"] == 16
+    assert serve["sglang"] == {"expert_parallel": 16, "attention_replicas": 4, "hosts": 2}
     beside = import_verl(None, [*GRPO, *MIXTURE, f"{ROLLOUT}.data_parallel_size=4"])
     assert outcome(beside, f"{ROLLOUT}.data_parallel_size")[0] == "hand"
     assert graph_of(beside)["models"]["policy"]["serve"]["tensor_parallel"] == 2

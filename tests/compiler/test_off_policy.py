@@ -210,14 +210,14 @@ def test_a_policy_update_measures_the_engines_wherever_the_rollout_is_that_of_it
     assert set(graph.node("sft").call.ins) == {"tokens", "loss_mask"}
 
 
-FP8 = "set: {models.policy.serve.engine: sglang, models.policy.serve.quantization: fp8}"
+FP8 = "set: {models.policy.serve.engine: sglang, models.policy.serve.sglang.quantization: fp8}"
 
 
 @pytest.mark.parametrize("base", ["ppo", "grpo", "gspo", "cispo", "reinforce_pp"])
 def test_a_rollout_in_8_bits_wants_a_correction_and_each_that_is_named_makes_it_legal(base: str) -> None:
     (problem,) = problems(base, FP8)  # of the same version, and even where the recompute would be left out
     assert problem.kind == "quantized-ratio"
-    assert "sampled by policy@v in fp8 (models.policy.serve.quantization)" in problem.law
+    assert "sampled by policy@v in fp8 (models.policy.serve.sglang.quantization)" in problem.law
     ways = named(problem.remedy)
     assert len(ways) == 3
     for way in ways:

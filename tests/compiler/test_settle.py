@@ -18,6 +18,7 @@ from rlgraph.costs.memory import Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
+from rlgraph.engines.serve_settings import SglangSettings
 from rlgraph.errors import GraphError, RunError
 from rlgraph.frontend.bind_model import on_device
 from rlgraph.frontend.compose import compose
@@ -86,7 +87,9 @@ def test_what_is_given_stays(device: str) -> None:
     assert on_device(given, device) == given
 
 
-@pytest.mark.parametrize("spec", [Serve(tensor_parallel=2), Serve(addresses=["http://one:30000"])])
+@pytest.mark.parametrize(
+    "spec", [Serve(tensor_parallel=2), Serve(sglang=SglangSettings(addresses=["http://one:30000"]))]
+)
 def test_what_only_sglang_can_do_is_done_by_it_on_a_cpu_too(spec: Serve) -> None:
     assert on_device(ModelSection(path="some/model", serve=spec), "cpu").serve.engine == "sglang"
 
@@ -332,7 +335,7 @@ def test_samples_in_flight_are_said_of_training_and_of_own_servers_alone() -> No
     plan = planned("models.policy.path=Qwen/Qwen3-0.6B", graph="demo")
     assert plan_text(plan).count("in flight per engine") == 1
     assert any(step.node == "rollout" for step in plan.eval_steps)
-    there = planned(EIGHT_B, "models.policy.serve.addresses=[http://one:30000]")
+    there = planned(EIGHT_B, "models.policy.serve.sglang.addresses=[http://one:30000]")
     assert "in flight per engine" not in plan_text(there)
 
 

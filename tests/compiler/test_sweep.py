@@ -133,7 +133,7 @@ def marked(responses: text[samples], *, words: list[str] = [], bonus: float = 1.
         ("models.policy.train", 0),
         ("models.policy.train.lora.targets", 1),
         ("models.policy.optimizer.betas", 1),
-        ("models.policy.serve.options.anything", 0),
+        ("models.policy.serve.sglang.options.anything", 0),
         ("prompts.template_options.anything", math.inf),
         ("schedule.epochs.prompts", 0),
         ("eval.report.accuracy", 0),

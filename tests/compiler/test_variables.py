@@ -24,7 +24,7 @@ extends: grpo
 edits:
   - set: {models.policy.path: "${env:MODELS}/m", models.ref.path: "${models.policy.path}"}
   - set: {prompts.files: [train.jsonl], models.policy.serve.dtype: "${env:DTYPE}", rollout.n: "${env:COUNT}"}
-  - set: {models.policy.serve.options: {tag: "${env:CANARY}"}, models.policy.serve.engine: sglang}
+  - set: {models.policy.serve.sglang.options: {tag: "${env:CANARY}"}, models.policy.serve.engine: sglang}
   - replace: {rewards: {op: reward.remote, url: "${env:URL}?key=${env:CANARY}"}}
 """
 

@@ -62,7 +62,7 @@ MENDED = {
     "too_long_prompts": ["set: {prompts.max_prompt_tokens: 31744}"],
     "unread_settings": [
         "remove: [models.policy.optimizer.cycles, models.policy.optimizer.min_lr_ratio], "
-        "set: {models.policy.serve.request_timeout: 3000}",
+        "set: {models.policy.serve.sglang.request_timeout: 3000}",
         "set: {models.policy.optimizer.schedule: cosine, schedule.timeout: 5000}",
     ],
     "untrained": ["set: {models.ref.frozen: true}, remove: [models.ref.optimizer]"],
@@ -152,7 +152,7 @@ def test_shipped_graphs_have_no_warnings(name: str) -> None:
 # settings that decide nothing, by edits of a shipped graph
 DEAD = [
     ("demo", "set: {models.ref.serve: {dtype: bfloat16}}", {"models.ref.serve"}),
-    ("demo", "set: {models.ref.serve.pool: main, models.ref.serve.restarts: 1}", {"models.ref.serve"}),
+    ("demo", "set: {models.ref.serve.pool: main, models.ref.serve.sglang.restarts: 1}", {"models.ref.serve"}),
     ("demo", "set: {models.policy.vocabulary: mine}", {"models.policy.vocabulary"}),
     ("demo_sft", "set: {models.policy.serve.max_rows: 8}, remove: [eval]", {"models.policy.serve"}),
     ("demo", "add: {eval.nodes.ref_logprobs: {temperature: 1.0}}", {"eval.nodes.ref_logprobs"}),

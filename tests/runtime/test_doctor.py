@@ -84,7 +84,7 @@ GOOD: dict[str, list[dict[str, Any]]] = {
             "weights": 16 * GB,
             "bytes_per_weight": 2,
             "tokenizer": 151669,
-            "end": "<|im_end|>",
+            "end": [151645],
             "template": True,
             "prompt": "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n",
         }
@@ -150,7 +150,7 @@ FAULTS: list[tuple[dict[str, dict[str, Any]], str, str, str]] = [
     ({"model": {"faults": ["has no weights (*.safetensors)"]}}, "model", "wrong", "no weights"),
     ({"model": {"tokenizer": None, "reason": "no vocabulary"}}, "model", "wrong", "no vocabulary"),
     ({"model": {"vocabulary": 32000}}, "model", "wrong", "different models"),
-    ({"model": {"end": None}}, "model", "warn", "eos_token"),
+    ({"model": {"end": []}}, "model", "warn", "eos_token"),
     ({"model": {"template": False}}, "model", "warn", "no chat template"),
     ({"model": {"reason": "unknown tag"}}, "model", "wrong", "unknown tag"),
 ]
@@ -344,6 +344,24 @@ def test_models_are_looked_at_as_the_graph_says(tool_files: Path, tmp_path: Path
     assert [facts[n]["argument"] for n in (0, 2)] == [str(folder)] * 2
     assert facts[1]["type"] == "own" and "failed" not in facts[1]
     assert "there is no rope_type no_such" in facts[2]["failed"]
+
+
+def test_a_models_end_tokens_and_template_are_those_of_a_run(tool_files: Path, tmp_path: Path) -> None:
+    """The end token may be in the generation config alone, and a template may fail as it does on data."""
+    folder = tmp_path / "model"
+    shutil.copytree(tool_files / "demo_tool_files" / "model", folder)
+    for name in ("config", "tokenizer_config"):
+        fields = json.loads((folder / f"{name}.json").read_text())
+        kept = {key: value for key, value in fields.items() if not key.startswith("eos_token")}
+        (folder / f"{name}.json").write_text(json.dumps(kept))
+    generation = folder / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": 3}))
+    facts = PROBES["model"](str(folder))
+    assert facts["end"] == [3] and facts["prompt"]
+    generation.unlink()
+    (folder / "chat_template.jinja").write_text("{{ messages[0].no_such.thing }}")
+    facts = PROBES["model"](str(folder))
+    assert facts["end"] == [] and "UndefinedError" in facts["reason"]
 
 
 def test_a_ray_cluster_that_is_not_there_is_bounded() -> None:

@@ -246,7 +246,11 @@ def test_aborted_samples_end_with_their_connections(serving: Callable[..., Compl
     [
         ({"form": "plain"}, RunError, "0 token ids and 1 log-probs.*\n.*vLLM"),
         ({"key": "a key"}, RunError, "asks for another API key\n.*OPENAI_API_KEY"),
-        ({"models": ["one", "two"]}, RunError, "several models: one, two\n.*serve.options={model: one}"),
+        (
+            {"models": ["one", "two"]},
+            RunError,
+            "several models: one, two\n.*serve.openai.options={model: one}",
+        ),
     ],
 )
 def test_an_endpoint_that_will_not_do_is_refused_at_once(
@@ -257,7 +261,7 @@ def test_an_endpoint_that_will_not_do_is_refused_at_once(
 
 
 def test_one_that_does_not_answer_is_named(embedded: TransformersEngine) -> None:
-    with pytest.raises(ServerLostError, match=r"http://127.0.0.1:9/v1/models\n.*serve.addresses"):
+    with pytest.raises(ServerLostError, match=r"http://127.0.0.1:9/v1/models\n.*serve.openai.addresses"):
         OpenAIEngine(embedded.path, addresses=["http://127.0.0.1:9"])
 
 
@@ -279,10 +283,10 @@ def test_an_answer_that_drips_is_late(
     server = serving()
     engine = reaching(server, request_timeout=1.5, request_retries=0)
     server.drips, since = True, time.monotonic()
-    with pytest.raises(RunError, match=r"no sample in 1\.5 s \(serve\.request_timeout\), 1 times"):
+    with pytest.raises(RunError, match=r"no sample in 1\.5 s \(request_timeout\), 1 times"):
         engine.generate(REQUESTS[:1], GREEDY)
     engine.close()
-    with pytest.raises(ServerLostError, match=r"/v1/models\n.*serve\.addresses"):
+    with pytest.raises(ServerLostError, match=r"/v1/models\n.*serve\.openai\.addresses"):
         reaching(server)
     with pytest.raises(ServerLostError, match=r"did not answer v1/completions: no whole answer in 1 s"):
         Completions(server.url).post("v1/completions", ONE_TOKEN, 1.0)
@@ -328,7 +332,7 @@ def test_a_judge_behind_an_endpoint_gives_the_rewards_of_one_in_the_worker(
     serving: Callable[..., Completer], tmp_path: Path
 ) -> None:
     lines = []
-    there = f'{{engine: openai, addresses: ["{serving().url}"]}}'
+    there = f'{{engine: openai, openai: {{addresses: ["{serving().url}"]}}}}'
     for number, serve in enumerate(("{engine: transformers}", there)):
         folder = Path(f"run-{number}")
         run_graph(judged(tmp_path, serve), (), 1, inline=True, run_dir=folder)
@@ -341,7 +345,7 @@ def test_a_judge_behind_an_endpoint_gives_the_rewards_of_one_in_the_worker(
 @pytest.mark.usefixtures("in_demo")
 @pytest.mark.usefixtures("in_demo")
 def test_a_judge_may_be_on_a_pool_that_is_lent(serving: Callable[..., Completer], tmp_path: Path) -> None:
-    there = f'{{engine: openai, addresses: ["{serving().url}"], pool: train}}'
+    there = f'{{engine: openai, openai: {{addresses: ["{serving().url}"]}}, pool: train}}'
     settings = ["schedule={iterations: 2, stream: {staleness: 0, chunk: 2, lend: true}}"]
     settings += ["pools={train: {devices: 1}, gen: {devices: 1}}", "models.policy.train.pool=train"]
     settings += ["models.policy.serve.pool=gen", "update_policy.in.old_logprobs=rollout_logprobs"]
@@ -353,10 +357,10 @@ def test_a_judge_may_be_on_a_pool_that_is_lent(serving: Callable[..., Completer]
 
 @pytest.mark.usefixtures("in_demo")
 def test_fields_that_the_run_gives_are_refused_before_it(tmp_path: Path) -> None:
-    serve = '{engine: openai, addresses: ["http://one:8000"], options: {model: judge, seed: 3}}'
+    serve = '{engine: openai, openai: {addresses: ["http://one:8000"], options: {model: judge, seed: 3}}}'
     graph = judged(tmp_path, serve)
     tree, plan = compose(graph), compile_graph(graph)
     with pytest.raises(
-        GraphError, match=r"serve.options.seed: it is the run's to give.*\n(.*\n)*.*leave out seed"
+        GraphError, match=r"serve.openai.options.seed: it is the run's to give.*\n(.*\n)*.*leave out seed"
     ):
         preflight(plan, tree)

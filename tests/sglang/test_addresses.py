@@ -111,7 +111,7 @@ def test_a_sample_that_takes_too_long_is_asked_for_again_elsewhere_and_not_for_e
     fakes[1].paused = True
     engine = SglangEngine(path, servers=clients, **options, request_timeout=0.2, request_retries=2)
     engine.version = 0
-    law = r"no sample in 0.2 s \(serve.request_timeout\), 3 times"
+    law = r"no sample in 0.2 s \(request_timeout\), 3 times"
     with pytest.raises(RunError, match=law):
         engine.generate(REQUESTS[1:2], Sampling(5))
     engine.close()
@@ -298,7 +298,7 @@ def test_servers_get_the_bytes_of_the_plan(
     dtype: str,
 ) -> None:
     monkeypatch.setattr(limits, "BUCKET", 2**14)
-    there = "models.policy.serve.addresses=[http://one:30000]"
+    there = "models.policy.serve.sglang.addresses=[http://one:30000]"
     chosen = [
         f"models.policy.path={path}",
         f"models.policy.serve.dtype={dtype}",

@@ -200,7 +200,10 @@ def test_a_run_releases_after_what_takes_memory_and_prints_notes(
     fake, events = Fake(), list[str]()
     monkeypatch.setattr(engine_host, "release", events.append)
     monkeypatch.setattr(engine_host.EngineHost, "notes", lambda self: ("a server holds less",))
-    settings = [f"models.policy.serve.addresses=[{fake.client.url}]", "models.policy.serve.engine=sglang"]
+    settings = [
+        f"models.policy.serve.sglang.addresses=[{fake.client.url}]",
+        "models.policy.serve.engine=sglang",
+    ]
     settings += [f"models.policy.serve.sync_folder={tmp_path}", "schedule.iterations=2"]
     settings += ["models.policy.serve.max_rows=8", "rollout.max_new_tokens=2"]
     folder = run_graph(str(ONES), settings, 1, run_dir=tmp_path / "run", inline=True)

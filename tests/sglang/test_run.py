@@ -166,7 +166,7 @@ def test_a_run_with_a_server_that_runs_already(files: Path, tmp_path: Path) -> N
     launch = Launch(str(files / "model"), "cpu", "float32", 1, 1 << 16, 64)
     server = Server(launch, tmp_path / "logs", ["0"], "127.0.0.1")
     server.wait(600)
-    args = (f"models.policy.serve.addresses=[{server.client.url}]", "--inline")
+    args = (f"models.policy.serve.sglang.addresses=[{server.client.url}]", "--inline")
     for folder, more in (("broadcast", ()), ("disk", (f"models.policy.serve.sync_folder={tmp_path}",))):
         process = started(files, tmp_path / folder, ONES, *args, *more, SGLANG_API_KEY=server.client.key)
         assert_sane(finished(process, tmp_path / folder))

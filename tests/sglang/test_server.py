@@ -50,7 +50,7 @@ def test_what_the_installed_sglang_refuses_is_said_where_it_stands(tmp_path: Pat
         "edits:\n"
         "- set:\n"
         "    models.policy.serve.engine: sglang\n"
-        f"    models.policy.serve.options: {options}\n"
+        f"    models.policy.serve.sglang.options: {options}\n"
     )
     graph = str(tmp_path / "graph.yaml")
     tree, plan = compose(graph), compile_graph(graph)
@@ -67,7 +67,7 @@ def test_what_the_installed_sglang_refuses_is_said_where_it_stands(tmp_path: Pat
         ),
         strict=True,
     ):
-        assert law in text and "graph.yaml:5:" in text and "models.policy.serve.options." in text
+        assert law in text and "graph.yaml:5:" in text and "models.policy.serve.sglang.options." in text
 
 
 def test_the_installed_sglang_reads_the_environment_that_a_server_is_given() -> None:

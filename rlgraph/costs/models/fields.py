@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-from rlgraph.syntax.section import Count, Natural
+from rlgraph.section import Count, Natural
 from rlgraph.syntax.source import read
 
 Family = Literal[

@@ -53,11 +53,11 @@ def model_of(server: Endpoint, path: str) -> str:
     models = server.look("v1/models")
     if not isinstance(models, dict) or not models.get("data"):
         law = f"no OpenAI-compatible server answers at {server.url}/v1/models"
-        raise ServerLostError(f"{law}\n  start it, or mend serve.addresses")
+        raise ServerLostError(f"{law}\n  start it, or mend serve.openai.addresses")
     names = [str(model["id"]) for model in models["data"]]
     if path not in names and len(names) > 1:
         law = f"the server at {server.url} has several models: {', '.join(names)}"
-        raise RunError(f"{law}\n  choose one: serve.options={{model: {names[0]}}}")
+        raise RunError(f"{law}\n  choose one: serve.openai.options={{model: {names[0]}}}")
     return path if path in names else names[0]
 
 

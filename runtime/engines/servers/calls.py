@@ -267,7 +267,7 @@ class Calls:
         except TimeoutError:
             await self._stop(request, self.flying[request])
             ask.late = server
-            text = f"no sample in {self.timeout:g} s (serve.request_timeout), {self.retries + 1} times"
+            text = f"no sample in {self.timeout:g} s (request_timeout), {self.retries + 1} times"
             return TIMED_OUT, text
         except self.losses:
             self.lost.add(server)

@@ -87,7 +87,7 @@ class Supervisor(ABC, Generic[ServerClient]):
             self.server.close()
             if not self.left:
                 used = f"{self.restarts} restarts were used up" if self.restarts else "it is not started anew"
-                raise ServerLostError(f"{law}; {used} (serve.restarts){self.server.last_lines()}")
+                raise ServerLostError(f"{law}; {used} (restarts){self.server.last_lines()}")
             self.left -= 1
             self._note(f"{law}; started anew, which may happen {self.left} times more")
             self.server = self.begin(self.server)

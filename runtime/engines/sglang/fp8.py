@@ -39,8 +39,9 @@ def check_device(capability: tuple[int, int]) -> None:
         RunError: they don't.
     """
     if capability[0] != HOPPER:
-        law = f"serve.quantization: fp8 is of Hopper GPUs; this one has compute capability {capability}"
-        raise RunError(f"{law}\n  leave out serve.quantization")
+        law = "serve.sglang.quantization: fp8 is of Hopper GPUs; "
+        law += f"this one has compute capability {capability}"
+        raise RunError(f"{law}\n  leave out serve.sglang.quantization")
 
 
 def quantized(named: Iterable[Named]) -> Iterator[Named]:

@@ -66,7 +66,7 @@ def wrong(settings: Mapping[str, Any]) -> dict[str, str]:
     checked = subprocess.run(command, input=settings_text, capture_output=True, text=True, check=False)
     if checked.returncode:
         raise RunError(
-            f"SGLang can't be imported to check serve.options:\n{shortened(checked.stderr.rstrip())}"
+            f"SGLang can't be imported to check serve.sglang.options:\n{shortened(checked.stderr.rstrip())}"
         )
     problems: dict[str, str] = json.loads(checked.stdout.splitlines()[-1])
     return problems

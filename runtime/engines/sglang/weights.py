@@ -220,7 +220,7 @@ def ranks_of(client: Client) -> int:
     for name in ("dp_size", "pp_size"):
         if int(info.get(name, 1)) > 1:
             law = f"the SGLang server at {client.url} has {name} {info[name]}; weights reach one copy only"
-            remedy = "start it with --tp-size alone, and a server for each copy (serve.addresses)"
+            remedy = "start it with --tp-size alone, and a server for each copy (serve.sglang.addresses)"
             raise RunError(f"{law}\n  {remedy}")
     return int(info["tp_size"])
 

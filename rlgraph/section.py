@@ -18,11 +18,18 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Default = TypeVar("Default")
+SomeSection = TypeVar("SomeSection", bound="Section")
 
 
 def option(default: Default, about: str) -> Default:
     """Return a field with a default, and what the reference says of it."""
     return Field(default=default, description=about)
+
+
+def defaults(section: type[SomeSection]) -> SomeSection:
+    """Return a section of defaults as a field's default. It is not validated, for which it would need a
+    validator of its own at every start."""
+    return section.model_construct()
 
 
 class Section(Referring):
