@@ -28,7 +28,7 @@ from rlgraph.lowering import plan_tree
 from rlgraph.nodes.support.record_file import about, read, steps_of
 from rlgraph.passes.lower import in_one_process
 from rlgraph.planning.auto_settings import as_planned, fixed
-from rlgraph.printing.plan_text import sentence
+from rlgraph.printing.step_text import sentence
 from rlgraph.reports.measured import read_metrics
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.cluster.cluster import InlineCluster, Value

@@ -24,7 +24,7 @@ from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.simulate import busy, depth, period, simulate, steady, weighed
 from rlgraph.planning.stream_forecast import drawn_in_rounds, forecast
-from rlgraph.printing.plan_text import memory_text
+from rlgraph.printing.prediction_text import memory_text
 from rlgraph.units import size_text
 
 

@@ -9,10 +9,6 @@ from collections.abc import Iterator
 from rlgraph.errors import visible
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.printing.document import DocumentLine, LineKind, PlanDocument
-from rlgraph.printing.prediction_text import memory_text
-from rlgraph.printing.step_text import PATHS, sentence
-
-__all__ = ["INDENT", "PATHS", "line_text", "memory_text", "plan_text", "sentence"]
 
 WIDTH = 101  # columns in which lists are broken
 INDENT = 17  # columns before the text of a detail, and before the further lines of a list

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RunError
+from rlgraph.runtime.cluster.sweeper import children
 
 FIRST_WITH_TOKENS = (2, 52)  # the first version of Ray that asks for a token
 MODE = "RAY_AUTH_MODE"  # Ray reads this variable, and these two
@@ -99,27 +100,16 @@ def start_patiently(start: Callable[[], Any]) -> None:
         Exception: any other that Ray raises, and after ``STARTS`` tries that its time was too short.
     """
     for left in reversed(range(STARTS)):
-        before = _children()
+        earlier = {*children(os.getpid())}
         try:
             start()
             return
         except Exception as error:  # Ray raises a bare Exception for this
             if left == 0 or not TOO_SHORT.search(str(error)):
                 raise
-        for process in _children() - before:
+        for process in {*children(os.getpid())} - earlier:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-
-
-def _children() -> set[int]:
-    """Return the processes that this one has started and that still run."""
-    children = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            parent = stat.read_text().rpartition(") ")[2].split()[1]
-            if int(parent) == os.getpid():
-                children.add(int(stat.parent.name))
-    return children
 
 
 def _knock(address: str) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from rlgraph.errors import RunError
 from rlgraph.ir.actions import Collect, Sync
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.printing.plan_text import plan_text, sentence
+from rlgraph.printing.plan_text import plan_text
+from rlgraph.printing.step_text import sentence
 from rlgraph.runtime.cluster.failures import cause, culprit, failure, is_gone
 from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.driver.batches import CallBatcher, StartedStep, WorkerBatch

@@ -12,7 +12,7 @@ from rlgraph.costs.detect import load_cluster
 from rlgraph.errors import GraphError
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan, Target
-from rlgraph.printing.plan_text import sentence
+from rlgraph.printing.step_text import sentence
 from rlgraph.units import range_text, size_text
 from share import FAMILIES
 

@@ -14,7 +14,7 @@ from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING, TRAINI
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import Target
 from rlgraph.laws.views import is_changed
-from rlgraph.printing.plan_text import PATHS
+from rlgraph.printing.step_text import PATHS
 from rlgraph.request import PlanRequest
 from rlgraph.syntax.model_settings import Serve, SharedServe, Train
 
