@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[3] / "sglang"))  # the folder tests/sglang
+TESTS = Path(__file__).parents[3]
+sys.path += [str(TESTS / "sglang"), str(TESTS / "helpers")]
 
 import fake
 import torch
