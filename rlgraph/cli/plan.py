@@ -57,9 +57,9 @@ def check(
         from rlgraph.runtime.preflight import preflight
 
         def look(compilation: Compilation) -> Sequence[Problem]:
-            looked_at = preflight(compilation.plan, compilation.tree, strict)
-            lengths.append(looked_at.iterations)
-            return [*looked_at.warnings]
+            findings = preflight(compilation.plan, compilation.tree, strict)
+            lengths.append(findings.iterations)
+            return [*findings.warnings]
 
     if form == "json":
         report = check_report(request, look, strict)
@@ -68,18 +68,22 @@ def check(
     plan, warnings = check_graph(request, look, strict)
     for name in plan.open_values:
         options.say(f"still open: {name} (give it as {name}=...)")
+    options.say(_summary(plan, lengths, len(warnings)))
+    for warning in warnings:
+        options.say(f"\n{warning.render()}")
+
+
+def _summary(plan: Plan, lengths: Sequence[int | None], warnings: int) -> str:
     summary = f"{plan.graph}: ok, {len(plan.steps)} steps per iteration"
     if max(plan.pools.values()) > 2:
         pools = ", ".join(f"{size} devices in pool `{name}`" for name, size in plan.pools.items())
         summary += f" on {pools}"
-    for iterations in filter(None, lengths):
-        summary += f", {iterations} iterations"
+    for iterations in lengths:
+        if iterations:
+            summary += f", {iterations} iterations"
     if warnings:
-        plural = "s" if len(warnings) > 1 else ""
-        summary += f", {len(warnings)} warning{plural}"
-    options.say(summary)
-    for warning in warnings:
-        options.say(f"\n{warning.render()}")
+        summary += f", {warnings} warning" if warnings == 1 else f", {warnings} warnings"
+    return summary
 
 
 def _print_schema(ctx: click.Context, option: click.Parameter, is_set: bool) -> None:
@@ -92,7 +96,7 @@ def _print_schema(ctx: click.Context, option: click.Parameter, is_set: bool) -> 
 
 # of a file that -o names
 FORMS = {".json": "json", ".html": "html", ".dot": "dot", ".mmd": "mermaid", ".svg": "svg", ".png": "png"}
-DRAWN = ("svg", "png", "dot", "mermaid")
+PICTURES = ("svg", "png", "dot", "mermaid")
 
 
 @click.command()
@@ -122,7 +126,7 @@ DRAWN = ("svg", "png", "dot", "mermaid")
 @click.option(
     "--brief",
     is_flag=True,
-    help="Show only what one decides by: times, GPU-hours, memory, and what limits it.",
+    help="Show only what you decide by: times, GPU-hours, memory, and what limits it.",
 )
 @options.drawing_options
 @click.option(
@@ -150,61 +154,70 @@ def plan(
 
     Python files that the graph names are loaded, which runs them; --no-code refuses them.
     """
-    from rlgraph.printing.plan_text import plan_text
     from rlgraph.view.drawings.drawing_options import SHOWN
 
     if form is None:
         form = FORMS.get(Path(output.name).suffix, "text")
-    if form not in DRAWN and drawn != SHOWN:
-        raise click.UsageError(f"--types, --inserted and --direction are for pictures: {', '.join(DRAWN)}")
+    if form not in PICTURES and drawn != SHOWN:
+        raise click.UsageError(f"--types, --inserted and --direction are for pictures: {', '.join(PICTURES)}")
     if against and form != "text":
         raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
-    compilation = None
     old: Plan | None = None
     if against:
         from rlgraph.reports.plan_file import load
 
         old = load(against)
+    compilation: Compilation | None = None
     if autoplace:
         compilation = _best_layout(request)
-        shown = compilation.plan
-    elif options.is_saved(request):
-        shown = _saved_plan(request)
-    else:
+    elif not options.is_saved(request):
         compilation = _compilation(request, old)
-        shown = compilation.plan
+    new = compilation.plan if compilation else _saved_plan(request)
     if old:
         from rlgraph.printing.plan_diff import against_text
 
-        text = against_text(old, shown)
+        text = against_text(old, new)
         options.say(text, file=output, nl=False)
         ctx.exit(1 if text else 0)
     if brief:
-        options.echo(form, _brief(shown, form), file=output)
+        options.echo(form, _brief(new, form), file=output)
     elif form in ("svg", "png"):
-        from rlgraph.view.drawings.dot import picture
-
-        made = picture(shown, form, drawn)  # first: a plan that can't be drawn leaves no empty file
-        if form == "png" and output.isatty():
-            raise click.UsageError("a png is nothing for a terminal: name a file, as -o graph.png")
-        output.buffer.write(made)
-    elif form == "text" and (width := options.columns(output)):
-        if "NO_COLOR" in os.environ:
-            options.say(plan_text(shown, width=width), file=output, nl=False)
-        else:
-            from rlgraph.view.terminal import terminal_text
-
-            click.echo(terminal_text(shown, width), nl=False)
+        _write_picture(new, form, drawn, output)
     elif form == "text":
-        click.echo(plan_text(shown), file=output, nl=False)
+        _write_text(new, output)
     else:
         from rlgraph.api import Planned
 
-        planned = Planned(shown, compiled=compilation is not None)
-        write = getattr(planned, form)
-        click.echo(write(**(vars(drawn) if form in DRAWN else {})), file=output, nl=False)
-    for warning in compilation.warnings if compilation else ():
-        options.say(f"\n{warning.render()}", err=True)
+        write = getattr(Planned(new, compiled=compilation is not None), form)
+        text = write(**vars(drawn)) if form in PICTURES else write()
+        click.echo(text, file=output, nl=False)
+    if compilation:
+        for warning in compilation.warnings:
+            options.say(f"\n{warning.render()}", err=True)
+
+
+def _write_picture(plan: Plan, form: str, drawn: DrawingOptions, output: TextIO) -> None:
+    from rlgraph.view.drawings.dot import picture
+
+    content = picture(plan, form, drawn)  # before anything is written: an error leaves no empty file
+    if form == "png" and output.isatty():
+        raise click.UsageError("a png can't be shown in a terminal: name a file, as -o graph.png")
+    output.buffer.write(content)
+
+
+def _write_text(plan: Plan, output: TextIO) -> None:
+    """Write a plan as text, in colours and as wide as the terminal if it goes to one."""
+    from rlgraph.printing.plan_text import plan_text
+
+    width = options.columns(output)
+    if not width:
+        click.echo(plan_text(plan), file=output, nl=False)
+    elif "NO_COLOR" in os.environ:
+        options.say(plan_text(plan, width=width), file=output, nl=False)
+    else:
+        from rlgraph.view.terminal import terminal_text
+
+        click.echo(terminal_text(plan, width), nl=False)
 
 
 def _brief(plan: Plan, form: str) -> str:
@@ -215,8 +228,9 @@ def _brief(plan: Plan, form: str) -> str:
         raise click.UsageError("--brief is text or json")
     if not (plan.predicted and plan.predicted.headline):
         raise click.UsageError("--brief is of a plan for a cluster: give --cluster")
-    told = plan.fields["predicted"]["headline"]
-    return "\n".join(headline_text(plan)) if form == "text" else json.dumps(told, indent=1)
+    if form == "json":
+        return json.dumps(plan.fields["predicted"]["headline"], indent=1)
+    return "\n".join(headline_text(plan))
 
 
 def _best_layout(request: PlanRequest) -> Compilation:
@@ -245,14 +259,15 @@ def _saved_plan(request: PlanRequest) -> Plan:
 
 
 def _compilation(request: PlanRequest, old: Plan | None) -> Compilation:
-    """Return the compilation of a graph; compared with an old plan, for as many devices by default."""
+    """Return the compilation of a graph; compared with an old plan, for as many devices as that had."""
     from rlgraph.compiler import Compilation
     from rlgraph.costs.detect import local_device
 
     if request.devices is not None and request.target:
         raise click.UsageError(options.TOO_MANY)
     request = replace(request, device=old.device if old else local_device())
-    if request.devices is None and old and old.origin and not request.target:
+    has_size = request.devices is not None or request.target is not None
+    if old and old.origin and not has_size:
         request = replace(request, devices=old.origin.devices)
     return Compilation(request)
 

@@ -65,14 +65,7 @@ def view(
     new = subject(request)
     old = subject(replace(request, graph=against, overrides=())) if against else None
     if serve:
-        from rlgraph.view.serve import server
-
-        with server(lambda: contents(subject(request), old), port, follow) as serving:
-            click.echo(f"http://127.0.0.1:{serving.server_port} (Ctrl-C to stop)")
-            try:
-                serving.serve_forever()
-            except KeyboardInterrupt:
-                click.echo()
+        _serve(request, old, port, follow)
         return
     if form == "html":
         text, suffix, viewer = page(contents(new, old)), "html", "in a browser"
@@ -81,6 +74,19 @@ def view(
     path = output or Path(f"{new.plan.graph}.{suffix}")
     path.write_text(text, encoding="utf-8")
     say(f"{path}: open it {viewer}")
+
+
+def _serve(request: PlanRequest, old: Subject | None, port: int, follow: bool) -> None:
+    from rlgraph.view.contents import contents
+    from rlgraph.view.serve import server
+    from rlgraph.view.subject import subject
+
+    with server(lambda: contents(subject(request), old), port, follow) as serving:
+        click.echo(f"http://127.0.0.1:{serving.server_port} (Ctrl-C to stop)")
+        try:
+            serving.serve_forever()
+        except KeyboardInterrupt:
+            click.echo()
 
 
 def _trace(subject: Subject) -> str:

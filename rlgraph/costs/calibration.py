@@ -11,6 +11,7 @@ keeps its assumed range.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import quantiles
 from typing import Annotated
@@ -23,7 +24,7 @@ from rlgraph.syntax.validate import read_record
 from rlgraph.syntax.yaml_text import flow
 
 Factors = Annotated[list[Positive], Field(min_length=2, max_length=2)]
-TICK = 1e-6  # seconds; a clock tells no shorter times apart
+TICK = 1e-6  # seconds; a clock can't distinguish shorter times
 
 
 class Calibration(BaseModel):
@@ -81,7 +82,8 @@ def calibration_text(name: str, notes: Sequence[str], ratios: Mapping[str, Mappi
     """
     lines = [*(f"# {note}" for note in notes), f"calibration: {flow(name)}"]
     for kind in RATES:
-        if steps := ratios.get(kind):
-            low, high = fit([ratio for of_step in steps.values() for ratio in of_step])
-            lines.append(f"{kind}: [{low:.4g}, {high:.4g}]  # {', '.join(steps)}")
+        ratios_of_step = ratios.get(kind)
+        if ratios_of_step:
+            low, high = fit([*chain.from_iterable(ratios_of_step.values())])
+            lines.append(f"{kind}: [{low:.4g}, {high:.4g}]  # {', '.join(ratios_of_step)}")
     return "\n".join(lines) + "\n"

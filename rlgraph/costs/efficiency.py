@@ -104,8 +104,8 @@ class Rates:
     def traded(self, size: float) -> float:
         """Return the same of an all-to-all, in which each device sends bytes of its own to each other, or of
         what one device sends to all."""
-        own = self.cluster.devices
-        link = self.cluster.link(self.first, self.devices * self.tensor, self.replicas, own)
+        on_host = self.cluster.devices
+        link = self.cluster.link(self.first, self.devices * self.tensor, self.replicas, on_host)
         return size / (link * self.efficiency.link[self.grade])
 
     def between_replicas(self, size: float) -> float:
@@ -125,17 +125,17 @@ class Rates:
         """Return the seconds of a group's sums of hidden states, twice per layer (arXiv 1909.08053)."""
         if self.group == 1:
             return 0.0
-        layers, config = size.config.num_hidden_layers, size.config
+        config = size.config
         moved = 2 * (self.group - 1) / self.group * tokens * config.hidden_size * self.width
         link = self.cluster.link(self.first, self.group) * self.efficiency.link[self.grade]
-        return 2 * layers * (moved / link + self.efficiency.reduction[self.grade])
+        return 2 * config.num_hidden_layers * (moved / link + self.efficiency.reduction[self.grade])
 
     def overlapped(self, compute: float, travel: float) -> float:
         """Return the seconds of both: communication hides behind compute at best, and not at all at worst."""
         return max(compute, travel) if self.grade == BEST else compute + travel
 
 
-# causal: rows beside each other; mask: packed rows under a dense mask; varlen: rows end to end, told apart by
+# causal: rows beside each other; mask: packed rows under a dense mask; varlen: rows end to end, separated by
 # their ends; flex: rows that share prompts, in blocks
 Kernel = Literal["causal", "mask", "varlen", "flex"]
 # Attention scores per second, relative to those of causal attention. None has been measured on a GPU yet, so

@@ -40,19 +40,37 @@ class Layer:
         ring, keys and values of the tokens of all its ranks.
         """
         config = self.size.config
-        hidden, queries, out = config.hidden_size, config.queries, config.outputs
-        norms = config.norms * hidden + (queries + config.keys if config.normed else 0)
-        attention = queries + out * (2 if self.ranks > 1 else 1)
+        norms = config.norms * config.hidden_size
+        if config.normed:
+            norms += config.queries + config.keys
+        norm_bytes = MASTER * norms
+        if self.adapted is None:
+            norm_bytes += norms * (MASTER if config.wide_norms else self.width)
+        norm_outputs = 0
+        for layers in (QUERIED, RAISED):
+            if self._trains(*layers):
+                norm_outputs += config.hidden_size
+        return self.width * (self._attention + norm_outputs + self.mlp) + norm_bytes
+
+    @property
+    def _attention(self) -> int:
+        """Return the numbers that attention keeps."""
+        config = self.size.config
+        queries, out = config.queries, config.outputs
+        numbers = queries + out
+        if self.ranks > 1:
+            numbers += out  # with all tokens of some heads, and as it came back
         # one head that is repeated for the queries of a rank of a ring is a view
-        if self.masked and (self.ring == 1 or config.key_heads * self.ring > self.ranks):
-            attention += (queries + out) * self.ring + (queries if self.ring > 1 else 0)
-        else:
-            attention += (config.keys + config.values) * self.ring
-            if config.model_type == "phi3":  # values are a view of all that one layer puts out
-                attention += queries + config.keys
-        scaled = norms * (MASTER if config.wide_norms else self.width) if self.adapted is None else 0
-        outputs = hidden * (self._trains(*QUERIED) + self._trains(*RAISED))
-        return self.width * (attention + outputs + self.mlp) + scaled + MASTER * norms
+        is_view = self.ring > 1 and config.key_heads * self.ring <= self.ranks
+        if self.masked and not is_view:
+            numbers += (queries + out) * self.ring
+            if self.ring > 1:
+                numbers += queries
+            return numbers
+        numbers += (config.keys + config.values) * self.ring
+        if config.model_type == "phi3":  # values are a view of all that one layer puts out
+            numbers += queries + config.keys
+        return numbers
 
     @property
     def ring(self) -> int:
@@ -83,11 +101,14 @@ class Layer:
         may be more that three tensors of the chosen experts' outputs are there while they go back to tokens.
         """
         config = self.size.config
-        more = (2 if self._trains("down_proj") else 3) * config.intermediate_size
         if self.sparse:
             most = max(2 * config.expert_size - config.hidden_size, 3 * config.hidden_size)
-            more = int(self.chosen * most)
-        return self.kept + self.width * more
+            gradients = int(self.chosen * most)
+        elif self._trains("down_proj"):
+            gradients = 2 * config.intermediate_size
+        else:
+            gradients = 3 * config.intermediate_size
+        return self.kept + self.width * gradients
 
     @property
     def after_mlp(self) -> int:
@@ -107,16 +128,26 @@ class Layer:
         """
         config, width = self.size.config, self.width
         hidden, queries = config.hidden_size, config.queries
-        inner = 3 * config.intermediate_size
-        if self.sparse:
-            adapted = any(name.startswith(EXPERTS) for name in self.adapted or ())  # by the engine itself
-            most = 2 * hidden + config.expert_size if adapted else 4 * hidden
-            inner = int(self.chosen * max(most, hidden + 4 * config.expert_size))
-            inner += int(self.chosen * hidden) * (self.size.divided > 1)  # as they came
+        inner = self._sparse_forward if self.sparse else 3 * config.intermediate_size
+        mlp = (4 * hidden + inner) * width
         attention = (4 * queries + 2 * config.keys) * width
-        normed = queries * (width + 2 * MASTER) if config.normed else 0
-        most = max((4 * hidden + inner) * width, 3 * hidden * width + max(attention, normed))
-        return max(most, hidden * (3 * width + 2 * MASTER))
+        if config.normed:
+            attention = max(attention, queries * (width + 2 * MASTER))
+        norms = hidden * (3 * width + 2 * MASTER)
+        return max(mlp, 3 * hidden * width + attention, norms)
+
+    @property
+    def _sparse_forward(self) -> int:
+        """Return the numbers of the chosen experts in a forward pass."""
+        config = self.size.config
+        hidden = config.hidden_size
+        # experts with adapters are computed by the engine itself
+        is_adapted = any(name.startswith(EXPERTS) for name in self.adapted or ())
+        outputs = 2 * hidden + config.expert_size if is_adapted else 4 * hidden
+        numbers = int(self.chosen * max(outputs, hidden + 4 * config.expert_size))
+        if self.size.divided > 1:
+            numbers += int(self.chosen * hidden)  # tokens as they came
+        return numbers
 
     @property
     def chosen(self) -> float:
@@ -156,8 +187,8 @@ def chunk_numbers(size: Size, tokens: int) -> int:
 def wide_head(model: ModelPlan, size: Size) -> bool:
     """Return whether a head computes in float32 what the rest of a model does not."""
     assert model.train
-    narrow = WIDTH[model.train.dtype] < MASTER
-    return bool(model.train.head_dtype) and narrow and size.head == "lm"
+    is_narrow = WIDTH[model.train.dtype] < MASTER
+    return bool(model.train.head_dtype) and is_narrow and size.head == "lm"
 
 
 def logits_bytes(size: Size, width: int, tokens: int, entropy: bool, head: int = 0) -> int:
@@ -169,8 +200,12 @@ def logits_bytes(size: Size, width: int, tokens: int, entropy: bool, head: int =
     number.
     """
     logit = head or width
-    copies = 2 * MASTER if entropy else MASTER + (logit if logit < MASTER else 0)
-    return copies * chunk_numbers(size, tokens) + tokens * size.config.hidden_size * width
+    bytes_of_logit = MASTER
+    if entropy:
+        bytes_of_logit += MASTER
+    elif logit < MASTER:
+        bytes_of_logit += logit
+    return bytes_of_logit * chunk_numbers(size, tokens) + tokens * size.config.hidden_size * width
 
 
 @lru_cache(maxsize=1024)

@@ -44,8 +44,11 @@ def _known_size(model: ModelPlan) -> Size | None:
 def attention_share(models: Mapping[str, ModelPlan]) -> float:
     """Return the ``Size.attention_share`` by which rows are balanced: that of the largest model that trains
     or scores; 0, so that tokens alone count, where the size of none is known."""
-    sizes = [_known_size(model) for model in models.values() if model.train]
-    largest = max(filter(None, sizes), key=lambda size: size.multiplied, default=None)
+    largest: Size | None = None
+    for model in models.values():
+        size = _known_size(model) if model.train else None
+        if size and (largest is None or size.multiplied > largest.multiplied):
+            largest = size
     return largest.attention_share if largest else 0.0
 
 
@@ -58,9 +61,11 @@ def sent_share(model: ModelPlan) -> float:
     assert model.serve
     if WIDTH[model.serve.dtype] > 2 or not model.optimizer:
         return 1.0
-    for (low, few), (high, many) in pairwise(SENT):
-        if model.optimizer.lr <= high:
-            return few * math.exp(math.log(many / few) * math.log(model.optimizer.lr / low, high / low))
+    rate = model.optimizer.lr
+    for (low_rate, low_share), (high_rate, high_share) in pairwise(SENT):
+        if rate <= high_rate:
+            position = math.log(rate / low_rate, high_rate / low_rate)  # 0 at the low rate, 1 at the high one
+            return low_share * math.exp(math.log(high_share / low_share) * position)
     return 1.0
 
 
@@ -77,7 +82,10 @@ def with_experts_divided(size: Size, ranks: int) -> Size:
 @lru_cache(maxsize=1024)
 def largest_layer(size: Size, devices: int) -> int:
     """Return the numbers of the largest decoder layer as it is gathered from so many devices."""
-    return max(padded(size.config.tensors(i), devices) - _others(size, i, devices) for i in size.unlike)
+    layers = []
+    for index in size.unlike:
+        layers.append(padded(size.config.tensors(index), devices) - _elsewhere_in_layer(size, index, devices))
+    return max(layers)
 
 
 @lru_cache(maxsize=1024)
@@ -89,16 +97,16 @@ def elsewhere(size: Size, devices: int) -> int:
         >>> elsewhere(mixture, 1) == 48 * 3 * 768 * 2048 * (128 - 16)
         True
     """
-    return sum(count * _others(size, index, devices) for index, count in size.unlike.items())
+    return sum(count * _elsewhere_in_layer(size, index, devices) for index, count in size.unlike.items())
 
 
-def _others(size: Size, index: int, devices: int) -> int:
-    """Return the same of one layer."""
+def _elsewhere_in_layer(size: Size, index: int, devices: int) -> int:
     if size.divided == 1:
         return 0
-    fused, same = size.config.fused(index), max(1, devices // size.divided)
-    own = [(rows // size.divided, numbers) for rows, numbers in fused]
-    return padded(fused, devices) - padded(own, same)
+    experts = size.config.fused(index)
+    gathered = [(rows // size.divided, numbers) for rows, numbers in experts]
+    sharers = max(1, devices // size.divided)  # devices that hold the same experts
+    return padded(experts, devices) - padded(gathered, sharers)
 
 
 def is_small(size: Size) -> bool:

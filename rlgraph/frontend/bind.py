@@ -184,7 +184,7 @@ def _section(tree: Tree, name: str, binder: Binder) -> dict[str, Tree]:
         return {}
     for key, item in section.items.items():
         if not NAME.match(key):
-            law = f"`{key}` is no name: letters, digits and _, not starting with a digit"
+            law = f"`{key}` is not a name: letters, digits and _, not starting with a digit"
             binder.problem("bad-name", law, item.key)
     return section.items
 

@@ -23,7 +23,7 @@ from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
 from rlgraph.syntax.yaml_text import flow
 from rlgraph.variables import with_values
 
-NO_NAME = "`{}` is no name: letters, digits and _, not starting with a digit"
+NO_NAME = "`{}` is not a name: letters, digits and _, not starting with a digit"
 KEYS = ("every", "from")  # these say in which iterations a node runs
 
 
@@ -100,14 +100,14 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
 def _accepted(op: Op) -> tuple[str, ...]:
     """Return the keys that an op's nodes may have beside its attributes."""
     keys = ("model", "in", "out", "rows", *KEYS) if op.engine else ("in", "out", "rows", "pool", *KEYS)
-    further = {
+    conditions = {
         "model": op.declared.recorded,
         "state": op.declared.state == "reads",
         "of": op.copies,
         "joins": joins(op),
         "refill": op.declared.filters,
     }
-    return (*keys, *(key for key, applies in further.items() if applies))
+    return (*keys, *(key for key, applies in conditions.items() if applies))
 
 
 def joins(op: Op) -> bool:
@@ -159,9 +159,12 @@ def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
     attribute = op.declared.columns
     columns = attributes.get(attribute)
     further = []
-    for column, wanted in (columns if isinstance(columns, Mapping) else {}).items():
-        place, mark = f"{name}.{attribute}", tree.at((attribute, column)).mark
-        port = _typed_port(op, column, wanted, f"{place}.{column}", mark, binder)
+    if not isinstance(columns, Mapping):
+        columns = {}
+    place = f"{name}.{attribute}"
+    for column, declared in columns.items():
+        mark = tree.at((attribute, column)).mark
+        port = _typed_port(op, column, declared, f"{place}.{column}", mark, binder)
         if port and column not in known:
             further.append(port)
         if not NAME.match(column):
@@ -173,10 +176,14 @@ def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
     return op if outputs == op.outputs else replace(op, outputs=outputs)
 
 
-def _typed_port(op: Op, column: str, wanted: Any, place: str, mark: Mark, binder: Binder) -> Port | None:
-    """Return the port of a column that an attribute names with a type; None where the type is none."""
-    domain = op.declared.makes or next((port.type.domain for port in op.outputs), "")
-    text = str(wanted.get("type", "text") if isinstance(wanted, Mapping) else wanted)
+def _typed_port(op: Op, column: str, declared: Any, place: str, mark: Mark, binder: Binder) -> Port | None:
+    """Return the port of a column that an attribute names with a type; None where it is not a type."""
+    domain = op.declared.makes or ""
+    if not domain and op.outputs:
+        domain = op.outputs[0].type.domain
+    if isinstance(declared, Mapping):
+        declared = declared.get("type", "text")
+    text = str(declared)
     try:
         kind = ColumnType.parse(text, domain)
         if kind.domain != domain:
@@ -189,19 +196,24 @@ def _typed_port(op: Op, column: str, wanted: Any, place: str, mark: Mark, binder
 
 def _marked(marker: type, op: Op, tree: Tree) -> Iterator[tuple[str, Tree]]:
     for name, spec in op.attributes.model_fields.items():
-        if holds(marker, spec.annotation, *spec.metadata) and (item := tree.get(name)):
+        item = tree.get(name)
+        if item and holds(marker, spec.annotation, *spec.metadata):
             yield name, item
 
 
 def _resolved(leaf: Tree) -> Tree:
-    return replace(leaf, value=resolved(leaf.value, leaf.mark)) if isinstance(leaf.value, str) else leaf
+    if not isinstance(leaf.value, str):
+        return leaf
+    return replace(leaf, value=resolved(leaf.value, leaf.mark))
 
 
 def names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
+    """Return the columns that a node maps its op's names to, in ``in`` or ``out``."""
     item = tree.get(key)
     if item is None:
         return {}
-    if not item.is_map or not all(isinstance(child.value, str) for child in item.items.values()):
+    is_name_map = item.is_map and all(isinstance(child.value, str) for child in item.items.values())
+    if not is_name_map:
         law = f"`{key}` maps the op's names to columns, as {{rewards: shaped}}"
         binder.problem("wrong-type", law, item.mark)
         return {}
@@ -221,5 +233,5 @@ def resolved(path: str, mark: Mark) -> str:
     if path == OPEN or "://" in value or Path(value).is_absolute():
         return path
     origin = Path(mark.source.name)
-    shipped = origin.parent == graphs_folder() or mark.source.name == "command line"
-    return str(Path(path) if shipped else origin.parent / path)
+    is_of_working_directory = origin.parent == graphs_folder() or mark.source.name == "command line"
+    return str(Path(path) if is_of_working_directory else origin.parent / path)

@@ -51,12 +51,20 @@ def bind_node(name: str, tree: Tree, models: Mapping[str, Model], binder: Binder
 
 def _edited(tree: Tree) -> Mark | None:
     """Return where a value in a node comes from elsewhere: the command line, else a file of the user's."""
-    home, shipped = (tree.key or tree.mark).source.name, graphs_folder()
-    marks = [child.key or child.mark for path, child in tree.walk() if path]
-    elsewhere = [mark for mark in marks if mark.source.name != home]
-    names = {mark.source.name for mark in elsewhere}  # few, where marks are many
-    ranks = {"command line": 2} | {name: 0 for name in names if Path(name).parent == shipped}
-    return max(elsewhere, key=lambda mark: ranks.get(mark.source.name, 1), default=None)
+    home = (tree.key or tree.mark).source.name
+    elsewhere: dict[str, Mark] = {}  # a source -> where its first value is
+    for path, child in tree.walk():
+        mark = child.key or child.mark
+        if path and mark.source.name != home:
+            elsewhere.setdefault(mark.source.name, mark)
+    return max(elsewhere.values(), key=_rank_of_source, default=None)
+
+
+def _rank_of_source(mark: Mark) -> int:
+    name = mark.source.name
+    if name == "command line":
+        return 2
+    return 0 if Path(name).parent == graphs_folder() else 1
 
 
 def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
@@ -69,8 +77,9 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
         binder.problem("rows-of-a-source", law, item.key, remedy="remove `rows`")
     if isinstance(item.value, str):
         return {"rows": (item.value,)}
-    if isinstance(item.value, list) and item.value and all(isinstance(n, str) for n in item.plain()):
-        return {"rows": (*item.plain(),)}
+    makers = item.plain()
+    if isinstance(makers, list) and makers and all(isinstance(maker, str) for maker in makers):
+        return {"rows": (*makers,)}
     route = _route(item)
     if route is None:
         law = f"`rows` of node `{name}` names a filter, what makes its rows, or a value of a column"
@@ -82,15 +91,20 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
 
 def _route(item: Tree) -> Route | None:
     """Return the rows by the value of a column, ``{by: COLUMN, is: VALUES}``; None where it is none."""
-    content = item.plain() if item.is_map else {}
-    values = content.get("is", [])
-    if values == [] and "is" in content:
+    if not item.is_map:
+        return None
+    content = item.plain()
+    column, values = content.get("by"), content.get("is", [])
+    if not isinstance(column, str) or not content.keys() <= {"by", "is"}:
         return None
     if not isinstance(values, list):
         values = [values]
-    are_scalars = all(type(value) in (str, int, bool) for value in values) and OPEN not in values
-    is_route = isinstance(content.get("by"), str) and content.keys() <= {"by", "is"}
-    return Route(content["by"], tuple(values)) if is_route and are_scalars else None
+    elif not values and "is" in content:
+        return None
+    are_scalars = all(type(value) in (str, int, bool) for value in values)
+    if not are_scalars or OPEN in values:
+        return None
+    return Route(column, tuple(values))
 
 
 def _state(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
@@ -170,7 +184,7 @@ def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:
     if item is None or item.value in (None, OPEN, False):
         return None
     if not op.declared.filters:
-        law = f"`refill` of node `{name}`: op {op.name} is no filter"
+        law = f"`refill` of node `{name}`: op {op.name} is not a filter"
         binder.problem("refill-of-no-filter", law, item.key, remedy="remove `refill`")
         return None
     if item.value is True:
@@ -246,18 +260,16 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
         return natural[0].name
     if binder.broken or (item and item.value == OPEN):
         return None
-    law = f"node `{name}` needs the tokenizer of one model"
+    law, mark = f"node `{name}` needs the tokenizer of one model", tree.key
+    if natural:
+        mark = natural[-1].mark
     if item:
         law += f"; there is no `{item.value}`"
+        mark = item.mark
     elif len(natural) > 1:
         law += " of several that are trained"
-    remedy = f"set: {{{name}.tokenizer: {natural[0].name if natural else 'MODEL'}}}"
-    mark = tree.key
-    if item:
-        mark = item.mark
-    elif natural:
-        mark = natural[-1].mark
-    binder.problem("no-tokenizer", law, mark, models, remedy)
+    example = natural[0].name if natural else "MODEL"
+    binder.problem("no-tokenizer", law, mark, models, f"set: {{{name}.tokenizer: {example}}}")
     return None
 
 
@@ -291,10 +303,12 @@ def _copied(
 ) -> tuple[str | None, bool]:
     """Return the model whose weights a node copies onto its own, and whether after the update."""
     item = tree.get("of")
-    if item and not op.copies:
-        law = f"op {op.name} copies no weights"
-        binder.problem("of-unused", law, item.key, remedy="remove `of`")
-    if not op.copies or onto is None or (item and item.value == OPEN):
+    if not op.copies:
+        if item:
+            law = f"op {op.name} copies no weights"
+            binder.problem("of-unused", law, item.key, remedy="remove `of`")
+        return None, False
+    if onto is None or (item and item.value == OPEN):
         return None, False
     model, _, version = str(item.value if item else "").partition("@")
     mark = (item.mark if item else tree.key) or tree.mark
@@ -304,15 +318,18 @@ def _copied(
         law = f"there is no model `{item.plain()}`" if item else f"node `{name}` does not say whose weights"
         binder.problem("unknown-model", law, mark, models, nearest(model, models) or "add `of: MODEL`")
         return None, False
-    copied = models[model]
+    _copy_fits(name, models[model], onto, mark, tree, binder)
+    return model, version == "next"
+
+
+def _copy_fits(name: str, copied: Model, onto: Model, mark: Mark, tree: Tree, binder: Binder) -> None:
     if copied is onto:
-        law = f"node `{name}` copies `{model}` onto itself"
+        law = f"node `{name}` copies `{copied.name}` onto itself"
         binder.problem("copy-onto-itself", law, mark, remedy="name the model whose weights it is to have")
     if not onto.spec.frozen:
         law = f"node `{name}` copies onto model `{onto.name}`, which is trained"
         binder.problem("copy-onto-trained", law, tree.items["model"].mark, remedy="copy onto a frozen one")
     if copied.spec.head != onto.spec.head:
-        law = f"node `{name}` copies `{model}`, which has head {copied.spec.head}, onto `{onto.name}`, "
+        law = f"node `{name}` copies `{copied.name}`, which has head {copied.spec.head}, onto `{onto.name}`, "
         law += f"which has {onto.spec.head}"
         binder.problem("wrong-head", law, mark, remedy=f"give models.{onto.name} `head: {copied.spec.head}`")
-    return model, version == "next"

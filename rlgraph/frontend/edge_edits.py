@@ -30,23 +30,32 @@ def insert(tree: Tree, name: str, content: Tree) -> Tree:
         GraphError: nothing writes the column, the new node does not read it or writes not one column, or its
             name is taken.
     """
-    mark, on = content.key or content.mark, content.get("on")
+    mark = content.key or content.mark
+    on = content.get("on")
     if on is None or not isinstance(on.value, str):
         raise fail("bad-edit", f"`insert` puts a node on a column: {name}: {{op: ..., on: COLUMN}}", mark)
-    writer = next((path for path, node in _nodes(tree) if on.value in written(node).values()), None)
-    if writer is None:
-        known, law = [*dict.fromkeys(_columns(tree))], f"no node writes column `{on.value}`"
-        raise fail("edit-missing", law, on.mark, known, nearest(on.value, known))
-    _free(name, mark, _names(tree))
+    *section_path, writer = _writer_of(tree, on)
+    _require_free(name, mark, _names(tree))
     body = content.with_item("on", None)
     column = _spliced(name, body, on)
-    _free(column, mark, _columns(tree))
+    _require_free(column, mark, _columns(tree))
     tree = _redirect(tree, on.value, column, mark, tree)
-    section = _section(tree, writer[:-1])
+    section = _section(tree, tuple(section_path))
     items: dict[str, Tree] = {}
-    for other, child in section.items.items():
-        items |= {other: child, name: body} if other == writer[-1] else {other: child}
-    return put(tree, writer[:-1], replace(section, value=items), body.mark)
+    for node, child in section.items.items():
+        items[node] = child
+        if node == writer:
+            items[name] = body
+    return put(tree, tuple(section_path), replace(section, value=items), body.mark)
+
+
+def _writer_of(tree: Tree, column: Tree) -> TreePath:
+    for path, node in _nodes(tree):
+        if column.value in written(node).values():
+            return path
+    known = [*dict.fromkeys(_columns(tree))]
+    law = f"no node writes column `{column.value}`"
+    raise fail("edit-missing", law, column.mark, known, nearest(column.value, known))
 
 
 def rename(tree: Tree, old: str, new: Tree) -> Tree:
@@ -63,12 +72,12 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
         raise fail("bad-edit", law, new.mark)
     section, _, model = old.rpartition(".")
     if section == "models" and tree.find(("models", model)):
-        _free(new.value, new.mark, tree.items["models"].items)
+        _require_free(new.value, new.mark, tree.items["models"].items)
         tree = _refer_by(tree, ("model", "of", "tokenizer"), model, new.value, mark)
         return _refer(_rekey(tree, ("models",), model, new.value), old, f"models.{new.value}")
     node = old.removeprefix("nodes.")
     if node in _names(tree):
-        _free(new.value, new.mark, _names(tree))
+        _require_free(new.value, new.mark, _names(tree))
         return _rename_node(tree, node, new.value, mark)
     if old in _columns(tree):
         return _rename_column(tree, old, new.value, mark)
@@ -83,16 +92,17 @@ def _spliced(name: str, body: Tree, on: Tree) -> str:
     node = _node(name, filled(body)[0])
     if node is None:
         raise fail("no-op", f"node `{name}` does not say what it is", body.key, remedy=f"{name}: {{op: ...}}")
-    if on.value not in (node.called.ins.get(port.name, port.name) for port in wanted(node)):
+    columns_read = [node.called.ins.get(port.name, port.name) for port in wanted(node)]
+    if on.value not in columns_read:
         law = f"node `{name}` ({node.op.name}) is put on column `{on.value}`, and does not read it"
         remedy = f"say which of its parameters does: in: {{PARAMETER: {on.value}}}"
         raise fail("insert-unread", law, on.mark, sorted(declared(node)), remedy)
-    column, *more = written(node).values() or [""]
-    if more or not column:
-        columns = ", ".join([column, *more])
-        law = f"`insert` takes an op that writes one column; {node.op.name} writes {columns or 'none'}"
+    columns = [*written(node).values()]
+    if len(columns) != 1:
+        listing = ", ".join(columns) or "none"
+        law = f"`insert` takes an op that writes one column; {node.op.name} writes {listing}"
         raise fail("insert-outputs", law, body.key, remedy="use `add`, and set `in` of its readers")
-    return column
+    return columns[0]
 
 
 def _refer_by(tree: Tree, keys: tuple[str, ...], old: str, new: str, mark: Mark) -> Tree:
@@ -103,28 +113,31 @@ def _refer_by(tree: Tree, keys: tuple[str, ...], old: str, new: str, mark: Mark)
                 item = node.get(key)
                 if item is None:
                     continue
-                referred, separator, version = str(item.value).partition("@")
-                if isinstance(item.value, list):  # several that make its rows
-                    renamed = item.mapped(
-                        lambda leaf: replace(leaf, value=new) if leaf.value == old else leaf
-                    )
-                    tree = put(tree, (*section, name, key), renamed, mark)
-                elif referred == old:
-                    renamed = replace(item, value=f"{new}{separator}{version}")
+                renamed = _referring(item, old, new)
+                if renamed is not item:
                     tree = put(tree, (*section, name, key), renamed, mark)
     return tree
 
 
+def _referring(item: Tree, old: str, new: str) -> Tree:
+    """Return a value that refers to a node or model by its new name; the same where it refers to another."""
+    if isinstance(item.value, list):  # several that make its rows
+        return item.mapped(lambda leaf: replace(leaf, value=new) if leaf.value == old else leaf)
+    referred, separator, version = str(item.value).partition("@")
+    return replace(item, value=f"{new}{separator}{version}") if referred == old else item
+
+
 def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
-    lone = {path: node for path, node in _nodes(tree) if path[-1] == old and "" in written(node)}
-    if any(old in written(node).values() for node in lone.values()):
+    # nodes whose only output goes by the name of its node
+    namesakes = {path: node for path, node in _nodes(tree) if path[-1] == old and "" in written(node)}
+    if any(old in written(node).values() for node in namesakes.values()):
         tree = _rename_column(tree, old, new, mark)
     tree = _refer_by(tree, ("rows", "state", "joins"), old, new, mark)
     for section in (TRAIN, EVAL):
         path = (*section, old)
         if not tree.find(path):
             continue
-        if path in lone and tree.find((*path, "out", old)):  # a lone output goes by the name of its node
+        if path in namesakes and tree.find((*path, "out", old)):
             node = _rekey(_section(tree, path), ("out",), old, new)
             tree = put(tree, path, _with_ports(node, "out"), mark)
         tree = _rekey(tree, section, old, new)
@@ -133,11 +146,11 @@ def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
 
 
 def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
-    _free(new, mark, _columns(tree))
-    there = _sections(tree, old)
+    _require_free(new, mark, _columns(tree))
+    sections = _sections(tree, old)
     for path, node in _nodes(tree):
         optional = {port.name for port in wanted(node) if port.optional}
-        if not optional.isdisjoint(_readers(tree, path, node, new, there, old)):
+        if not optional.isdisjoint(_readers(tree, path, node, new, sections, old)):
             law = f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
             raise fail("name-taken", law, mark, remedy="take another name")
 
@@ -147,22 +160,22 @@ def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     return _redirect(_map_ports(tree, "out", outs, new, mark), old, new, mark, tree)
 
 
-def _redirect(tree: Tree, old: str, new: str, mark: Mark, before: Tree) -> Tree:
+def _redirect(tree: Tree, old: str, new: str, mark: Mark, original: Tree) -> Tree:
     """Redirect the readers of one column to another: parameters of nodes, and ``eval.report``.
 
-    ``before`` is the tree in which the column was written under its old name.
+    ``original`` is the tree in which the column was written under its old name.
     """
-    there = _sections(tree, old, new)
+    sections = _sections(tree, old, new)
 
     def ins(path: TreePath, node: Node) -> list[str]:
-        return _readers(before, path, node, old, there, old)
+        return _readers(original, path, node, old, sections, old)
 
     tree = _map_ports(tree, "in", ins, new, mark)
     for section in (TRAIN, EVAL):
         for name, node in _section(tree, section).items.items():
-            by = node.at(("rows", "by"))  # a route's column
-            if by.value == old and node.get("rows") is not by:
-                tree = put(tree, (*section, name, "rows", "by"), replace(by, value=new), mark)
+            route_column = node.at(("rows", "by"))
+            if route_column.value == old and node.get("rows") is not route_column:
+                tree = put(tree, (*section, name, "rows", "by"), replace(route_column, value=new), mark)
     for metric, column in _section(tree, ("eval", "report")).items.items():
         if column.value == old:
             tree = put(tree, ("eval", "report", metric), replace(column, value=new), mark)
@@ -171,22 +184,23 @@ def _redirect(tree: Tree, old: str, new: str, mark: Mark, before: Tree) -> Tree:
 
 def _sections(tree: Tree, *columns: str) -> set[TreePath]:
     """Return the sections in which nodes write one of some columns: training, evaluation."""
-    return {path[:-1] for path, node in _nodes(tree) if {*columns} & {*written(node).values()}}
+    sections = set()
+    for path, node in _nodes(tree):
+        if not set(columns).isdisjoint(written(node).values()):
+            sections.add(path[:-1])
+    return sections
 
 
 def _readers(
-    tree: Tree, path: TreePath, node: Node, column: str, there: set[TreePath], held: str
+    tree: Tree, path: TreePath, node: Node, column: str, sections: set[TreePath], name_in_tree: str
 ) -> list[str]:
-    """Return the parameters through which a node reads a column, which the sections ``there`` write.
-
-    ``held`` is the column's name in the tree.
-    """
+    """Return the parameters through which a node reads a column, which some sections write."""
     ins = node.called.ins
     # in training, a column that only an evaluation writes is absent: an optional parameter reads nothing
-    is_absent = path[:-1] == TRAIN and TRAIN not in there
+    is_absent = path[:-1] == TRAIN and TRAIN not in sections
     ports = [port for port in wanted(node) if ins.get(port.name, port.name) == column]
     has_token_port = any(port.optional and port.type.axis for port in ports)
-    is_along_others = has_token_port and _other_tokens(tree, node, held)
+    is_along_others = has_token_port and _is_along_other_tokens(tree, node, name_in_tree)
     readers = []
     for port in ports:
         is_skipped = port.optional and (is_absent or (bool(port.type.axis) and is_along_others))
@@ -195,7 +209,7 @@ def _readers(
     return readers
 
 
-def _other_tokens(tree: Tree, node: Node, column: str) -> bool:
+def _is_along_other_tokens(tree: Tree, node: Node, column: str) -> bool:
     """Return whether a column is along the tokens of other rows than those that a node maps `tokens` to."""
     tokens = node.called.ins.get("tokens")
     if not tokens:
@@ -213,17 +227,18 @@ def _map_ports(
 ) -> Tree:
     """Redirect some ports in ``in`` or ``out`` of every node to another column."""
     for section in (TRAIN, EVAL):  # evaluation second: its nodes inherit from those that are changed by then
-        for path, node in [(p, n) for p, n in _nodes(tree) if p[:-1] == section]:
-            for port in ports(path, node):
-                tree = _map_port(tree, path, key, port, Tree(column, mark, mark))
+        for path, node in [*_nodes(tree)]:
+            if path[:-1] == section:
+                for port in ports(path, node):
+                    tree = _map_port(tree, path, key, port, Tree(column, mark, mark))
     return tree
 
 
 def _map_port(tree: Tree, path: TreePath, key: str, port: str, column: Tree) -> Tree:
     node = _section(tree, path)
     inherits = path[:-1] == EVAL and not node.get("op")
-    above = _section(tree, (*TRAIN, path[-1])) if inherits else node
-    ports = node.get(key) or above.get(key) or Tree({}, column.mark, column.mark)
+    parent = _section(tree, (*TRAIN, path[-1])) if inherits else node
+    ports = node.get(key) or parent.get(key) or Tree({}, column.mark, column.mark)
     node = node.with_item(key, ports.with_item(port, column))
     return put(tree, path, node if inherits else _with_ports(node, key), column.mark)
 
@@ -242,8 +257,9 @@ def _refer(tree: Tree, old: str, new: str) -> Tree:
         return f"${{{new}{name[len(old) :]}}}" if f"{name}.".startswith(f"{old}.") else match[0]
 
     def referred(leaf: Tree) -> Tree:
-        text = isinstance(leaf.value, str)
-        return replace(leaf, value=INTERPOLATION.sub(renamed, leaf.value)) if text else leaf
+        if not isinstance(leaf.value, str):
+            return leaf
+        return replace(leaf, value=INTERPOLATION.sub(renamed, leaf.value))
 
     return tree.mapped(referred)
 
@@ -273,10 +289,14 @@ def _columns(tree: Tree) -> Iterator[str]:
 def _nodes(tree: Tree) -> Iterator[tuple[TreePath, Node]]:
     """Yield every node with its place; those of ``eval`` as they are with its changes."""
     plain, _ = filled(tree)
-    train, changes = _section(plain, TRAIN).items, _section(plain, EVAL).items.items()
-    places: list[tuple[TreePath, Tree]] = [((*TRAIN, name), node) for name, node in train.items()]
-    places += [((*EVAL, name), changed(train.get(name), change)) for name, change in changes]
-    yield from ((path, node) for path, body in places if (node := _node(path[-1], body)))
+    train = _section(plain, TRAIN).items
+    bodies: dict[TreePath, Tree] = {(*TRAIN, name): body for name, body in train.items()}
+    for name, change in _section(plain, EVAL).items.items():
+        bodies[*EVAL, name] = changed(train.get(name), change)
+    for path, body in bodies.items():
+        node = _node(path[-1], body)
+        if node is not None:
+            yield path, node
 
 
 def _node(name: str, tree: Tree) -> Node | None:
@@ -285,10 +305,11 @@ def _node(name: str, tree: Tree) -> Node | None:
     bound = bind_call(name, tree, binder)
     if bound is None:
         return None
-    call = replace(bound[0], ins=names(tree, "in", binder), outs=names(tree, "out", binder))
-    return Node(name, call=call, hooks=bound[1], mark=tree.key)
+    call, hooks = bound
+    call = replace(call, ins=names(tree, "in", binder), outs=names(tree, "out", binder))
+    return Node(name, call=call, hooks=hooks, mark=tree.key)
 
 
-def _free(name: str, mark: Mark, taken: Iterable[str]) -> None:
-    if name in taken:
+def _require_free(name: str, mark: Mark, used: Iterable[str]) -> None:
+    if name in used:
         raise fail("name-taken", f"there is a `{name}` already", mark, remedy="take another name")

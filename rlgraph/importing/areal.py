@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Problem
-from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.draft import Draft
 from rlgraph.importing.importer import (
     COMMON,
-    By,
+    Converters,
     Hand,
     Idle,
     Imported,
@@ -20,6 +20,7 @@ from rlgraph.importing.importer import (
     graph_name,
     outcomes_of,
     own_tokenizer,
+    remark,
     warmup_share,
 )
 from rlgraph.importing.inherited import read_inherited
@@ -32,6 +33,7 @@ SOURCES = {"sft": "examples", "dpo": "pairs", "rw": "pairs"}
 REJECTS = "actor.rejection_sampling"
 SIZE = re.compile(r"([dptce])(\d+)")
 FAR = 30.0  # nats, where there is no bound
+BOTH_OVER_BATCH = {"mean": "batch", "std": "batch"}
 ALL = 100_000_000  # AReaL's top_k that keeps all
 
 
@@ -41,30 +43,30 @@ def import_areal(file: Path | None, overrides: Sequence[str], folder: Path = Pat
     Raises:
         GraphError: the settings can't be read, or are of no trainer.
     """
-    given = read_inherited(file, overrides)
-    kind = trainer_of(given)
-    options = Options(table_of("areal", kind), given, folder)
+    settings = read_inherited(file, overrides)
+    kind = trainer_of(settings)
+    options = Options(table_of("areal", kind), settings, folder)
     draft = draft_of(options)
-    outcomes = [*told(options), *outcomes_of(options, draft, BY), *combined(draft)]
+    outcomes = [*remarks(options), *outcomes_of(options, draft, CONVERTERS), *combined(draft)]
     return Imported(graph_name(file.stem if file else kind), "AReaL", draft, outcomes)
 
 
-def trainer_of(given: Mapping[str, Any]) -> str:
+def trainer_of(settings: Mapping[str, Any]) -> str:
     """Return whose settings they are: ppo, sft, rw or dpo, by the data that they train on.
 
     Raises:
         GraphError: there is no actor, so that nothing is trained.
     """
-    if given and not any(key.startswith("actor.") for key in given):
+    if settings and not any(key.startswith("actor.") for key in settings):
         law = "there is no section `actor`: these are settings of a program that trains nothing"
         remedy = "`rlgraph eval GRAPH` measures a policy, and `rlgraph chat` samples from it"
         raise GraphError([Problem("no-trainer", law, None, (), remedy)])
-    kind = given.get("train_dataset.type")
+    kind = settings.get("train_dataset.type")
     if kind in SOURCES:
         return str(kind)
-    has_rollout = any(key.startswith(("rollout.", "gconfig.")) for key in given)
-    if kind is None and not has_rollout and given:
-        return "rw" if given.get("actor.is_critic") else "sft"
+    has_rollout = any(key.startswith(("rollout.", "gconfig.")) for key in settings)
+    if kind is None and not has_rollout and settings:
+        return "rw" if settings.get("actor.is_critic") else "sft"
     return "ppo"
 
 
@@ -74,8 +76,7 @@ def draft_of(options: Options) -> Draft:
     source = SOURCES.get(kind, "prompts")
     if kind == "ppo":
         draft = _policy_gradient(options)
-        longest = options["train_dataset.max_length"]
-        draft.set("prompts.max_prompt_tokens", longest)
+        draft.set("prompts.max_prompt_tokens", options["train_dataset.max_length"])
     else:
         draft = Draft(options.table.facts["graphs"][kind])
         draft.set(f"{source}.max_tokens", options["train_dataset.max_length"])
@@ -87,36 +88,45 @@ def draft_of(options: Options) -> Draft:
     else:
         draft.remove("schedule.iterations")
         draft.set("schedule.epochs", options["total_train_epochs"])
-    if kind == "ppo" and (every := evaluated_every(options)):
-        draft.evaluate(every, {}, before=False)
+    interval = evaluation_interval(options)
+    if kind == "ppo" and interval:
+        draft.evaluate(interval, {}, before=False)
     _places(draft, options)
     if options.is_on("actor.use_lora"):
-        targets = options["actor.target_modules"]
-        listed = "all-linear" if not targets or "all-linear" in targets else list(targets)
-        size = {"rank": options["actor.lora_rank"], "alpha": float(options["actor.lora_alpha"])}
         model = "reward" if kind == "rw" else "policy"
-        draft.set(f"models.{model}.train.lora", {**size, "targets": listed})
+        draft.set(f"models.{model}.train.lora", _lora(options))
     return draft
 
 
+def _lora(options: Options) -> dict[str, Any]:
+    targets = options["actor.target_modules"]
+    adapts_all = not targets or "all-linear" in targets
+    return {
+        "rank": options["actor.lora_rank"],
+        "alpha": float(options["actor.lora_alpha"]),
+        "targets": "all-linear" if adapts_all else list(targets),
+    }
+
+
 def _policy_gradient(options: Options) -> Draft:
-    has_critic = any(key.startswith("critic.") for key in options.values)
+    has_critic = has_section(options, "critic")
     draft = Draft("ppo" if has_critic else "reinforce_pp")
     draft.set("prompts.answer_after", None)
     draft.set("update_policy.aggregate", "token-mean")
     _loss(draft, options)
-    last = _rewards(draft, options)
-    beta = options["actor.kl_ctl"] if has_reference(options) else 0
-    draft.set("shaped.beta", float(beta))
-    draft.set("shaped.kl", options["actor.kl_estimator"])
-    draft.set("shaped.in", {"rewards": last})
+    rewards = _rewards(draft, options)
+    beta = options["actor.kl_ctl"] if has_section(options, "ref") else 0
+    has_old_logprobs = draft.has("old_logprobs")
+    reads = {"rewards": rewards}
     if not beta:
         draft.remove("ref_logprobs", "models.ref")
-        measured = "old_logprobs" if draft.has("old_logprobs") else "rollout_logprobs"
-        reads = {"rewards": last, "ref_logprobs": measured}  # read, and times 0
-        draft.set("shaped.in", reads)
-    if not draft.has("old_logprobs"):
-        draft.set("shaped.in", {**draft.value("shaped.in"), "old_logprobs": "rollout_logprobs"})
+        # they are read, and times 0
+        reads["ref_logprobs"] = "old_logprobs" if has_old_logprobs else "rollout_logprobs"
+    if not has_old_logprobs:
+        reads["old_logprobs"] = "rollout_logprobs"
+    draft.set("shaped.beta", float(beta))
+    draft.set("shaped.kl", options["actor.kl_estimator"])
+    draft.set("shaped.in", reads)
     gamma, lam = float(options["actor.discount"]), float(options["actor.gae_lambda"])
     if has_critic:
         draft.set("advantages.gamma", gamma)
@@ -127,61 +137,75 @@ def _policy_gradient(options: Options) -> Draft:
     return draft
 
 
-def has_reference(options: Options) -> bool:
-    return any(key.startswith("ref.") for key in options.values)
+def has_section(options: Options, section: str) -> bool:
+    return any(key.startswith(f"{section}.") for key in options.values)
 
 
 def whitens(options: Options) -> bool:
     """Return whether advantages are normalised over the batch; AReaL's section has both levels by default."""
-    given = any(key.startswith("actor.adv_norm.") for key in options.values)
-    levels = [options.values.get(f"actor.adv_norm.{part}_level", "batch") for part in ("mean", "std")]
-    return given and levels == ["batch", "batch"]
+    return has_section(options, "actor.adv_norm") and _levels(options, "actor.adv_norm") == BOTH_OVER_BATCH
+
+
+def _levels(options: Options, section: str) -> dict[str, str]:
+    """Return over what a mean and a deviation are taken, by AReaL's words; "none" where they are not."""
+    levels = {}
+    for statistic in ("mean", "std"):
+        levels[statistic] = options.values.get(f"{section}.{statistic}_level", "batch") or "none"
+    return levels
 
 
 def _loss(draft: Draft, options: Options) -> None:
     """Give the update AReaL's loss, and the log-probs that its ratio is to."""
-    low, high = options["actor.eps_clip"], options["actor.eps_clip_higher"]
-    loss: dict[str, Any] = {"kind": "ppo_clip", "clip": low, "clip_high": low if high is None else high}
-    if options.is_on("actor.use_sapo_loss"):
-        tau, negative = options["actor.sapo_tau_pos"], options["actor.sapo_tau_neg"]
-        loss = {"kind": "sapo", "tau": tau, "tau_negative": negative}
-    elif options["actor.c_clip"] is not None:
-        loss["dual_clip"] = options["actor.c_clip"]
-    if options["actor.importance_sampling_level"] == "sequence":
-        loss["level"] = "sequence"
-    if not low and loss["kind"] == "ppo_clip":
-        loss |= {"clip": 1e-9, "clip_high": high or 1e-9}
-    draft.edit("replace", **{"update_policy.loss": loss})
-    decoupled = options.is_on("actor.use_decoupled_loss")
-    if not decoupled and not options.is_on("actor.recompute_logprob"):
+    draft.edit("replace", **{"update_policy.loss": _loss_attributes(options)})
+    is_decoupled = options.is_on("actor.use_decoupled_loss")
+    if not is_decoupled and not options.is_on("actor.recompute_logprob"):
         draft.set("update_policy.in.old_logprobs", "rollout_logprobs")
         draft.remove("old_logprobs")
-    given = options.below(f"{REJECTS}.*")
-    if decoupled and given:
-        _reject(draft, given)
+    rejection = options.nested(f"{REJECTS}.*")
+    if is_decoupled and rejection:
+        _reject(draft, rejection)
     elif draft.has("old_logprobs") and options["rollout.max_head_offpolicyness"]:
         # AReaL weighs nothing by what sampled; the graph has to say so of rows that are older
         draft.edit("add", rollout_weights={"op": "correction.tis", "floor": 1.0, "cap": 1.0})
 
 
-def _reject(draft: Draft, given: Mapping[str, Any]) -> None:
+def _loss_attributes(options: Options) -> dict[str, Any]:
+    loss: dict[str, Any]
+    if options.is_on("actor.use_sapo_loss"):
+        tau, negative = options["actor.sapo_tau_pos"], options["actor.sapo_tau_neg"]
+        loss = {"kind": "sapo", "tau": tau, "tau_negative": negative}
+    else:
+        low, high = options["actor.eps_clip"], options["actor.eps_clip_higher"]
+        if not low:
+            low, high = 1e-9, high or 1e-9  # the op takes bounds above 0
+        loss = {"kind": "ppo_clip", "clip": low, "clip_high": low if high is None else high}
+        if options["actor.c_clip"] is not None:
+            loss["dual_clip"] = options["actor.c_clip"]
+    if options["actor.importance_sampling_level"] == "sequence":
+        loss["level"] = "sequence"
+    return loss
+
+
+def _reject(draft: Draft, settings: Mapping[str, Any]) -> None:
     """Weigh tokens by the policy over what sampled, where that is within AReaL's bounds."""
-    upper, lower = given.get("upper", 5.0), given.get("lower")
-    metric, is_token = given.get("metric", "ratio"), given.get("level", "token") == "token"
+    upper, lower = settings.get("upper", 5.0), settings.get("lower")
+    metric = settings.get("metric", "ratio")
+    is_token = settings.get("level", "token") == "token"
     if metric == "ratio" and is_token:
-        if given.get("action", "mask") == "clamp":
+        if settings.get("action", "mask") == "clamp":
             weights = {"op": "correction.tis", "level": "token", "floor": lower or 0.0, "cap": upper}
         else:
             weights = {"op": "correction.mis", "level": "token", "low": lower or 0.0, "high": upper}
         draft.edit("add", rollout_weights=weights)
         return
     draft.edit("add", weights={"op": "correction.tis", "level": "token", "cap": None})
-    over = "token" if is_token else given.get("agg", "mean")
+    over = "token" if is_token else settings.get("agg", "mean")
     if metric == "ratio":  # of a geometric mean, from lower to upper
-        least = FAR if not lower else -math.log(lower)
-        bounds = {"kl": "k1", "threshold": least, "least": -math.log(upper)}
+        threshold = -math.log(lower) if lower else FAR
+        bounds = {"kl": "k1", "threshold": threshold, "least": -math.log(upper)}
     elif metric == "kl_k1":  # of the policy over what sampled, correction.reject's the other way round
-        bounds = {"kl": "k1", "threshold": FAR if lower is None else max(-lower, 1e-9), "least": -upper}
+        threshold = FAR if lower is None else max(-lower, 1e-9)
+        bounds = {"kl": "k1", "threshold": threshold, "least": -upper}
     else:
         bounds = {"kl": metric.removeprefix("kl_"), "threshold": upper}
         if lower is not None:
@@ -190,33 +214,38 @@ def _reject(draft: Draft, given: Mapping[str, Any]) -> None:
 
 
 def _rewards(draft: Draft, options: Options) -> str:
-    """Shape, scale and normalise rewards, in AReaL's order; return the column of the last."""
-    last = "rewards"
+    """Shape, scale and normalise rewards, in AReaL's order; return the column with the final rewards."""
+    rewards = "rewards"
     if options.is_on("actor.overlong_reward_penalty"):
-        limit = options["actor.max_new_tokens"]
-        penalty = {"limit": limit, "buffer": options["actor.overlong_tokens"]}
-        factor = float(options["actor.overlong_penalty_factor"])
-        draft.edit(
-            "add", overlong={"op": "reward.overlong", **penalty, "penalty": factor, "in": {"rewards": last}}
-        )
-        last = "overlong"
-    most = float(options["actor.reward_clip"])
-    affine = {"shift": float(options["actor.reward_bias"]), "factor": float(options["actor.reward_scaling"])}
-    draft.edit(
-        "add", scaled={"op": "reward.scale", **affine, "low": -most, "high": most, "in": {"rewards": last}}
-    )
-    last = "scaled"
-    if any(key.startswith("actor.reward_norm.") for key in options.values):
-        given = options.values
-        levels = {
-            part: given.get(f"actor.reward_norm.{part}_level", "batch") or "none" for part in ("mean", "std")
+        overlong = {
+            "op": "reward.overlong",
+            "limit": options["actor.max_new_tokens"],
+            "buffer": options["actor.overlong_tokens"],
+            "penalty": float(options["actor.overlong_penalty_factor"]),
+            "in": {"rewards": rewards},
         }
-        normal = {"op": "reward.whiten", **levels, "eps": float(options["actor.reward_norm.eps"] or 1e-5)}
-        if options.is_on("actor.reward_norm.mean_leave1out"):
+        draft.edit("add", overlong=overlong)
+        rewards = "overlong"
+    bound = float(options["actor.reward_clip"])
+    scaled = {
+        "op": "reward.scale",
+        "shift": float(options["actor.reward_bias"]),
+        "factor": float(options["actor.reward_scaling"]),
+        "low": -bound,
+        "high": bound,
+        "in": {"rewards": rewards},
+    }
+    draft.edit("add", scaled=scaled)
+    rewards = "scaled"
+    section = "actor.reward_norm"
+    if has_section(options, section):
+        eps = float(options[f"{section}.eps"] or 1e-5)
+        normal: dict[str, Any] = {"op": "reward.whiten", **_levels(options, section), "eps": eps}
+        if options.is_on(f"{section}.mean_leave1out"):
             normal["leave_one_out"] = True
-        draft.edit("add", normal={**normal, "in": {"rewards": last}})
-        last = "normal"
-    return last
+        draft.edit("add", normal={**normal, "in": {"rewards": rewards}})
+        rewards = "normal"
+    return rewards
 
 
 def sizes_of(backend: object) -> dict[str, int]:
@@ -227,13 +256,18 @@ def sizes_of(backend: object) -> dict[str, int]:
         {'d': 2, 'p': 2, 't': 1}
     """
     text = str(backend or "").rpartition(":")[2]
-    text = re.sub(r"^\w+\.", "", text)
-    if "(" in text:  # of a mixture: attention and experts are divided by themselves
-        experts = re.search(r"ffn:([a-z0-9]+)", str(backend))
-        attention = re.search(r"attn:([a-z0-9]+)", str(backend))
-        sizes = {letter: int(n) for letter, n in SIZE.findall(attention[1] if attention else "")}
-        return sizes | {"e": int(dict(SIZE.findall(experts[1] if experts else "")).get("e", 1))}
-    return {letter: int(n) for letter, n in SIZE.findall(text)}
+    if "(" not in text:
+        return _sizes_in(re.sub(r"^\w+\.", "", text))
+    # of a mixture of experts: attention and experts are divided separately
+    attention = re.search(r"attn:([a-z0-9]+)", str(backend))
+    experts = re.search(r"ffn:([a-z0-9]+)", str(backend))
+    sizes = _sizes_in(attention[1]) if attention else {}
+    expert_sizes = _sizes_in(experts[1]) if experts else {}
+    return sizes | {"e": expert_sizes.get("e", 1)}
+
+
+def _sizes_in(text: str) -> dict[str, int]:
+    return {letter: int(size) for letter, size in SIZE.findall(text)}
 
 
 def engines_of(options: Options) -> tuple[dict[str, int], dict[str, int]]:
@@ -256,8 +290,8 @@ def _places(draft: Draft, options: Options) -> None:
     for letter, ours in (("t", "tensor_parallel"), ("c", "sequence_parallel"), ("e", "expert_parallel")):
         draft.set(f"models.{model}.train.{ours}", trains.get(letter, 1))
     if options.table.kind != "ppo" or not generates or not trains:
-        whole = options["cluster.n_nodes"] * options["cluster.n_gpus_per_node"]
-        draft.set("pools.main.devices", devices_of(trains) if trains else whole)
+        all_devices = options["cluster.n_nodes"] * options["cluster.n_gpus_per_node"]
+        draft.set("pools.main.devices", devices_of(trains) if trains else all_devices)
         return
     draft.edit(
         "set", pools={"train": {"devices": devices_of(trains)}, "gen": {"devices": devices_of(generates)}}
@@ -269,39 +303,45 @@ def _places(draft: Draft, options: Options) -> None:
         draft.set("schedule.stream", {"staleness": int(ahead), "too_old": "wait"})
 
 
-def told(options: Options) -> Iterator[KeyOutcome]:
-    """Yield what the user has to see to that stands behind no key, or behind several."""
+def remarks(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to look after and what no single key stands for."""
     facts = options.table.facts["told"]
-    yield KeyOutcome("the data", UNKNOWN, "hand", facts["data"])
-    generates, trains = engines_of(options)
-    if any(sizes.get("p", 1) > 1 for sizes in (generates, trains)):
+    yield remark("the data", facts["data"])
+    if any(sizes.get("p", 1) > 1 for sizes in engines_of(options)):
         text = "layers are not dealt out to stages: the devices of a pool hold all of them, divided"
-        yield KeyOutcome("pipeline parallel", UNKNOWN, "hand", text)
+        yield remark("pipeline parallel", text)
     if options.table.kind != "ppo":
         return
-    yield KeyOutcome("the reward", UNKNOWN, "hand", facts["reward"])
-    if options["actor.kl_ctl"] and not has_reference(options):
-        yield KeyOutcome("the KL", UNKNOWN, "hand", facts["no_reference"])
-    elif options["actor.kl_ctl"] and options.is_on("actor.use_decoupled_loss"):
-        yield KeyOutcome("the KL", UNKNOWN, "hand", facts["kl_sampled"])
-    given = options.below(f"{REJECTS}.*")
-    metric = given.get("metric", "ratio")
-    if given.get("level") == "sequence" and metric == "ratio":
-        yield KeyOutcome(REJECTS, UNKNOWN, "hand", facts["sequence"])
-    if metric == "kl_k3":
-        yield KeyOutcome(REJECTS, UNKNOWN, "hand", facts["k3"])
-    elif given.get("level") == "sequence" and given.get("agg") == "max" and metric != "kl_k2":
-        yield KeyOutcome(REJECTS, UNKNOWN, "hand", facts["max"])
-    if given.get("action") == "clamp" and metric != "ratio":
-        yield KeyOutcome(REJECTS, UNKNOWN, "hand", facts["clamp"])
+    yield remark("the reward", facts["reward"])
+    if options["actor.kl_ctl"]:
+        if not has_section(options, "ref"):
+            yield remark("the KL", facts["no_reference"])
+        elif options.is_on("actor.use_decoupled_loss"):
+            yield remark("the KL", facts["kl_sampled"])
+    yield from _remarks_on_rejection(options.nested(f"{REJECTS}.*"), facts)
     if options["actor.eps_clip"] == 0 and not options.is_on("actor.use_sapo_loss"):
         text = "a clip of 0 leaves no gradient but at a ratio of 1: the graph has 1e-9"
         yield KeyOutcome("actor.eps_clip", 0, "hand", text)
 
 
-def evaluated_every(options: Options) -> int | str:
+def _remarks_on_rejection(settings: Mapping[str, Any], facts: Mapping[str, str]) -> Iterator[KeyOutcome]:
+    metric = settings.get("metric", "ratio")
+    is_sequence = settings.get("level") == "sequence"
+    if is_sequence and metric == "ratio":
+        yield remark(REJECTS, facts["sequence"])
+    if metric == "kl_k3":
+        yield remark(REJECTS, facts["k3"])
+    elif is_sequence and metric != "kl_k2" and settings.get("agg") == "max":
+        yield remark(REJECTS, facts["max"])
+    if settings.get("action") == "clamp" and metric != "ratio":
+        yield remark(REJECTS, facts["clamp"])
+
+
+def evaluation_interval(options: Options) -> int | str:
     """Return how often AReaL evaluates, 0 where it does not: of several counts the first."""
-    steps, seconds, epochs = (options[f"evaluator.freq_{unit}"] for unit in ("steps", "secs", "epochs"))
+    steps = options["evaluator.freq_steps"]
+    seconds = options["evaluator.freq_secs"]
+    epochs = options["evaluator.freq_epochs"]
     if steps:
         return int(steps)
     if seconds:
@@ -310,7 +350,7 @@ def evaluated_every(options: Options) -> int | str:
 
 
 def duration(kind: str) -> Callable[[float, Options], Interval]:
-    """Return what reads how many seconds lie between two checkpoints, or two evaluations.
+    """Return a converter of the seconds between two checkpoints, or two evaluations.
 
     AReaL's are due by each count that is given, steps, seconds or epochs; the graph has the first of them.
 
@@ -318,26 +358,27 @@ def duration(kind: str) -> Callable[[float, Options], Interval]:
         kind: ``saver`` or ``evaluator``.
     """
 
-    def read(value: float, options: Options) -> Interval:
-        _only_one(options, f"{kind}.freq_steps")
+    def interval(value: float, options: Options) -> Interval:
+        _refuse_second_count(options, f"{kind}.freq_steps")
         return duration_of(value)
 
-    return read
+    return interval
 
 
 def epochs(kind: str) -> Callable[[float, Options], Interval]:
-    """Return what reads how many epochs lie between them, as ``duration`` does seconds."""
+    """Return a converter of the epochs between them."""
 
-    def read(value: float, options: Options) -> Interval:
-        _only_one(options, f"{kind}.freq_steps", f"{kind}.freq_secs")
+    def interval(value: float, options: Options) -> Interval:
+        _refuse_second_count(options, f"{kind}.freq_steps", f"{kind}.freq_secs")
         return epochs_of(value)
 
-    return read
+    return interval
 
 
-def _only_one(options: Options, *others: str) -> None:
-    if other := next((key for key in others if options[key]), None):
-        raise Hand(f"{other} counts too, and the graph has one interval: that of {other}")
+def _refuse_second_count(options: Options, *keys: str) -> None:
+    for key in keys:
+        if options[key]:
+            raise Hand(f"{key} counts too, and the graph has one interval: that of {key}")
 
 
 def min_lr(value: float, options: Options) -> float:
@@ -372,7 +413,7 @@ def group_size(value: int, options: Options) -> int:
     raise Idle("a group is the samples of a prompt")
 
 
-BY: By = {
+CONVERTERS: Converters = {
     **COMMON,
     "betas": lambda _, o: [float(o[f"actor.optimizer.beta{n}"]) for n in (1, 2)],
     "share": warmup_share,

@@ -1,4 +1,4 @@
-"""A graph in the making: a shipped parent and the edits so far, each applied as soon as it is made."""
+"""A graph that is being built: a shipped parent and the edits so far, each applied as soon as it is made."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,17 +15,29 @@ from rlgraph.syntax.settings import Eval, GraphFile
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow
 
-# Without a declared default are what a node or a section takes beside its attributes
+# what a node takes beside its attributes, without a declared default
 FREE = ("from", "every", "rows", "in", "out", "refill", "op")
+SECTIONS = ("seed", "models", "nodes", "eval", "pools", "schedule")
+READERS_OF_GROUPS = (
+    "old_logprobs",
+    "ref_logprobs",
+    "values",
+    "normal",
+    "shaped",
+    "scored",
+    "token_rewards",
+    "advantages",
+)
 UNKNOWN = object()
-NO_LIMIT = 1000  # rounds of a refill that is to have no limit
+NO_LIMIT = 1000  # rounds of a refill without a limit
 
 
 class Draft:
     """The parent, its edits, and the tree that they make of it."""
 
     def __init__(self, extends: str) -> None:
-        self.extends, self.tree = extends, as_written(extends)
+        self.extends = extends
+        self.tree = as_written(extends)
         self.edits: list[tuple[str, dict[str, Any]]] = []
 
     def edit(self, word: str, **content: Any) -> None:
@@ -43,9 +55,10 @@ class Draft:
             self.edit("set", **{path: value})
 
     def remove(self, *paths: str) -> None:
-        """Remove what is there of some paths."""
-        if there := {path: None for path in paths if self.has(path)}:
-            self.edit("remove", **there)
+        """Remove those of some paths that are there."""
+        present = {path: None for path in paths if self.has(path)}
+        if present:
+            self.edit("remove", **present)
 
     def add_reference(self) -> None:
         """Hold the policy's own files as a frozen reference, with its log-probs, if nothing does yet."""
@@ -54,23 +67,23 @@ class Draft:
             self.edit("add", **reference, ref_logprobs={"op": "logprobs", "model": "ref"})
 
     def span_hosts(self, devices_per_host: Any) -> None:
-        """Say how many hosts an engine spans that has more devices than one, where both are known numbers."""
+        """Set how many hosts an engine spans that has more devices than one, where both numbers are known."""
         spanned = self.value("models.policy.serve.tensor_parallel")
         if not isinstance(spanned, int) or not isinstance(devices_per_host, int):
             return
         if spanned > devices_per_host and spanned % devices_per_host == 0:
             self.set(f"models.policy.serve.{SERVERS}.hosts", spanned // devices_per_host)
 
-    def evaluate(self, every: int | str, sampling: Mapping[str, Any], **more: Any) -> None:
+    def evaluate(self, interval: int | str, sampling: Mapping[str, Any], **settings: Any) -> None:
         """Have the reward measured on all rows of files that the user has to name.
 
         Args:
-            every: after how many iterations, or another interval, as ``1 epoch``.
+            interval: after how many iterations, or another interval, as ``1 epoch``.
             sampling: attributes of the rollout that are others there.
-            more: of the section ``eval``.
+            settings: further settings of the section ``eval``.
         """
         nodes = {"prompts": {"files": "???", "batch": "all"}, "rollout": dict(sampling)}
-        self.set("eval", {"every": every, "nodes": nodes, "report": {"reward": "rewards"}, **more})
+        self.set("eval", {"every": interval, "nodes": nodes, "report": {"reward": "rewards"}, **settings})
 
     def keep_best(self, mode: str, keep: int = 1) -> None:
         """Keep the checkpoints with the best mean reward in evaluations; ``mode`` is ``max`` or ``min``."""
@@ -100,10 +113,9 @@ class Draft:
             self.set("informative.refill", refill)
             return
         self.edit("add", informative={"op": "filter.mixed", "refill": refill})
-        readers = ("old_logprobs", "ref_logprobs", "values", "normal", "shaped", "scored", "token_rewards")
-        for node in (*readers, "advantages"):
-            if self.has(node):
-                self.set(f"{node}.rows", "informative")
+        for reader in READERS_OF_GROUPS:
+            if self.has(reader):
+                self.set(f"{reader}.rows", "informative")
 
     def add_kl_per_sample(self, **attributes: Any) -> None:
         """Take the KL of a whole response off its reward, before samples are compared."""
@@ -114,74 +126,84 @@ class Draft:
     def lines(self) -> Iterator[str]:
         """Yield the edits as a file has them."""
         for word, content in self.edits:
-            yield f"  - {word}:" + f" {flow([*content])}" * (word == "remove")
-            if word != "remove":
-                yield from (f"      {name}: {flow(value)}" for name, value in content.items())
+            if word == "remove":
+                yield f"  - remove: {flow([*content])}"
+                continue
+            yield f"  - {word}:"
+            for name, value in content.items():
+                yield f"      {name}: {flow(value)}"
 
     def has(self, path: str) -> bool:
-        return self.tree.find(_parts(path)) is not None
+        return self.tree.find(_names(path)) is not None
 
     def value(self, path: str) -> Any:
         """Return what stands at a path, or else the default that is declared for it.
 
         ``UNKNOWN`` is returned where the graph has no such node or model, or it takes no such value.
         """
-        parts = _parts(path)
-        if (there := self.tree.find(parts)) is not None:
-            return there.plain()
-        if parts[0] == "eval" and parts[1:2] == ("nodes",):
-            node = self.tree.find(parts[:3])
-            return self.value(".".join(parts[2:])) if node else UNKNOWN
-        if parts[0] == "eval":
-            return _of_section(Eval, parts[1:]) if self.tree.find(parts[:1]) else UNKNOWN
-        if parts[0] == "nodes":
-            return self._of_node(parts)
-        if parts[0] == "models":
-            return _of_section(ModelSection, parts[2:]) if self.tree.find(parts[:2]) else UNKNOWN
-        return _of_section(GraphFile, parts) if parts[0] != "pools" else None
+        names = _names(path)
+        tree = self.tree.find(names)
+        if tree is not None:
+            return tree.plain()
+        match names:
+            case ("pools", *_):
+                return None
+            case ("eval", "nodes", _, *_):
+                # an evaluation changes a node: what it does not change is as in the node itself
+                is_changed = self.tree.find(names[:3]) is not None
+                return self.value(".".join(names[2:])) if is_changed else UNKNOWN
+            case ("eval", *_):
+                return _default_in(Eval, names[1:]) if self.has("eval") else UNKNOWN
+            case ("models", *_):
+                has_model = self.tree.find(names[:2]) is not None
+                return _default_in(ModelSection, names[2:]) if has_model else UNKNOWN
+            case ("nodes", node, attribute, *_):
+                return self._default_of(node, attribute)
+        return _default_in(GraphFile, names)
 
-    def _of_node(self, parts: tuple[str, ...]) -> Any:
-        if (op := self.tree.find((*parts[:2], "op"))) is None:
+    def _default_of(self, node: str, attribute: str) -> Any:
+        op = self.tree.find(("nodes", node, "op"))
+        if op is None:
             return UNKNOWN
-        field = load(OPS[op.value], op.value).attributes.model_fields.get(parts[2])
+        field = load(OPS[op.value], op.value).attributes.model_fields.get(attribute)
         if field is None:
-            return None if parts[2] in FREE else UNKNOWN
+            return None if attribute in FREE else UNKNOWN
         return None if field.is_required() else field.default
 
 
-def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same in a graph, where true is no 1.
+def is_same(a: Any, b: Any) -> bool:
+    """Return whether two values are the same in a graph, where true is not 1.
 
     Example:
         >>> is_same(1, 1.0), is_same(1, True)
         (True, False)
     """
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _put(edit: dict[str, Any], name: str, value: Any) -> None:
-    """Add to an edit: below a name that it has already, such as ``eval``, inside of that one's value."""
-    above = next((key for key in edit if name.startswith(f"{key}.") and isinstance(edit[key], dict)), None)
-    if above is None:
-        edit[name] = value
-        return
-    put_in(edit[above], name.removeprefix(f"{above}."), value)
+    """Add to an edit: under a name that it has already, such as ``eval``, inside of that one's value."""
+    for section, content in edit.items():
+        if name.startswith(f"{section}.") and isinstance(content, dict):
+            put_in(content, name.removeprefix(f"{section}."), value)
+            return
+    edit[name] = value
 
 
-def _parts(path: str) -> tuple[str, ...]:
-    parts = tuple(path.split("."))
-    sections = ("seed", "models", "nodes", "eval", "pools", "schedule")
-    return parts if parts[0] in sections else ("nodes", *parts)
+def _names(path: str) -> tuple[str, ...]:
+    """Return the names of a path from the top of a graph; a path that begins with no section is a node's."""
+    names = tuple(path.split("."))
+    return names if names[0] in SECTIONS else ("nodes", *names)
 
 
-def _of_section(section: Any, parts: tuple[str, ...]) -> Any:
+def _default_in(section: Any, names: tuple[str, ...]) -> Any:
     """Return the default of a field of a section, in sections that it may have."""
-    field = section.model_fields.get(parts[0])
+    field = section.model_fields.get(names[0])
     if field is None:
         return UNKNOWN
-    if len(parts) > 1:
-        kinds = getattr(field.annotation, "__args__", (field.annotation,))
-        inner = [kind for kind in kinds if hasattr(kind, "model_fields")]
-        return _of_section(inner[0], parts[1:]) if inner else None
+    if len(names) > 1:
+        annotations = getattr(field.annotation, "__args__", (field.annotation,))
+        sections = [annotation for annotation in annotations if hasattr(annotation, "model_fields")]
+        return _default_in(sections[0], names[1:]) if sections else None
     default = None if field.is_required() else field.get_default()
     return default if isinstance(default, bool | int | float | str | list | None) else None

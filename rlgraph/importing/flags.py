@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Problem
-from rlgraph.importing.draft import UNKNOWN
-from rlgraph.importing.importer import KeyOutcome
+from rlgraph.importing.importer import KeyOutcome, remark
 from rlgraph.importing.shell import Command, LaunchedProgram, commands_of, flags_of, launches_of
 
 
@@ -17,14 +16,14 @@ class FlagSettings:
 
     Attributes:
         program: the one that is launched, of those that were asked for.
-        given: the flags by their names, without the dashes.
+        flags: the values by the names of their flags, without the dashes.
         file: the launch script, if there is one.
         launches: how many different launches the script has.
         line: where in the script the launch stands.
     """
 
     program: str
-    given: dict[str, Any]
+    flags: dict[str, Any]
     file: Path | None = None
     launches: int = 1
     line: int = 0
@@ -34,7 +33,7 @@ class FlagSettings:
         if self.launches == 1:
             return []
         text = f"it has {self.launches} launches, and this is the one of line {self.line}"
-        return [KeyOutcome(str(self.file), UNKNOWN, "hand", f"{text}; another is --launch 2 and so on")]
+        return [remark(str(self.file), f"{text}; another is --launch 2 and so on")]
 
 
 def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -> FlagSettings:
@@ -61,8 +60,8 @@ def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -
         return _command_line(words, programs)
     launches = launches_in(file, programs)
     chosen = chosen_launch(file, launches, launch)
-    given = flags_of(chosen.words) | flags_of(words[1:])
-    return FlagSettings(chosen.program, given, file, len(launches), chosen.line)
+    flags = flags_of(chosen.words) | flags_of(words[1:])
+    return FlagSettings(chosen.program, flags, file, len(launches), chosen.line)
 
 
 def launches_in(file: Path, programs: Sequence[str]) -> list[LaunchedProgram]:
@@ -86,7 +85,8 @@ def chosen_launch(file: Path, launches: Sequence[LaunchedProgram], number: int) 
         GraphError: the script has no such launch.
     """
     if not 1 <= number <= len(launches):
-        places = ", ".join(f"{n} (line {one.line}: {one.program})" for n, one in enumerate(launches, 1))
+        numbered = enumerate(launches, 1)
+        places = ", ".join(f"{n} (line {launch.line}: {launch.program})" for n, launch in numbered)
         law = f"{file} has no launch {number}"
         raise GraphError([Problem("no-launch", law, None, (), f"it has {places}")])
     return launches[number - 1]

@@ -24,9 +24,8 @@ class Idle(Exception):
 
 OPEN = (".path", ".files")  # endings of fields that become `???` if their value is not known
 FROM_DEFAULTS = "taken from the defaults of {}, as ours are others"
-By = Mapping[
-    str, Callable[[Any, Options], Any]
-]  # converters of values, by the names that tables have for them
+# converters of values, by the names that tables have for them
+Converters = Mapping[str, Callable[[Any, Options], Any]]
 
 
 def _path(value: Any, options: Options) -> str:
@@ -42,7 +41,7 @@ def _natural(value: Any, options: Options) -> int:
     return max(int(value), 0)
 
 
-COMMON: By = {"path": _path, "files": _files, "natural": _natural}  # converters for all frameworks
+COMMON: Converters = {"path": _path, "files": _files, "natural": _natural}  # converters for all frameworks
 
 
 def epochs_of(count: float) -> Interval:
@@ -62,9 +61,11 @@ def duration_of(seconds: float) -> Interval:
         >>> duration_of(1800), duration_of(90), duration_of(7200)
         ('30 min', '90 s', '2 h')
     """
-    units = {"days": 86_400, "h": 3600, "min": 60, "s": 1}
-    unit = next((name for name, length in units.items() if seconds % length == 0), "s")
-    return Interval(Fraction(f"{seconds:.9g}") / units[unit], unit)
+    count = Fraction(f"{seconds:.9g}")
+    for unit, length in {"days": 86_400, "h": 3600, "min": 60}.items():
+        if seconds % length == 0:
+            return Interval(count / length, unit)
+    return Interval(count, "s")
 
 
 def warmup_share(value: float, _: Options) -> float:
@@ -115,7 +116,7 @@ class KeyOutcome:
         value: its value; ``UNKNOWN`` if the line stands for no key.
         kind: what became of it.
         text: the explanation.
-        is_given: whether the user gave it; otherwise it is a default that the graph had to be told.
+        is_given: whether the user gave it; otherwise it is a default that the graph needs as a setting.
     """
 
     key: str
@@ -129,6 +130,11 @@ class KeyOutcome:
         if self.value is UNKNOWN:
             return f"{self.key}: {self.text}"
         return f"{self.key} = {flow(self.value)}: {self.text}"
+
+
+def remark(about: str, text: str) -> KeyOutcome:
+    """Return an outcome about something that needs a hand and has no key."""
+    return KeyOutcome(about, UNKNOWN, "hand", text)
 
 
 @dataclass(frozen=True)
@@ -173,39 +179,45 @@ class Imported:
         return "\n".join(lines)
 
 
-def outcomes_of(options: Options, draft: Draft, by: By) -> Iterator[KeyOutcome]:
+def outcomes_of(options: Options, draft: Draft, converters: Converters) -> Iterator[KeyOutcome]:
     """Yield what becomes of every key that is given, and of every default; set their values in the draft."""
-    judge = Judge(options, draft, by)
-    table = options.table
-    seen: set[str] = set()
-    for row in table.rows.values():
+    judge = Judge(options, draft, converters)
+    judged: set[str] = set()
+    for row in options.table.rows.values():
         if row.key.endswith(BELOW):
-            keys = [key for key in options.values if table.row(key) is row]
-            seen.update(keys)
+            keys = [key for key in options.values if options.table.row(key) is row]
+            judged.update(keys)
             if keys:
-                yield judge.below(row, keys)
+                yield judge.shared_outcome(row, keys)
         elif row.key in options.values:
-            seen.add(row.key)
+            judged.add(row.key)
             yield judge.outcome(row, options.spelled[row.key], options.values[row.key])
         elif row.to:
             default = options[row.key] if row.follows else row.default
             if default is not None:
                 yield judge.outcome(row, row.key, default, is_given=False)
-    for key, value in options.values.items():
-        spelled = options.spelled[key]
-        family = table.row(key)
-        if key.endswith("_target_"):
-            yield KeyOutcome(spelled, value, "default", "a class of Hydra's")
-        elif key.startswith("${shell:"):
-            text = "flags that the launch script has under a condition: give those that are meant"
-            yield KeyOutcome(key, UNKNOWN, "hand", text)
-        elif key in seen:
-            continue
-        elif family is not None and family.section == "families":
-            yield judge.outcome(family, spelled, value)
-        else:
-            text = f"it is no key of {table.name} that is known here; see what reads it"
-            yield KeyOutcome(spelled, value, "hand", text)
+    for key in options.values:
+        outcome = _outcome_without_row(judge, key, key in judged)
+        if outcome is not None:
+            yield outcome
+
+
+def _outcome_without_row(judge: "Judge", key: str, is_judged: bool) -> KeyOutcome | None:
+    """Return what becomes of a key that has no row of its own; None where it is judged already."""
+    options = judge.options
+    value = options.values[key]
+    spelled = options.spelled[key]
+    row = options.table.row(key)
+    if key.endswith("_target_"):
+        return KeyOutcome(spelled, value, "default", "a class of Hydra's")
+    if key.startswith("${shell:"):
+        return remark(key, "flags that the launch script has under a condition: give those that are meant")
+    if is_judged:
+        return None
+    if row is not None and row.section == "families":
+        return judge.outcome(row, spelled, value)
+    text = f"it is not a key of {options.table.name} that is known here; see what reads it"
+    return KeyOutcome(spelled, value, "hand", text)
 
 
 @dataclass(frozen=True)
@@ -214,15 +226,15 @@ class Judge:
 
     options: Options
     draft: Draft
-    by: By
+    converters: Converters
 
-    def below(self, row: KeyRow, keys: Sequence[str]) -> KeyOutcome:
+    def shared_outcome(self, row: KeyRow, keys: Sequence[str]) -> KeyOutcome:
         """Return what becomes of keys that share a row: one outcome for all of them."""
-        first_value = self.options.values[keys[0]]
-        value = self.options.below(row.key) or first_value
+        key_value = self.options.values[keys[0]]
+        value = self.options.nested(row.key) or key_value
         if len(keys) == 1:
             outcome = self.outcome(row, self.options.spelled[keys[0]], value)
-            return replace(outcome, value=first_value)
+            return replace(outcome, value=key_value)
         outcome = self.outcome(row, row.key, value)
         return outcome if row.to else replace(outcome, value=f"{len(keys)} keys")
 
@@ -237,60 +249,79 @@ class Judge:
         return KeyOutcome(key, value, kind, text, is_given)
 
     def _fate(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
-        condition = row.says.get("if")
+        """Return what becomes of a value by the words of its row; what the table says first counts."""
+        condition = row.entry.get("if")
         if condition and not self.options.is_on(condition):
             return "default", f"decides nothing: {condition} is off"
-        stands_for_another = is_reference(value) and (row.to or row.shape)
-        if self.options.is_odd(row.key) or stands_for_another:
-            if row.to and row.to.endswith(OPEN) and self.draft.value(row.to) is not UNKNOWN:
-                self.draft.set(row.to, "???")  # the parent's model or file would be a wrong one
-            raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
+        self._refuse_references(row, value)
         if row.to:
             return self._set(row, value)
-        is_known = "only" not in row.says or value is None or value in row.only
-        if row.same and is_known:
+        is_covered = self._is_covered(row, value)
+        if row.same and is_covered:
             return "default", str(row.same)
         if row.none and not row.hand:
             return "none", str(row.none)
-        is_default = "default" in row.says and value == row.default
-        if value in (None, "", {}, []) or is_default:
+        if value in (None, "", {}, []) or _is_default(row, value):
             return "default", f"{self.options.table.name}'s own default"
-        if row.shape and is_known:
-            if row.by:
-                self.by[row.by](value, self.options)  # it may refuse the value
+        if row.shape and is_covered:
+            self._convert(row, value)  # it may refuse the value
             return "taken", str(row.shape)
         return "hand", str(row.hand)
+
+    @staticmethod
+    def _is_covered(row: KeyRow, value: Any) -> bool:
+        """Return whether a row's ``same`` or ``shape`` is for a value; with ``only`` it is for a few."""
+        return "only" not in row.entry or value is None or value in row.only
+
+    def _refuse_references(self, row: KeyRow, value: Any) -> None:
+        """Refuse a value that stands for something which only the run knows."""
+        has_target = bool(row.to or row.shape)
+        is_known = not is_reference(value) or not has_target
+        if is_known and not self.options.is_odd(row.key):
+            return
+        if row.to and row.to.endswith(OPEN) and self.draft.value(row.to) is not UNKNOWN:
+            self.draft.set(row.to, "???")  # the parent's model or file would be a wrong one
+        raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
+
+    def _convert(self, row: KeyRow, value: Any) -> Any:
+        return self.converters[row.by](value, self.options) if row.by else value
 
     def _set(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
         """Set the field of the graph that a row names to the value that a key of the framework has."""
         if value is None or value == {}:
             raise Idle("it is empty, which leaves the graph as it is")
-        new_value = value
-        if row.words:
-            word = str(value).lower() if isinstance(value, bool) else str(value)
-            new_value = row.words.get(word)
+        new_value = _translated(row, value)
         if new_value is None:
-            if "default" in row.says and value == row.default:
+            if _is_default(row, value):
                 return "default", f"{self.options.table.name}'s own default"
-            if row.none:
-                return "none", str(row.none)
-            return "hand", str(row.hand)
-        if row.by:
-            try:
-                new_value = self.by[row.by](new_value, self.options)
-            except (TypeError, ValueError) as error:
-                raise Hand(f"it is no value that {row.to} could be made of") from error
+            return ("none", str(row.none)) if row.none else ("hand", str(row.hand))
+        try:
+            new_value = self._convert(row, new_value)
+        except (TypeError, ValueError) as error:
+            raise Hand(f"{row.to} can't be made of this value") from error
         graph_value = self.draft.value(row.to)
         if graph_value is UNKNOWN:
             raise Idle(f"decides nothing: the graph has no `{row.to}`")
         if isinstance(new_value, Interval):
             new_value = str(new_value)
         elif isinstance(new_value, str) and isinstance(graph_value, int | float | list):
-            raise Hand(f"it is no value of {row.to}: give that one, as KEY=VALUE")
+            raise Hand(f"it is not a value of {row.to}: give that one, as KEY=VALUE")
         if is_same(graph_value, new_value):
             return "default", f"as in the graph, {row.to}: {flow(new_value)}"
         self.draft.edit("set", **{row.to: new_value})
         return "taken", f"{row.to}: {flow(new_value)}"
+
+
+def _is_default(row: KeyRow, value: Any) -> bool:
+    return "default" in row.entry and value == row.default
+
+
+def _translated(row: KeyRow, value: Any) -> Any:
+    """Return our word for a framework's word; None where there is none."""
+    if not row.words:
+        return value
+    word = str(value).lower() if isinstance(value, bool) else str(value)
+    return row.words.get(word)
 
 
 def is_reference(value: Any) -> bool:
@@ -317,9 +348,9 @@ def read_alike(draft: Draft, names: Sequence[str]) -> Iterator[KeyOutcome]:
         if not draft.has(f"models.{name}") or draft.value(f"models.{name}.path") not in policy_paths:
             continue
         for field in ("config", "trust_remote_code"):
-            value = draft.value(f"models.{name}.{field}")
+            value = draft.value(f"models.{name}.{field}") or None
             policy_value = draft.value(f"models.policy.{field}")
-            if (value or None) == (policy_value or None):
+            if value == (policy_value or None):
                 continue
             draft.set(f"models.{name}.{field}", policy_value)
             if value:

@@ -69,7 +69,7 @@ def _merged(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for parent in parents:
         if not isinstance(parent, str):
-            law = f"{file}: `defaults` has {parent!r}, which is no file"
+            law = f"{file}: `defaults` has {parent!r}, which is not a file"
             remedy = "name files, relative to this one: defaults: parent.yaml"
             raise GraphError([Problem("no-file", law, None, (), remedy)])
         merged = _over(merged, _merged(file.parent / parent, (*heirs, place)))
@@ -86,26 +86,27 @@ def _content(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         remedy += "file where its checkout has it"
         raise GraphError([Problem("no-file", law, None, (), remedy)]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise GraphError([Problem("yaml", f"{file} is no YAML: {error}", None, (), "")]) from error
+        raise GraphError([Problem("yaml", f"{file} is not YAML: {error}", None, (), "")]) from error
     if not isinstance(content, dict):
-        law = f"{file} is no mapping of settings"
+        law = f"{file} is not a mapping of settings"
         raise GraphError([Problem("yaml", law, None, (), "give the YAML file that the trainer takes")])
     return content
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two mappings merged; lists and other values of ``above`` replace those of ``below``."""
-    merged = dict(below)
-    for key, value in above.items():
+def _over(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two mappings merged; lists and other values of ``child`` replace those of ``parent``."""
+    merged = dict(parent)
+    for key, value in child.items():
         if key == OVERRIDE:
             continue
-        if isinstance(value, Mapping):
-            section = merged.get(key)
-            if not isinstance(section, Mapping) or value.get(OVERRIDE, False):
-                section = {}
-            merged[key] = _over(section, value)
-        else:
+        if not isinstance(value, Mapping):
             merged[key] = value
+            continue
+        section = merged.get(key)
+        is_replaced = value.get(OVERRIDE, False)
+        if is_replaced or not isinstance(section, Mapping):
+            section = {}
+        merged[key] = _over(section, value)
     return merged
 
 
@@ -127,7 +128,9 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _copies(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the keys of sections that are copied: with ``a: ${b}`` there is ``a.c`` for each ``b.c``."""
     for key, value in settings.items():
-        match = REFERENCE.fullmatch(_absolute(key, value)) if isinstance(value, str) else None
+        if not isinstance(value, str):
+            continue
+        match = REFERENCE.fullmatch(_absolute(key, value))
         if match is None or match[2] in settings:
             continue
         section = f"{match[2]}."
@@ -156,7 +159,8 @@ def _step(key: str, text: str, settings: Mapping[str, Any]) -> Any:
     """Return a text with one reference, or one computation, filled in."""
     text = _absolute(key, text)
     for match in REFERENCE.finditer(text):
-        if match[1] == "env" or match[2] not in settings or match[2] == key:
+        is_known = match[1] != "env" and match[2] in settings and match[2] != key
+        if not is_known:
             continue
         value = settings[match[2]]
         if isinstance(value, str):
@@ -168,20 +172,20 @@ def _step(key: str, text: str, settings: Mapping[str, Any]) -> Any:
     computation = ARITHMETIC.search(text)
     if computation is None:
         return text
-    function, left, right = computation.groups()
-    result = _computed(function, scalar(left.strip()), scalar(right.strip()))
+    function, a, b = computation.groups()
+    result = _computed(function, scalar(a.strip()), scalar(b.strip()))
     if result is None:
         return text
     return result if computation[0] == text else text.replace(computation[0], str(result))
 
 
-def _computed(function: str, left: Any, right: Any) -> Any:
+def _computed(function: str, a: Any, b: Any) -> Any:
     """Return the result of a function of two numbers; None without numbers, or for a division by 0."""
-    if not isinstance(left, int | float) or not isinstance(right, int | float):
+    if not isinstance(a, int | float) or not isinstance(b, int | float):
         return None
     if function == "div":
-        return left / right if right else None
-    results = {"add": left + right, "mul": left * right, "max": max(left, right), "min": min(left, right)}
+        return a / b if b else None
+    results = {"add": a + b, "mul": a * b, "max": max(a, b), "min": min(a, b)}
     return results[function]
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Problem
-from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.draft import Draft
 from rlgraph.importing.importer import (
     COMMON,
-    By,
+    Converters,
     Hand,
     Idle,
     Imported,
@@ -18,6 +18,7 @@ from rlgraph.importing.importer import (
     own_tokenizer,
     read_alike,
     refuse_unknown,
+    remark,
 )
 from rlgraph.importing.inherited import read_inherited
 from rlgraph.importing.options import Options
@@ -41,26 +42,28 @@ def import_nemo_rl(file: Path | None, overrides: Sequence[str], folder: Path = P
     Raises:
         GraphError: the settings can't be read, or are of a trainer that there is no graph for.
     """
-    given = read_inherited(file, overrides)
-    kind = trainer_of(given)
+    settings = read_inherited(file, overrides)
+    kind = trainer_of(settings)
     table = table_of("nemo_rl", kind)
-    options = Options(table.with_defaults(table.facts["defaults_of"].get(kind, {})), given, folder)
+    table = table.with_defaults(table.facts["defaults_of"].get(kind, {}))
+    options = Options(table, settings, folder)
     draft = draft_of(options)
-    outcomes = [*told(options), *outcomes_of(options, draft, BY)]
+    outcomes = [*remarks(options), *outcomes_of(options, draft, CONVERTERS)]
     outcomes += combined(draft)
     outcomes += read_alike(draft, ("ref", "critic", "teacher"))
     draft.span_hosts(int(options["cluster.gpus_per_node"]))
     return Imported(graph_name(file.stem if file else kind), "NeMo-RL", draft, outcomes)
 
 
-def trainer_of(given: Mapping[str, Any]) -> str:
+def trainer_of(settings: Mapping[str, Any]) -> str:
     """Return whose settings they are, by the section that only this trainer has.
 
     Raises:
         GraphError: they are of a program that trains nothing, or of a trainer without a graph.
     """
-    sections = {key.partition(".")[0] for key in given}
-    if "teachers" in sections or any(key.startswith(("token_aligner", "loss_fn.xtoken")) for key in given):
+    sections = {key.partition(".")[0] for key in settings}
+    is_cross_tokenizer = any(key.startswith(("token_aligner", "loss_fn.xtoken")) for key in settings)
+    if "teachers" in sections or is_cross_tokenizer:
         law = "these settings are of NeMo-RL's distillation between vocabularies"
         remedy = "there is no graph for it; the graph distill has a teacher with the policy's own tokenizer"
         raise GraphError([Problem("no-graph", law, None, (), remedy)])
@@ -68,7 +71,7 @@ def trainer_of(given: Mapping[str, Any]) -> str:
     for trainer in trainers:
         if trainer in sections and trainer != "grpo":
             return str(trainer)
-    if given and "grpo" not in sections and not sections & {"policy", "loss_fn"}:
+    if settings and not sections & {"grpo", "policy", "loss_fn"}:
         law = f"none of the sections {', '.join(trainers)} is in the settings"
         remedy = "give a configuration of a trainer; `rlgraph eval GRAPH` measures a policy"
         raise GraphError([Problem("no-trainer", law, None, (), remedy)])
@@ -97,24 +100,25 @@ def draft_of(options: Options) -> Draft:
 
 def _policy_gradient(options: Options) -> Draft:
     kind = options.table.kind
-    name = str(options["grpo.adv_estimator.name"]) if kind == "grpo" else kind
+    name = kind
     if kind == "grpo":
+        name = str(options["grpo.adv_estimator.name"])
         law = f"grpo.adv_estimator.name={name}: there is no graph for this estimator of NeMo-RL's"
         remedy = "the graph mopd distils from several teachers" if name == "opd" else ""
         refuse_unknown(name, options.table.facts["estimators"], law, remedy)
-    extends = {"gdpo": "gdpo", "ppo": "ppo", "distillation": "distill"}.get(name, "grpo")
-    draft = Draft(extends)
+    parents = {"gdpo": "gdpo", "ppo": "ppo", "distillation": "distill"}
+    draft = Draft(parents.get(name, "grpo"))
     _prompts(draft, options)
     if kind == "distillation":
         draft.set("update_policy.minibatches", minibatches(options))
         return draft
     _loss(draft, options)
     _reference(draft, options)
-    last = _rewards(draft, options)
+    rewards = _rewards(draft, options)
     if kind == "grpo":
-        _advantages(draft, options, name, last)
-    elif last != "rewards":
-        draft.set("shaped.in", {"rewards": last})
+        _advantages(draft, options, name, rewards)
+    elif rewards != "rewards":
+        draft.set("shaped.in", {"rewards": rewards})
     if options.is_on("grpo.overlong_filtering"):
         draft.edit("add", whole_mask={"op": "mask.complete"})
         draft.set("update_policy.in", {**(draft.value("update_policy.in") or {}), "loss_mask": "whole_mask"})
@@ -189,28 +193,34 @@ def _reference(draft: Draft, options: Options) -> None:
 
 
 def _rewards(draft: Draft, options: Options) -> str:
-    """Map and shape rewards, as NeMo-RL does in this order; return the column of the last."""
-    last = "rewards"
+    """Map and shape rewards, as NeMo-RL does in this order; return the column with the final rewards."""
+    rewards = "rewards"
     if options.is_on("grpo.reward_scaling.enabled"):
-        bounds = [
-            options[f"grpo.reward_scaling.{end}"]
-            for end in ("source_min", "source_max", "target_min", "target_max")
-        ]
-        a, b, c, d = (float(x if x is not None else y) for x, y in zip(bounds, (0, 1, 0, 1), strict=True))
-        factor = (d - c) / (b - a)
-        scaled = {"op": "reward.scale", "factor": factor, "shift": round(c / factor - a, 9)}
-        draft.edit("add", scaled={**scaled, "low": min(c, d), "high": max(c, d), "in": {"rewards": last}})
-        last = "scaled"
+        draft.edit("add", scaled={**_scaling(options), "in": {"rewards": rewards}})
+        rewards = "scaled"
     if not options.is_on("grpo.reward_shaping.enabled"):
-        return last
+        return rewards
     share = options["grpo.reward_shaping.stop_properly_penalty_coef"]
-    if share is not None:
-        if not share:
-            draft.edit("add", ended={"op": "reward.truncated", "reward": 0, "in": {"rewards": last}})
-            last = "ended"
-        return last
-    draft.edit("add", overlong={**overlong(options), "in": {"rewards": last}})
-    return "overlong"
+    if share is None:
+        draft.edit("add", overlong={**overlong(options), "in": {"rewards": rewards}})
+        return "overlong"
+    if not share:
+        draft.edit("add", ended={"op": "reward.truncated", "reward": 0, "in": {"rewards": rewards}})
+        return "ended"
+    return rewards
+
+
+def _scaling(options: Options) -> dict[str, Any]:
+    """Return what maps rewards from one interval to another, and cuts them to it."""
+    ends = {"source_min": 0.0, "source_max": 1.0, "target_min": 0.0, "target_max": 1.0}
+    for end in ends:
+        value = options[f"grpo.reward_scaling.{end}"]
+        if value is not None:
+            ends[end] = float(value)
+    a, b, c, d = ends.values()
+    factor = (d - c) / (b - a)
+    shift = round(c / factor - a, 9)
+    return {"op": "reward.scale", "factor": factor, "shift": shift, "low": min(c, d), "high": max(c, d)}
 
 
 def overlong(options: Options) -> dict[str, Any]:
@@ -219,81 +229,90 @@ def overlong(options: Options) -> dict[str, Any]:
     NeMo-RL's grows by one slope from max_response_length less the buffer on, beyond max_response_length too:
     up to the longest response, which the node has for its limit.
     """
-    key = "grpo.reward_shaping."
-    buffer, limit = int(options[f"{key}overlong_buffer_length"] or 128), options[f"{key}max_response_length"]
-    penalty = options[f"{key}overlong_buffer_penalty"]
+    section = "grpo.reward_shaping."
+    buffer = int(options[f"{section}overlong_buffer_length"] or 128)
+    limit = int(options[f"{section}max_response_length"] or options[LONGEST])
+    penalty = options[f"{section}overlong_buffer_penalty"]
+    if penalty is None:
+        penalty = 1.0
     longest = min(options["policy.generation.max_new_tokens"] or options[LONGEST], options[LONGEST])
-    grows = max(longest - (int(limit or options[LONGEST]) - buffer), 1)
-    slope = (1.0 if penalty is None else float(penalty)) / buffer
+    penalized_tokens = max(longest - (limit - buffer), 1)
     return {
         "op": "reward.overlong",
         "limit": longest,
-        "buffer": min(grows, longest),
-        "penalty": slope * grows,
+        "buffer": min(penalized_tokens, longest),
+        "penalty": float(penalty) / buffer * penalized_tokens,
     }
 
 
-def _advantages(draft: Draft, options: Options, name: str, last: str) -> None:
+def _advantages(draft: Draft, options: Options, name: str, rewards: str) -> None:
     """Compare rewards as the estimator does; what is one number per sample stands on each of its tokens."""
-    low, high = options["grpo.advantage_clip_low"], options["grpo.advantage_clip_high"]
-    in_reward = options.is_on("loss_fn.use_kl_in_reward") and options[BETA]
     if name == "gdpo":
-        if last != "rewards":
-            draft.set("advantages.in.rewards", last)
+        if rewards != "rewards":
+            draft.set("advantages.in.rewards", rewards)
+    elif name == "reinforce_plus_plus":
+        _reinforce_advantages(draft, options, rewards)
+    else:
+        _group_advantages(draft, options, rewards)
+
+
+def _reinforce_advantages(draft: Draft, options: Options, rewards: str) -> None:
+    """Whiten rewards over the batch, after the mean of their group is taken off where NeMo-RL does so."""
+    is_centred = options.values.get("grpo.adv_estimator.minus_baseline", True)
+    if is_centred and not _has_kl_in_reward(options):
+        draft.edit("replace", advantages={"op": "advantage.reinforce_pp_baseline", **_reads(rewards)})
         return
-    if name == "reinforce_plus_plus":
-        centred = options.values.get("grpo.adv_estimator.minus_baseline", True)
-        if centred and not in_reward:
-            spread = {"op": "advantage.reinforce_pp_baseline"}
-            draft.edit("replace", advantages={**spread, **_reads(last)})
-            return
-        if centred:
-            normal = {"op": "reward.whiten", "mean": "group", "std": "none", "in": {"rewards": last}}
-            draft.edit("add", normal=normal)
-            last = "normal"
-        _by_token(draft, options, last, whiten=True)
+    if is_centred:
+        normal = {"op": "reward.whiten", "mean": "group", "std": "none", "in": {"rewards": rewards}}
+        draft.edit("add", normal=normal)
+        rewards = "normal"
+    _by_token(draft, options, rewards, whiten=True)
+
+
+def _group_advantages(draft: Draft, options: Options, rewards: str) -> None:
+    """Compare the rewards of a group; where advantages are cut, by nodes of their own."""
+    leave_one_out = _switch(options, "use_leave_one_out_baseline")
+    divides = _switch(options, "normalize_rewards")
+    bounds = {"low": options["grpo.advantage_clip_low"], "high": options["grpo.advantage_clip_high"]}
+    bounds = {end: value for end, value in bounds.items() if value is not None}
+    if not bounds and not leave_one_out:
+        draft.edit("replace", advantages={"op": "advantage.grpo", "scale": divides, **_reads(rewards)})
         return
-    leaves_out, divides = (
-        _switch(options, "use_leave_one_out_baseline"),
-        _switch(options, "normalize_rewards"),
-    )
-    if not leaves_out and low is None and high is None:
-        draft.edit("replace", advantages={"op": "advantage.grpo", "scale": divides, **_reads(last)})
-        return
-    if leaves_out and not divides and low is None and high is None:
-        draft.edit("replace", advantages={"op": "advantage.rloo", **_reads(last)})
+    if not bounds and not divides:
+        draft.edit("replace", advantages={"op": "advantage.rloo", **_reads(rewards)})
         return
     normal = {"op": "reward.whiten", "mean": "group", "std": "group" if divides else "none"}
-    draft.edit("add", normal={**normal, "leave_one_out": leaves_out, "in": {"rewards": last}})
-    last = "normal"
-    if low is not None or high is not None:
-        bounds = {end: value for end, value in (("low", low), ("high", high)) if value is not None}
+    draft.edit("add", normal={**normal, "leave_one_out": leave_one_out, "in": {"rewards": rewards}})
+    if bounds:
         draft.edit("add", cut={"op": "reward.scale", **bounds, "in": {"rewards": "normal"}})
-        last = "cut"
-    _by_token(draft, options, last, whiten=False)
+    _by_token(draft, options, "cut" if bounds else "normal", whiten=False)
+
+
+def _has_kl_in_reward(options: Options) -> bool:
+    return bool(options[BETA]) and options.is_on("loss_fn.use_kl_in_reward")
 
 
 def _switch(options: Options, name: str) -> bool:
-    """Return a switch of the estimator: its own, or that of the whole of grpo, which it names by default."""
-    own = options.values.get(f"grpo.adv_estimator.{name}")
-    return bool(options[f"grpo.{name}"] if own is None else own)
+    """Return a switch of the estimator: its own, or that of grpo, which it names by default."""
+    value = options.values.get(f"grpo.adv_estimator.{name}")
+    return bool(options[f"grpo.{name}"] if value is None else value)
 
 
-def _by_token(draft: Draft, options: Options, last: str, whiten: bool) -> None:
+def _by_token(draft: Draft, options: Options, rewards: str, whiten: bool) -> None:
     """Put one number per sample on its tokens, less a KL where that is part of the reward."""
-    in_reward = options.is_on("loss_fn.use_kl_in_reward") and options[BETA]
-    shaped: dict[str, Any] = {"op": "reward.kl_penalty", "beta": 0.0, "in": {"rewards": last}}
-    if in_reward:
+    reads = {"rewards": rewards}
+    shaped: dict[str, Any] = {"op": "reward.kl_penalty", "beta": 0.0, "in": reads}
+    if _has_kl_in_reward(options):
         shaped |= {"beta": options[BETA], "kl": options[KL]}
     else:
-        shaped["in"]["ref_logprobs"] = "old_logprobs"  # read, and times 0
+        reads["ref_logprobs"] = "old_logprobs"  # read, and times 0
     draft.edit("add", shaped=shaped)
     spread = {"op": "advantage.reinforce_pp", "gamma": 1.0, "whiten": whiten}
     draft.edit("replace", advantages={**spread, "in": {"rewards": "shaped"}})
 
 
-def _reads(last: str) -> dict[str, Any]:
-    return {} if last == "rewards" else {"in": {"rewards": last}}
+def _reads(rewards: str) -> dict[str, Any]:
+    return {} if rewards == "rewards" else {"in": {"rewards": rewards}}
 
 
 def _filter(draft: Draft, options: Options) -> None:
@@ -326,15 +345,19 @@ def _correct(draft: Draft, options: Options) -> None:
 def _rows(draft: Draft, options: Options) -> None:
     """Name the files and columns of the rows, where they are of a file."""
     source = SOURCES.get(options.table.kind, "prompts")
-    if (path := options["data.train.data_path"]) and "${" not in str(path):
+    path = options["data.train.data_path"]
+    if path and "${" not in str(path):
         draft.set(f"{source}.files", [options.path(str(path))])
-    if question := options["data.train.input_key"]:
-        draft.set(f"{source}.question", question)
-    if source in ("prompts", "examples") and (answer := options["data.train.output_key"]):
-        draft.set(f"{source}.answer", answer)
-    if template := options.below("policy.tokenizer.chat_template_kwargs.*"):
-        template = {name: value for name, value in template.items() if "${" not in str(value)}
-        draft.set(f"{source}.template_options", template)
+    columns = {"question": options["data.train.input_key"]}
+    if source != "pairs":
+        columns["answer"] = options["data.train.output_key"]
+    for attribute, column in columns.items():
+        if column:
+            draft.set(f"{source}.{attribute}", column)
+    template = options.nested("policy.tokenizer.chat_template_kwargs.*")
+    if template:
+        known = {name: value for name, value in template.items() if "${" not in str(value)}
+        draft.set(f"{source}.template_options", known)
 
 
 def _length(draft: Draft, options: Options) -> None:
@@ -350,66 +373,72 @@ def _length(draft: Draft, options: Options) -> None:
 def _optimizer(draft: Draft, options: Options) -> None:
     """Set the warm-up and the adapters, which stand in several keys of a backend."""
     model = "models.reward" if options.table.kind == "rm" else "models.policy"
-    adapters = "policy.megatron_cfg.peft" if options.is_on(MEGATRON) else "policy.dtensor_cfg.lora_cfg"
-    if options.is_on(f"{adapters}.enabled"):
-        given = options.below(f"{adapters}.*")
-        targets = given.get("target_modules") or "all-linear"
-        if given.get("match_all_linear", not options.is_on(MEGATRON)):
+    is_megatron = options.is_on(MEGATRON)
+    section = "policy.megatron_cfg.peft" if is_megatron else "policy.dtensor_cfg.lora_cfg"
+    if options.is_on(f"{section}.enabled"):
+        adapters = options.nested(f"{section}.*")
+        targets = adapters.get("target_modules") or "all-linear"
+        if adapters.get("match_all_linear", not is_megatron):
             targets = "all-linear"
-        size = {"rank": given.get("dim", 8), "alpha": float(given.get("alpha", 32))}
+        size = {"rank": adapters.get("dim", 8), "alpha": float(adapters.get("alpha", 32))}
         draft.set(f"{model}.train.lora", {**size, "targets": targets})
-    if options.is_on(MEGATRON):
+    if is_megatron:
         return
     for name, value in schedule_of(options).items():
         draft.set(f"{model}.optimizer.{name}", value)
 
 
 def schedule_of(options: Options) -> dict[str, Any]:
-    """Return what torch's schedulers of the settings are as a warm-up and a schedule.
+    """Return torch's schedulers of the settings as a warm-up and a schedule.
 
-    Raises:
-        Hand: they are others, or rise from a share of the rate that is not near 0.
+    ``scheduler`` refuses those that are others, or rise from a share of the rate that is not near 0.
     """
-    found = _schedulers(options)
-    out: dict[str, Any] = {}
-    for place, (name, settings) in enumerate(found):
-        if name == "LinearLR" and place == 0 and settings.get("end_factor", 1) == 1:
-            out["warmup_steps"] = int(settings.get("total_iters", 5))
-        elif name == "LinearLR" and not settings.get("end_factor", 1):
-            out |= {"schedule": "linear", "total_steps": _behind(out, int(settings["total_iters"]))}
+    warmup = 0
+    schedule: dict[str, Any] = {}
+    for place, (name, settings) in enumerate(_schedulers(options)):
+        end = settings.get("end_factor", 1)
+        if name == "LinearLR" and end == 1 and place == 0:
+            warmup = int(settings.get("total_iters", 5))
+            schedule["warmup_steps"] = warmup
+        elif name == "LinearLR" and not end:
+            schedule |= {"schedule": "linear", "total_steps": warmup + int(settings["total_iters"])}
         elif name == "CosineAnnealingLR" and not settings.get("eta_min"):
-            out |= {"schedule": "cosine", "total_steps": _behind(out, int(settings["T_max"]))}
-    return out
-
-
-def _behind(out: Mapping[str, Any], steps: int) -> int:
-    return int(out.get("warmup_steps", 0)) + steps
+            schedule |= {"schedule": "cosine", "total_steps": warmup + int(settings["T_max"])}
+    return schedule
 
 
 def _schedulers(options: Options) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the names and settings of the schedulers, whether they are one or a list."""
-    value = options.values.get("policy.scheduler")
-    if not isinstance(value, list):
-        one = options.below("policy.scheduler.*")
-        value = [one] if one else []
-    named = [item for item in value if isinstance(item, Mapping) and "name" in item]
-    return [(str(item["name"]).rpartition(".")[2], item.get("kwargs") or {}) for item in named]
+    items = options.values.get("policy.scheduler")
+    if not isinstance(items, list):
+        items = [options.nested("policy.scheduler.*")]
+    schedulers = []
+    for item in items:
+        if isinstance(item, Mapping) and "name" in item:
+            name = str(item["name"]).rpartition(".")[2]
+            schedulers.append((name, item.get("kwargs") or {}))
+    return schedulers
 
 
 def scheduler(value: Any, options: Options) -> Any:
-    """Say what of the schedulers is not as in the graph."""
+    """Say where the schedulers differ from the graph's."""
     if options.is_on(MEGATRON):
         raise Idle(f"decides nothing: {MEGATRON} is on")
     for name, settings in _schedulers(options):
-        start = settings.get("start_factor", 1 / 3)
-        if name == "LinearLR" and settings.get("end_factor", 1) == 1 and start > 1e-3:
+        _check_scheduler(name, settings)
+    return value
+
+
+def _check_scheduler(name: str, settings: Mapping[str, Any]) -> None:
+    if settings.get("eta_min") or name not in ("LinearLR", "ConstantLR", "CosineAnnealingLR"):
+        raise Hand(f"{name}: set models.policy.optimizer.schedule, min_lr_ratio and warmup_steps")
+    if name == "LinearLR" and settings.get("end_factor", 1) == 1:
+        start = settings.get("start_factor", 1 / 3)  # torch's default
+        if start > 1e-3:
             law = f"the rate rises from 0 in warmup_steps, from {start:g} of it in NeMo-RL"
             raise Hand(f"{law}: a course of lr begins where you like (docs/language_in_depth.md)")
-        if name not in ("LinearLR", "ConstantLR", "CosineAnnealingLR") or settings.get("eta_min"):
-            raise Hand(f"{name}: set models.policy.optimizer.schedule, min_lr_ratio and warmup_steps")
-        if name == "ConstantLR" and settings.get("factor", 1 / 3) != 1:
-            raise Hand("ConstantLR with a factor: give models.policy.optimizer.lr a course in steps")
-    return value
+    if name == "ConstantLR" and settings.get("factor", 1 / 3) != 1:
+        raise Hand("ConstantLR with a factor: give models.policy.optimizer.lr a course in steps")
 
 
 def _pools(draft: Draft, options: Options) -> None:
@@ -432,65 +461,71 @@ def _pools(draft: Draft, options: Options) -> None:
         draft.set("schedule.staleness", age)
 
 
-def _generating(options: Options, each: int, nodes: int) -> int:
+def _generating(options: Options, per_node: int, nodes: int) -> int:
     """Return the devices that only generate; 0 where all do both."""
     if options.table.kind in SOURCES or options.is_on("policy.generation.colocated.enabled"):
         return 0
-    resources = options.below("policy.generation.colocated.resources.*")
-    own, whole = resources.get("gpus_per_node"), resources.get("num_nodes")
-    if nodes > 1 and whole:
-        return int(whole) * int(own or each)
-    return int(own or 0)
+    resources = options.nested("policy.generation.colocated.resources.*")
+    devices = resources.get("gpus_per_node")
+    generating_nodes = resources.get("num_nodes")
+    if nodes > 1 and generating_nodes:
+        return int(generating_nodes) * int(devices or per_node)
+    return int(devices or 0)
 
 
-def told(options: Options) -> Iterator[KeyOutcome]:
-    """Yield what the user has to see to that stands behind no key, or behind several."""
-    facts, kind = options.table.facts["told"], options.table.kind
-
-    def say(name: str, text: str, **values: Any) -> KeyOutcome:
-        return KeyOutcome(name, UNKNOWN, "hand", facts[text].format(**values) if values else facts[text])
-
-    yield say("the data", "data")
-    if sees(options):
-        yield say("images", "images")
+def remarks(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to look after and what no single key stands for."""
+    facts = options.table.facts["told"]
+    kind = options.table.kind
+    yield remark("the data", facts["data"])
+    if has_media(options):
+        yield remark("images", facts["images"])
     steps, epochs = options["grpo.max_num_steps"], options["grpo.max_num_epochs"]
-    if isinstance(steps, int) and 0 < steps < NO_LIMIT and "grpo.max_num_epochs" in options.values:
-        yield say("the length", "limits", kept=f"schedule.iterations: {steps}, and not epochs: {epochs}")
+    ends_by_steps = isinstance(steps, int) and 0 < steps < NO_LIMIT
+    if ends_by_steps and "grpo.max_num_epochs" in options.values:
+        limit = f"schedule.iterations: {steps}, and not epochs: {epochs}"
+        yield remark("the length", facts["limits"].format(kept=limit))
     if kind in SOURCES:
-        yield say("the rows", "length")
+        yield remark("the rows", facts["length"])
         return
     if kind == "distillation":
-        yield say("the loss", "distillation", kl_type=options["loss_fn.kl_type"])
+        yield remark("the loss", facts["distillation"].format(kl_type=options["loss_fn.kl_type"]))
         return
-    yield say("the reward", "reward")
+    yield remark("the reward", facts["reward"])
     if options["grpo.adv_estimator.name"] == "gdpo":
-        yield say("the rewards", "gdpo")
-    if options[BETA] and options.is_on("loss_fn.use_kl_in_reward") and kind == "grpo":
-        yield say("the KL", "kl_per_token")
-    elif options[BETA]:
-        if options.is_on("loss_fn.disable_ppo_ratio"):
-            yield say("the KL", "unread")
-        elif minibatches(options) > 1:
-            yield say("the KL", "unbiased", minibatches=minibatches(options))
-        if options.is_on("loss_fn.use_on_policy_kl_approximation"):
-            yield say("the KL", "approximation")
+        yield remark("the rewards", facts["gdpo"])
+    yield from _remarks_on_kl(options, facts)
     if options.is_on("loss_fn.disable_ppo_ratio") and minibatches(options) > 1:
-        yield say("the loss", "reinforce", minibatches=minibatches(options))
+        yield remark("the loss", facts["reinforce"].format(minibatches=minibatches(options)))
     if options.is_on("grpo.use_dynamic_sampling") and _switch(options, "use_leave_one_out_baseline"):
-        yield say("dynamic sampling", "std")
+        yield remark("dynamic sampling", facts["std"])
     if options.is_on("grpo.overlong_filtering") and not options.is_on("loss_fn.token_level_loss"):
-        yield say("overlong filtering", "filtered")
+        yield remark("overlong filtering", facts["filtered"])
     samples, step = _samples(options), options["policy.train_global_batch_size"]
     if samples % step:
-        text = f"{samples} samples are no whole number of steps of {step}: set update_policy.minibatches"
+        text = f"{samples} samples are not a whole number of steps of {step}: set update_policy.minibatches"
         yield KeyOutcome("policy.train_global_batch_size", step, "hand", text)
 
 
-def sees(options: Options) -> bool:
+def _remarks_on_kl(options: Options, facts: Mapping[str, str]) -> Iterator[KeyOutcome]:
+    if _has_kl_in_reward(options) and options.table.kind == "grpo":
+        yield remark("the KL", facts["kl_per_token"])
+        return
+    if not options[BETA]:
+        return
+    if options.is_on("loss_fn.disable_ppo_ratio"):
+        yield remark("the KL", facts["unread"])
+    elif minibatches(options) > 1:
+        yield remark("the KL", facts["unbiased"].format(minibatches=minibatches(options)))
+    if options.is_on("loss_fn.use_on_policy_kl_approximation"):
+        yield remark("the KL", facts["approximation"])
+
+
+def has_media(options: Options) -> bool:
     """Return whether rows have images, video or sound: by a switch, an environment or a processor."""
     processor = str(options.values.get("data.default.processor", ""))
-    named = any(word in key for key in options.values for word in ("env.vlm.", "limit_mm_per_prompt"))
-    return options.is_on("policy.is_vlm") or named or "vlm" in processor
+    has_key = any("env.vlm." in key or "limit_mm_per_prompt" in key for key in options.values)
+    return has_key or "vlm" in processor or options.is_on("policy.is_vlm")
 
 
 def _samples(options: Options) -> int:
@@ -540,10 +575,10 @@ def is_kept_by_reward(options: Options) -> bool:
 
 
 def _metric(options: Options) -> str | None:
-    """Return the metric by which checkpoints stay; None where the last ones do."""
-    given = options.values
-    is_null = "checkpointing.metric_name" in given and given["checkpointing.metric_name"] is None
-    return None if is_null else str(options["checkpointing.metric_name"])
+    """Return the metric by which checkpoints stay; None where the latest ones do."""
+    key = "checkpointing.metric_name"
+    is_null = key in options.values and options.values[key] is None
+    return None if is_null else str(options[key])
 
 
 def _keep(draft: Draft, options: Options) -> None:
@@ -575,18 +610,18 @@ def save_period(value: int, options: Options) -> int:
 
 
 def shuffle(value: bool, options: Options) -> bool:
-    if options.table.kind in SOURCES:
-        raise (
-            Idle(f"set {SOURCES[options.table.kind]}.shuffle where it is false")
-            if value
-            else Hand(f"set {SOURCES[options.table.kind]}.shuffle: false")
-        )
-    return value
+    source = SOURCES.get(options.table.kind)
+    if source is None:
+        return value
+    if value:
+        raise Idle(f"set {source}.shuffle where it is false")
+    raise Hand(f"set {source}.shuffle: false")
 
 
 def balance(value: float, options: Options) -> float:
-    experts = options["policy.megatron_cfg.expert_model_parallel_size"] > 1
-    if value and (not experts or options.is_on("policy.megatron_cfg.peft.enabled")):
+    has_experts = options["policy.megatron_cfg.expert_model_parallel_size"] > 1
+    is_balanced = has_experts and not options.is_on("policy.megatron_cfg.peft.enabled")
+    if value and not is_balanced:
         raise Hand("of a mixture of experts: models.policy.train.router_aux_loss_coef")
     return value
 
@@ -600,7 +635,7 @@ def start(value: int, _: Options) -> int | None:
     return int(value) + 1 if value else None
 
 
-BY: By = {
+CONVERTERS: Converters = {
     **COMMON,
     "dtensor": dtensor,
     "value_dtensor": value_dtensor,

@@ -4,17 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.draft import Draft
 from rlgraph.importing.flags import read_flags
 from rlgraph.importing.importer import (
     COMMON,
-    By,
+    Converters,
     Idle,
     Imported,
     KeyOutcome,
     graph_name,
     outcomes_of,
     refuse_unknown,
+    remark,
     warmup_share,
 )
 from rlgraph.importing.options import Options
@@ -45,9 +46,9 @@ def import_openrlhf(
     settings = read_flags(words, tuple(programs), launch)
     is_flags_alone = settings.file is None and (not words or words[0].startswith("--"))
     kind = trainer or ("ppo" if is_flags_alone else programs[settings.program])
-    options = Options(table_of("openrlhf", kind), settings.given, folder)
+    options = Options(table_of("openrlhf", kind), settings.flags, folder)
     draft = draft_of(options)
-    outcomes = [*settings.outcomes(), *told(options), *outcomes_of(options, draft, BY)]
+    outcomes = [*settings.outcomes(), *remarks(options), *outcomes_of(options, draft, CONVERTERS)]
     name = settings.file.stem if settings.file else kind
     return Imported(graph_name(name), "OpenRLHF", draft, outcomes)
 
@@ -195,20 +196,20 @@ def _correct(draft: Draft, options: Options) -> None:
         draft.edit("add", rollout_weights=weights)
 
 
-def told(options: Options) -> Iterator[KeyOutcome]:
-    """Yield what the user has to see to that stands behind no flag."""
+def remarks(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to look after and what no flag stands for."""
     facts, kind = options.table.facts["told"], options.table.kind
-    yield KeyOutcome("the data", UNKNOWN, "hand", facts["files"])
+    yield remark("the data", facts["files"])
     if kind != "ppo":
         return
     url = options["reward.remote_url"]
     if options["train.agent_func_path"]:
-        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["agent"])
+        yield remark("the reward", facts["agent"])
     elif url:
         is_service = str(url).startswith("http")
-        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["url" if is_service else "remote"])
+        yield remark("the reward", facts["url" if is_service else "remote"])
     elif not options["reward.model_name_or_path"]:
-        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["none"])
+        yield remark("the reward", facts["none"])
 
 
 def kl_coefficient(options: Options) -> Any:
@@ -229,18 +230,21 @@ def minibatches(options: Options) -> int:
 
 
 def lora(value: int, options: Options) -> Mapping[str, Any] | None:
-    alpha, targets = options["ds.lora.alpha"], options["ds.lora.target_modules"]
-    listed = targets if isinstance(targets, list) or targets == "all-linear" else [targets]
-    return {"rank": value, "alpha": float(alpha), "targets": listed} if value else None
+    if not value:
+        return None
+    targets = options["ds.lora.target_modules"]
+    if isinstance(targets, str) and targets != "all-linear":
+        targets = [targets]
+    return {"rank": value, "alpha": float(options["ds.lora.alpha"]), "targets": targets}
 
 
-def _has_minimum(options: Options, where: str) -> bool:
-    return bool(options[f"{where}lr_scheduler"] == "cosine_with_min_lr")
+def _has_minimum(options: Options, prefix: str) -> bool:
+    return bool(options[f"{prefix}lr_scheduler"] == "cosine_with_min_lr")
 
 
 def min_lr(value: float, options: Options) -> float:
-    where = "actor." if options.table.kind == "ppo" else ""
-    if not _has_minimum(options, where):
+    prefix = "actor." if options.table.kind == "ppo" else ""
+    if not _has_minimum(options, prefix):
         raise Idle("decides nothing: the schedule has no minimum")
     return value
 
@@ -268,7 +272,7 @@ def files(value: Any, options: Options) -> list[str]:
     return [options.path(path) for path in str(value).split(",")]
 
 
-BY: By = {
+CONVERTERS: Converters = {
     **COMMON,
     "files": files,
     "devices": lambda _, o: o["actor.num_nodes"] * o["actor.num_gpus_per_node"],

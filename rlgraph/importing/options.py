@@ -24,37 +24,47 @@ LONGEST_CHAIN = 100  # references, each to a key with the next
 class Options:
     """What a user gave, with a framework's defaults behind it.
 
-    ``values`` are given, by the table's spelling of their keys; ``spelled`` has the user's. Paths become
-    relative to ``folder``, the graph's; those of settings are relative to the working directory.
+    ``values`` are those that the user gave, by the table's spelling of their keys; ``spelled`` has the
+    user's. Paths become relative to ``folder``, the graph's; those of settings are relative to the working
+    directory.
     """
 
-    def __init__(self, table: KeyTable, given: Mapping[str, Any], folder: Path = Path()) -> None:
-        self.table, self.folder = table, folder
-        self.values, self.spelled = dict[str, Any](), dict[str, str]()
-        for key, value in given.items():
+    def __init__(self, table: KeyTable, settings: Mapping[str, Any], folder: Path = Path()) -> None:
+        self.table = table
+        self.folder = folder
+        self.values = dict[str, Any]()
+        self.spelled = dict[str, str]()
+        for key, value in settings.items():
             self._add(table.renamed(key), key, value)
         self._resolutions = dict[str, Any]()
         self._copy_mappings()
         self.values = {key: self._of_key(key) for key in self.values}
 
     def __getitem__(self, key: str) -> Any:
-        """Return what is given, or else the framework's default, which may be the value of another key."""
-        value, row = self.values.get(key), self.table.rows.get(key)
-        if row and (value is None or self.is_odd(key)):
-            return self[row.follows] if row.follows else row.default
-        return value
+        """Return the user's value, or else the framework's default, which may be the value of another key."""
+        value = self.values.get(key)
+        row = self.table.rows.get(key)
+        if row is None:
+            return value
+        if value is not None and not self.is_odd(key):
+            return value
+        return self[row.follows] if row.follows else row.default
 
     def is_odd(self, key: str) -> bool:
         """Return whether a text is given where the framework has a number or a switch, as ``$((1024))``.
 
         So is what a launch script does not say, ``${shell:NAME}``, wherever it stands.
         """
-        row, value = self.table.rows.get(key), self.values.get(key)
-        if isinstance(value, str) and "${shell:" in value:
-            return True
-        if row is None or value in (row.texts or ()):  # texts that stand beside numbers
+        value = self.values.get(key)
+        row = self.table.rows.get(key)
+        if not isinstance(value, str):
             return False
-        return isinstance(value, str) and isinstance(row.default, int | float)
+        if "${shell:" in value:
+            return True
+        if row is None:
+            return False
+        accepted_texts = row.texts or ()  # beside numbers
+        return value not in accepted_texts and isinstance(row.default, int | float)
 
     def is_on(self, key: str) -> bool:
         """Return whether a switch is on: true, or a number above 0."""
@@ -64,118 +74,140 @@ class Options:
     def path(self, path: str) -> str:
         """Return a path as the graph has it; names on the hub, URLs and absolute paths stay."""
         full = os.path.expandvars(os.path.expanduser(path))
-        if "://" in full or os.path.isabs(full) or not os.path.exists(full):
-            return full
-        return os.path.relpath(full, self.folder)
+        is_relative_file = "://" not in full and not os.path.isabs(full) and os.path.exists(full)
+        return os.path.relpath(full, self.folder) if is_relative_file else full
 
-    def below(self, key: str) -> dict[str, Any]:
-        """Return what is given below a key that ends with ``.*``, as nested mappings."""
-        out: dict[str, Any] = {}
-        row, above = self.table.rows[key], key.removesuffix(BELOW)
+    def nested(self, key: str) -> dict[str, Any]:
+        """Return the values under a key that ends with ``.*``, as nested mappings."""
+        mapping: dict[str, Any] = {}
+        row = self.table.rows[key]
+        prefix = key.removesuffix(BELOW)
         for name, value in self.values.items():
-            if self.table.row(name) is not row or not name.startswith(above):
+            if self.table.row(name) is not row or not name.startswith(prefix):
                 continue
-            if below := name[len(above) :].strip("."):
-                put_in(out, below, value)
-        return out
+            path = name[len(prefix) :].strip(".")
+            if path:
+                put_in(mapping, path, value)
+        return mapping
 
     def _add(self, key: str, spelled: str, value: Any) -> None:
         """Add a value; of two spellings of a key, the one that is not the default counts."""
         row = self.table.row(key)
-        idle = value is None or (row is not None and value == row.default)
-        if key not in self.values or not idle:
-            self.values[key], self.spelled[key] = value, spelled
+        is_default = row is not None and value == row.default
+        if key in self.values and (value is None or is_default):
+            return
+        self.values[key] = value
+        self.spelled[key] = spelled
 
     def _copy_mappings(self) -> None:
-        """Give a key that stands for a mapping, as ``a: ${b}``, the values below that: ``a.c`` for ``b.c``.
+        """Give a key that stands for a mapping, as ``a: ${b}``, the values under that: ``a.c`` for ``b.c``.
 
-        Of a mapping that is renamed to the key itself the values are there already.
+        The values of a mapping that is renamed to the key itself are there already.
         """
         for key, value in [*self.values.items()]:
-            if not isinstance(value, str) or not (match := REFERENCE.fullmatch(value)) or match[1] == "env":
+            path = self._referred_key(key, value)
+            if not path:
                 continue
-            path = self._path_of(key, match[2])
-            below = [name for name in self.values if name.startswith(f"{path}.")]
-            if (path in self.values and path != key) or not below:
+            names = [name for name in self.values if name.startswith(f"{path}.")]
+            is_single_value = path in self.values and path != key
+            if not names or is_single_value:
                 continue
             del self.values[key]
-            for name in below:
+            for name in names:
                 copy = f"{key}{name.removeprefix(path)}"
                 if copy not in self.values:
-                    self.values[copy], self.spelled[copy] = self.values[name], copy
+                    self.values[copy] = self.values[name]
+                    self.spelled[copy] = copy
 
-    def _of_key(self, key: str, above: tuple[str, ...] = ()) -> Any:
+    def _referred_key(self, key: str, value: Any) -> str:
+        """Return the key that a value refers to, where it is that reference and no more; "" elsewhere."""
+        match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if match is None or match[1] == "env":
+            return ""
+        return self._path_of(key, match[2])
+
+    def _of_key(self, key: str, referrers: tuple[str, ...] = ()) -> Any:
         """Return the value of a key with its references filled in.
 
         A key that refers to itself, at once or by way of others, stays as it is written, as do keys that
         refer to it; so does what ``LONGEST_TEXT`` and ``LONGEST_CHAIN`` leave no room for.
         """
         if key not in self._resolutions:
-            self._resolutions[key] = self._resolved(key, self.values[key], above)
+            self._resolutions[key] = self._resolved(key, self.values[key], referrers)
         return self._resolutions[key]
 
-    def _resolved(self, key: str, value: Any, above: tuple[str, ...]) -> Any:
+    def _resolved(self, key: str, value: Any, referrers: tuple[str, ...]) -> Any:
         """Return a value with its references filled in, as far as they are known."""
         if isinstance(value, list):
-            return [self._resolved(key, item, above) for item in value]
-        while isinstance(value, str) and (match := REFERENCE.search(value)):
-            found = self._named(key, match, above)
-            text = "null" if found is None else str(found)
-            if found is ... or REFERENCE.search(text) or len(text) > LONGEST_TEXT:
-                break
-            value = found if match[0] == value else value.replace(match[0], text)
+            return [self._resolved(key, item, referrers) for item in value]
+        while isinstance(value, str):
+            match = REFERENCE.search(value)
+            if match is None:
+                return value
+            target = self._target(key, match, referrers)
+            text = "null" if target is None else str(target)
+            if target is ... or REFERENCE.search(text) or len(text) > LONGEST_TEXT:
+                return value
+            value = target if match[0] == value else value.replace(match[0], text)
         return value
 
-    def _named(self, key: str, match: re.Match[str], above: tuple[str, ...]) -> Any:
-        """Return what a reference names, or ... where that is not known."""
-        how, path, otherwise = match.groups()
-        if how == "env":
-            return os.environ.get(path, otherwise if otherwise is not None else ...)
+    def _target(self, key: str, match: re.Match[str], referrers: tuple[str, ...]) -> Any:
+        """Return the value that a reference stands for, or ... where it is not known."""
+        function, path, default = match.groups()
+        if function == "env":
+            return os.environ.get(path, ... if default is None else default)
         path = self._path_of(key, path)
         if path in self.values:
-            is_cycle = path in (*above, key)
-            return ... if is_cycle or len(above) >= LONGEST_CHAIN else self._of_key(path, (*above, key))
+            is_cycle = path in (*referrers, key)
+            if is_cycle or len(referrers) >= LONGEST_CHAIN:
+                return ...
+            return self._of_key(path, (*referrers, key))
         row = self.table.rows.get(path)
-        if row is not None and "default" in row.says:
+        if row is not None and "default" in row.entry:
             return row.default
-        return scalar(otherwise) if otherwise is not None else ...
+        return ... if default is None else scalar(default)
 
     def _path_of(self, key: str, path: str) -> str:
         """Return the key, in the table's spelling, that a reference in the value of a key names."""
-        return self.table.renamed(f"{key.rpartition('.')[0]}{path}" if path.startswith(".") else path)
+        if path.startswith("."):
+            path = f"{key.rpartition('.')[0]}{path}"
+        return self.table.renamed(path)
 
 
 def put_in(mapping: dict[str, Any], path: str, value: Any) -> None:
     """Put a value into nested mappings at a dotted path."""
-    *above, last = path.split(".")
-    for part in above:
-        mapping = mapping.setdefault(part, {})
-    mapping[last] = value
+    *sections, key = path.split(".")
+    for section in sections:
+        mapping = mapping.setdefault(section, {})
+    mapping[key] = value
 
 
 def read_settings(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """Return settings by dotted keys, of a YAML file and of ``key=value``, ``+key=value`` and ``~key``.
 
     Raises:
-        GraphError: the file or a value is no YAML.
+        GraphError: the file or a value is not YAML.
     """
-    given = dict(flattened(read(file).plain())) if file else {}
+    settings = dict(flattened(read(file).plain())) if file else {}
     for override in overrides:
         if override.startswith("~"):
-            given = without(given, override)
-            continue
-        name, equals, text = override.lstrip("+").partition("=")
-        if equals and text.lstrip()[:1] in ("{", "["):
-            value = hydra_value(text)
-            if value is not ...:
-                given |= flattened(value, name.strip())
-                continue
-        name, tree = setting(override.lstrip("+"))
-        given |= flattened(tree.plain(), name)
-    return given
+            settings = without(settings, override)
+        else:
+            settings |= _overridden(override.lstrip("+"))
+    return settings
 
 
-def without(given: Mapping[str, Any], override: str) -> dict[str, Any]:
+def _overridden(override: str) -> dict[str, Any]:
+    name, equals, text = override.partition("=")
+    if equals and text.lstrip()[:1] in ("{", "["):
+        value = hydra_value(text)
+        if value is not ...:
+            return dict(flattened(value, name.strip()))
+    name, tree = setting(override)
+    return dict(flattened(tree.plain(), name))
+
+
+def without(settings: Mapping[str, Any], override: str) -> dict[str, Any]:
     """Return settings without the key that ``~key`` takes out, and without what is below it.
 
     Example:
@@ -183,11 +215,11 @@ def without(given: Mapping[str, Any], override: str) -> dict[str, Any]:
         {'ab': 2}
     """
     name = override[1:].partition("=")[0]
-    return {key: value for key, value in given.items() if not f"{key}.".startswith(f"{name}.")}
+    return {key: value for key, value in settings.items() if not f"{key}.".startswith(f"{name}.")}
 
 
 def hydra_value(text: str) -> Any:
-    """Return a mapping or a list as Hydra's own grammar writes it, or ... where it is none.
+    """Return a mapping or a list as Hydra's own grammar writes it, or ... where it is neither.
 
     It is close to YAML, but a colon needs no space behind it and ``\\`` takes a bracket as it is.
 
@@ -195,38 +227,58 @@ def hydra_value(text: str) -> Any:
         >>> hydra_value("{a:1,b:[x,'y z']}")
         {'a': 1, 'b': ['x', 'y z']}
     """
-    words = [match for match in HYDRA_WORD.finditer(text) if not match["space"]]
-    place = 0
+    parser = _HydraParser(text)
+    try:
+        value = parser.value()
+    except (ValueError, IndexError):
+        return ...
+    return value if parser.is_at_end() else ...
 
-    def value() -> Any:
-        nonlocal place
-        match = words[place]
-        place += 1
+
+class _HydraParser:
+    """Reads a value of Hydra's grammar, word by word; a text that is not one is a ValueError or IndexError.
+
+    ``place`` is the word that is read next.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.words = [match for match in HYDRA_WORD.finditer(text) if not match["space"]]
+        self.place = 0
+
+    def is_at_end(self) -> bool:
+        return self.place == len(self.words)
+
+    def value(self) -> Any:
+        match = self._next()
         if match["mark"] == "{":
-            return dict(items("}", pair))
+            return dict(self._items("}", self._pair))
         if match["mark"] == "[":
-            return list(items("]", value))
-        return word(match)
+            return list(self._items("]", self.value))
+        return self._word(match)
 
-    def pair() -> tuple[str, Any]:
-        nonlocal place
-        key = word(words[place])
-        if words[place + 1]["mark"] != ":":
+    def _next(self) -> re.Match[str]:
+        match = self.words[self.place]
+        self.place += 1
+        return match
+
+    def _pair(self) -> tuple[str, Any]:
+        key = self._word(self._next())
+        if self._next()["mark"] != ":":
             raise ValueError
-        place += 2
-        return str(key), value()
+        return str(key), self.value()
 
-    def items(end: str, item: Callable[[], Any]) -> Iterator[Any]:
-        nonlocal place
-        while words[place]["mark"] != end:
-            yield item()
-            if words[place]["mark"] == ",":
-                place += 1
-            elif words[place]["mark"] != end:
+    def _items(self, end: str, read_item: Callable[[], Any]) -> Iterator[Any]:
+        while self.words[self.place]["mark"] != end:
+            yield read_item()
+            mark = self.words[self.place]["mark"]
+            if mark == ",":
+                self.place += 1
+            elif mark != end:
                 raise ValueError
-        place += 1
+        self.place += 1
 
-    def word(match: re.Match[str]) -> Any:
+    @staticmethod
+    def _word(match: re.Match[str]) -> Any:
         if match["mark"]:
             raise ValueError
         if match["quoted"]:
@@ -234,12 +286,6 @@ def hydra_value(text: str) -> Any:
         is_escaped = "\\" in match["plain"]
         plain = re.sub(r"\\(.)", r"\1", match["plain"]).strip()
         return plain if is_escaped else scalar(plain)
-
-    try:
-        read_value = value()
-    except (ValueError, IndexError):
-        return ...
-    return read_value if place == len(words) else ...
 
 
 def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -249,8 +295,9 @@ def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         >>> dict(flattened({"a": {"b": 1, "c": {}}}))
         {'a.b': 1, 'a.c': {}}
     """
-    if isinstance(value, Mapping) and (value or not path):
-        for name, child in value.items():
-            yield from flattened(child, f"{path}.{name}" if path else str(name))
-    else:
+    is_section = isinstance(value, Mapping) and (value or not path)
+    if not is_section:
         yield path, value
+        return
+    for name, child in value.items():
+        yield from flattened(child, f"{path}.{name}" if path else str(name))

@@ -1,4 +1,4 @@
-"""Parallel sizes of another system: those that a model and rlgraph allow, and what is said of the others."""
+"""Parallel sizes of another system: which of them a model and rlgraph allow, and why others are left out."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,64 +11,70 @@ from rlgraph.errors import GraphError
 from rlgraph.importing.draft import UNKNOWN, Draft
 from rlgraph.importing.importer import KeyOutcome
 
-# of two that are not combined the second is left out, as the first is what layers that are large need
-APART = (
+# pairs that are not combined: the second is left out, as layers that are large need the first
+EXCLUSIVE = (
     ("expert_parallel", "tensor_parallel"),
     ("tensor_parallel", "sequence_parallel"),
     ("expert_parallel", "compile"),
     ("lora", "tensor_parallel"),
     ("lora", "expert_parallel"),
 )
-LIMITS = ("prompts.max_prompt_tokens", "rollout.max_new_tokens", "examples.max_tokens")  # of a row, together
+LIMITS = ("prompts.max_prompt_tokens", "rollout.max_new_tokens", "examples.max_tokens")  # of a row: their sum
 
 
 def combined(draft: Draft) -> Iterator[KeyOutcome]:
-    """Leave out parallel sizes that a graph can't have beside others; yield what was left out, and why."""
+    """Leave out parallel sizes that a graph can't combine; yield those that were left out, and why."""
     for model in ("policy", "reward", "critic"):
-        path = f"models.{model}.train"
         if not draft.has(f"models.{model}"):
             continue
-        for kept, left in APART:
-            size = draft.value(f"{path}.{left}")
-            if _counts(draft.value(f"{path}.{kept}")) and _counts(size):
-                draft.set(f"{path}.{left}", False if size is True else 1)
-                text = (
-                    f"it is not combined with {kept} here, and is left out; the plan says whether layers fit"
-                )
-                yield KeyOutcome(f"{path}.{left}", size, "hand", text)
+        path = f"models.{model}.train"
+        for setting, excluded in EXCLUSIVE:
+            size = draft.value(f"{path}.{excluded}")
+            if not _is_on(draft.value(f"{path}.{setting}")) or not _is_on(size):
+                continue
+            draft.set(f"{path}.{excluded}", False if size is True else 1)
+            text = f"it is not combined with {setting} here, and is left out; "
+            text += "the plan says whether layers fit"
+            yield KeyOutcome(f"{path}.{excluded}", size, "hand", text)
 
 
 def allowed(draft: Draft) -> Iterator[KeyOutcome]:
-    """Leave out parallel sizes that a model of known family can't have; yield what was left out, and why.
+    """Leave out parallel sizes that a model of known family can't have; yield those, and why.
 
-    Of a model whose family is not known nothing is left out: ``rlgraph plan`` says it once it is.
+    Nothing is left out for a model whose family is not known: ``rlgraph plan`` checks it once it is.
     """
     for model in ("policy", "ref", "critic"):
         config = config_of(draft, model)
         if config is None:
             continue
-        path, family = f"models.{model}.train", config.model_type
-        sharers, holders = (
-            draft.value(f"{path}.{name}") for name in ("sequence_parallel", "expert_parallel")
-        )
-        if _counts(sharers) and family in UNSHARED:
+        path = f"models.{model}.train"
+        family = config.model_type
+        row_ranks = draft.value(f"{path}.sequence_parallel")
+        expert_ranks = draft.value(f"{path}.expert_parallel")
+        if family in UNSHARED and _is_on(row_ranks):
             draft.set(f"{path}.sequence_parallel", 1)
-            _divide_tokens(draft, path, int(sharers))
+            _divide_tokens(draft, path, int(row_ranks))
             text = f"the model is a {family}: its {UNSHARED[family]}, so that devices can't share its rows: "
-            yield KeyOutcome(f"{path}.sequence_parallel", sharers, "hand", f"{text}it is left out")
-        if _counts(holders) and (not config.experts or config.experts % int(holders)):
+            yield KeyOutcome(f"{path}.sequence_parallel", row_ranks, "hand", f"{text}it is left out")
+        if _is_on(expert_ranks) and not _divides_experts(config, int(expert_ranks)):
             draft.set(f"{path}.expert_parallel", 1)
             text = f"the model has {config.experts} experts, which so many devices can't share out: "
             text += "it is left out"
-            yield KeyOutcome(f"{path}.expert_parallel", holders, "hand", text)
+            yield KeyOutcome(f"{path}.expert_parallel", expert_ranks, "hand", text)
+
+
+def _divides_experts(config: Config, ranks: int) -> bool:
+    return config.experts > 0 and config.experts % ranks == 0
 
 
 def config_of(draft: Draft, model: str) -> Config | None:
     """Return the configuration of a model; None where the draft has no such model, or it is not known."""
+    if not draft.has(f"models.{model}"):
+        return None
     path = draft.value(f"models.{model}.path")
     if path == "${models.policy.path}":
         path = draft.value("models.policy.path")
-    return config_at(path) if draft.has(f"models.{model}") and isinstance(path, str) else None
+    return config_at(path) if isinstance(path, str) else None
 
 
 def replicates(path: str) -> bool:
@@ -80,12 +86,12 @@ def replicates(path: str) -> bool:
 def config_at(path: str) -> Config | None:
     """Return the configuration of the model at a path; None where it is not known.
 
-    Of a path that is not here it is that of the hub's model with the path's last name, which it is likely to
-    be: no more than a model's layout on devices is made of it.
+    For a path that does not exist it is that of the hub's model with the path's file name, which it is likely
+    to be: no more than a model's layout on devices is made of it.
     """
-    last = Path(path).name
+    file_name = Path(path).name
     makers = dict.fromkeys(name.partition("/")[0] for name in known_models())
-    for name in (path, *(f"{maker}/{last}" for maker in makers)):
+    for name in (path, *(f"{maker}/{file_name}" for maker in makers)):
         try:
             return size_of(name).config
         except GraphError:
@@ -94,7 +100,7 @@ def config_at(path: str) -> Config | None:
 
 
 def _divide_tokens(draft: Draft, path: str, sharers: int) -> None:
-    """Give a device that shares its rows no longer its share of the tokens, and a whole row at least."""
+    """Limit the tokens of a device that shares its rows no longer to its share, or to a whole row."""
     limits = [draft.value(place) for place in LIMITS]
     longest = sum(limit for limit in limits if isinstance(limit, int))
     for name in ("micro_tokens", "score_tokens"):
@@ -103,8 +109,10 @@ def _divide_tokens(draft: Draft, path: str, sharers: int) -> None:
             draft.set(f"{path}.{name}", max(tokens // sharers, longest))
 
 
-def _counts(value: object) -> bool:
-    """Return whether a size is above 1, or a switch is on, or a section is given."""
-    if value is UNKNOWN or value is None or isinstance(value, bool):
-        return value is True
-    return value > 1 if isinstance(value, int) else bool(value)
+def _is_on(value: object) -> bool:
+    """Return whether a size is above 1, a switch is on, or a section is given."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value > 1
+    return value is not UNKNOWN and bool(value)

@@ -1,16 +1,16 @@
 """prime-rl: which nodes its trainers would run, and values that follow from several keys."""
 
-import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Problem
-from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.draft import Draft
 from rlgraph.importing.importer import (
     COMMON,
-    By,
+    Converters,
     Hand,
     Idle,
     Imported,
@@ -18,6 +18,7 @@ from rlgraph.importing.importer import (
     graph_name,
     outcomes_of,
     refuse_unknown,
+    remark,
 )
 from rlgraph.importing.options import Options, flattened
 from rlgraph.importing.table import KeyTable, table_of
@@ -30,6 +31,10 @@ SOURCES = ("orchestrator.train.source", "orchestrator.eval.source", "train.sourc
 LORA = "trainer.model.lora"
 ALGORITHM, GROUP_SIZE = "orchestrator.algo.type", "orchestrator.group_size"
 WARM = ("linear", "cosine")  # schedules that have a warm-up
+# settings of which each source keeps its own value
+PER_SOURCE = ("env.", "name", "serve.", "curriculum.", "ratio")
+# sections of trainer.model, and the settings that they turn on
+SWITCHES = {"ac": "recompute", "ac_offloading": "activation_offload", "compile": "compile"}
 
 
 def import_prime_rl(words: Sequence[str], folder: Path = Path(), run: str | None = None) -> Imported:
@@ -44,56 +49,53 @@ def import_prime_rl(words: Sequence[str], folder: Path = Path(), run: str | None
     Raises:
         GraphError: a file can't be read, or the algorithm is none that there is a graph for.
     """
-    given, files = read_prime_rl(words)
-    kind = run or kind_of(given)
+    settings, files = read_prime_rl(words)
+    kind = run or kind_of(settings)
     table = table_of("prime_rl", kind)
-    given, differing = merged_sources(given)
-    given = {
-        key: value for key, value in given.items() if value != {} or key not in ("trainer", "orchestrator")
-    }
-    options = Options(table, with_model(given), folder)
+    settings, differing = merged_sources(settings)
+    for section in ("trainer", "orchestrator"):
+        if settings.get(section) == {}:
+            del settings[section]
+    options = Options(table, with_model(settings), folder)
     draft = _sft(options) if kind == "sft" else _policy_gradient(options)
     _engines(draft, options)
-    said = [*told(options), *_differing(differing, table)]
-    outcomes = [*said, *outcomes_of(options, draft, BY)]
+    outcomes = [*remarks(options), *_differing(differing, table)]
+    outcomes += outcomes_of(options, draft, CONVERTERS)
     draft.span_hosts(PER_NODE)
     name = "_".join(file.stem for file in files) or f"prime_{kind}"
     return Imported(graph_name(name), "prime-rl", draft, outcomes)
 
 
 def read_prime_rl(words: Sequence[str]) -> tuple[dict[str, Any], list[Path]]:
-    """Return settings by dotted keys, of TOML files and flags, later ones before earlier ones.
+    """Return settings by dotted keys, of TOML files and flags, of which later ones replace earlier ones.
 
     Raises:
-        GraphError: there is no such file, or it is no TOML.
+        GraphError: there is no such file, or it is not TOML.
     """
-    given, files = dict[str, Any](), list[Path]()
-    place = 0
-    while place < len(words):
-        word = words[place]
-        place += 1
+    settings, files = dict[str, Any](), list[Path]()
+    unread = [*words]
+    while unread:
+        word = unread.pop(0)
         if word == "@":
             continue
         if not word.startswith("--"):
             files.append(Path(word.removeprefix("@")))
-            given |= _of_file(files[-1], "")
+            settings |= _of_file(files[-1], "")
             continue
         name, equals, text = word[2:].partition("=")
-        rest = [*words[place : place + 2]]
-        if rest[:1] == ["@"] and len(rest) == 2:  # --orchestrator @ orch.toml
-            place += 2
-            files.append(Path(rest[1]))
-            given |= _of_file(files[-1], _key(name))
+        if unread[:1] == ["@"] and len(unread) > 1:  # --orchestrator @ orch.toml
+            files.append(Path(unread[1]))
+            settings |= _of_file(files[-1], _key(name))
+            del unread[:2]
         elif equals:
-            given |= _flag(name, text)
-        elif rest and not rest[0].startswith("--") and rest[0] != "@":
-            place += 1
-            given |= _flag(name, rest[0])
+            settings |= _flag(name, text)
+        elif unread and unread[0] != "@" and not unread[0].startswith("--"):
+            settings |= _flag(name, unread.pop(0))
         else:
             key = _key(name)
             is_off = key.startswith("no_")
-            given[key.removeprefix("no_")] = not is_off
-    return given, files
+            settings[key.removeprefix("no_")] = not is_off
+    return settings, files
 
 
 def _key(name: str) -> str:
@@ -110,7 +112,7 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(child) for name, child in value.items()}
     if isinstance(value, list):
         return [_plain(child) for child in value]
-    return False if value in ("None", "none", "null") or value is None else value
+    return False if value in (None, "None", "none", "null") else value
 
 
 def _of_file(file: Path, prefix: str) -> dict[str, Any]:
@@ -121,84 +123,89 @@ def _of_file(file: Path, prefix: str) -> dict[str, Any]:
         remedy = "give files as prime-rl takes them: @ rl.toml, and flags as --trainer.optim.lr 1e-6"
         raise GraphError([Problem("no-file", law, None, (), remedy)]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        law = f"{file} is no TOML: {error}"
-        raise GraphError(
-            [Problem("no-toml", law, None, (), "mend the file, or give the TOML file")]
-        ) from error
-    given = dict(flattened(_plain(tree)))
-    above = prefix or _part_of(tree)
-    return {f"{above}.{key}": value for key, value in given.items()} if above else given
+        law = f"{file} is not TOML: {error}"
+        remedy = "mend the file, or give the TOML file"
+        raise GraphError([Problem("no-toml", law, None, (), remedy)]) from error
+    settings = dict(flattened(_plain(tree)))
+    section = prefix or _section_of(tree)
+    if not section:
+        return settings
+    return {f"{section}.{key}": value for key, value in settings.items()}
 
 
-def _part_of(tree: Mapping[str, Any]) -> str:
-    """Return the part whose keys a file has at its top: none of a whole rl.toml, nor of an sft.toml."""
-    parts = table_of("prime_rl").facts["parts"]
+def _section_of(tree: Mapping[str, Any]) -> str:
+    """Return the section whose keys a file has at its top; "" for a complete rl.toml, and for an sft.toml."""
     data = tree.get("data")
-    if isinstance(data, Mapping) and "fake" in data:
-        return "trainer"
-    is_sft = isinstance(data, Mapping)
-    if is_sft or any(part in tree for part in ("trainer", "orchestrator", "inference")):
+    if isinstance(data, Mapping):
+        return "trainer" if "fake" in data else ""
+    if tree.keys() & {"trainer", "orchestrator", "inference"}:
         return ""
-    for part in parts.values():
-        if any(key in tree for key in part["has"]):
-            return str(part["prefix"])
+    for section in table_of("prime_rl").facts["parts"].values():
+        if any(key in tree for key in section["has"]):
+            return str(section["prefix"])
     return ""
 
 
-def kind_of(given: Mapping[str, Any]) -> str:
+def kind_of(settings: Mapping[str, Any]) -> str:
     """Return rl or sft: the RL trainer's files have an orchestrator or a trainer, SFT's have data.
 
     Raises:
         GraphError: the settings are of neither.
     """
-    tops = {key.partition(".")[0] for key in given}
-    if tops & {"trainer", "orchestrator"}:
+    sections = {key.partition(".")[0] for key in settings}
+    if sections & {"trainer", "orchestrator"}:
         return "rl"
-    if tops & {"data", "optim", "scheduler", "val"}:
+    if sections & {"data", "optim", "scheduler", "val"}:
         return "sft"
-    if "online" in tops or "eval" in tops or tops <= {"inference", "slurm"}:
+    if sections & {"online", "eval"} or sections <= {"inference", "slurm"}:
         law = "the settings train nothing: they are of an inference server or of an evaluation"
         remedy = "give an rl.toml or an sft.toml; --run rl or --run sft says whose other files are"
         raise GraphError([Problem("trains-nothing", law, None, (), remedy)])
     return "rl"
 
 
-def merged_sources(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return settings with those of several sources as one, and what the sources have each of its own."""
-    out, differing = dict[str, Any](), dict[str, list[Any]]()
-    for key, value in given.items():
-        if key not in SOURCES or not isinstance(value, list):
-            out[key] = value
-            continue
-        trees = [dict(flattened(source)) for source in value if isinstance(source, Mapping)]
-        for name in dict.fromkeys(name for tree in trees for name in tree):
-            values = [tree[name] for tree in trees if name in tree]
-            is_same = len(values) == len(trees) and all(one == values[0] for one in values)
-            if is_same:
-                out[f"{key}.{name}"] = values[0]
-            elif name.startswith(("env.", "name", "serve.", "curriculum.", "ratio")):
-                out[f"{key}.{name}"] = values
-            else:
-                differing[f"{key}.{name}"] = values
-        if len(trees) > 1 and key.endswith("train.source"):
-            differing[key] = [tree.get("name", f"number {n}") for n, tree in enumerate(trees, 1)]
-    return out, differing
+def merged_sources(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return settings with those of several sources merged, and the values in which the sources differ."""
+    merged, differing = dict[str, Any](), dict[str, list[Any]]()
+    for key, value in settings.items():
+        if key in SOURCES and isinstance(value, list):
+            sources = [dict(flattened(source)) for source in value if isinstance(source, Mapping)]
+            _merge_sources(key, sources, merged, differing)
+        else:
+            merged[key] = value
+    return merged, differing
 
 
-def with_model(given: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_sources(
+    key: str, sources: Sequence[Mapping[str, Any]], merged: dict[str, Any], differing: dict[str, list[Any]]
+) -> None:
+    for name in dict.fromkeys(chain.from_iterable(sources)):
+        values = [source[name] for source in sources if name in source]
+        is_same = values.count(values[0]) == len(sources)
+        if is_same:
+            merged[f"{key}.{name}"] = values[0]
+        elif name.startswith(PER_SOURCE):
+            merged[f"{key}.{name}"] = values
+        else:
+            differing[f"{key}.{name}"] = values
+    if len(sources) > 1 and key.endswith("train.source"):
+        differing[key] = [source.get("name", f"number {n}") for n, source in enumerate(sources, 1)]
+
+
+def with_model(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with the model that is served where none is given for the trainer."""
-    names = ("model.name", "trainer.model.name")
-    served = [given[key] for key in ("orchestrator.model.name", "inference.vllm.model") if key in given]
-    if served and not any(name in given for name in names):
-        return {**given, "trainer.model.name": served[0]}
-    return dict(given)
+    has_trained = "model.name" in settings or "trainer.model.name" in settings
+    if not has_trained:
+        for key in ("orchestrator.model.name", "inference.vllm.model"):
+            if key in settings:
+                return {**settings, "trainer.model.name": settings[key]}
+    return dict(settings)
 
 
 def _differing(differing: Mapping[str, Sequence[Any]], table: KeyTable) -> Iterator[KeyOutcome]:
     for key, values in differing.items():
-        how = "several" if key in SOURCES else "differ"
-        text = table.facts["told"][how].format(values=", ".join(str(value) for value in values))
-        yield KeyOutcome(key, UNKNOWN, "hand", text)
+        text = table.facts["told"]["several" if key in SOURCES else "differ"]
+        yield remark(key, text.format(values=", ".join(str(value) for value in values)))
 
 
 def has(options: Options, section: str) -> bool:
@@ -251,7 +258,7 @@ def samples(options: Options) -> tuple[int, int]:
 
 
 def _data(draft: Draft, options: Options) -> None:
-    """Set what a batch is, how long a response may be, and the evaluation."""
+    """Set the size of a batch, the longest response, and the evaluation."""
     total, group = samples(options)
     draft.set("rollout.n", group)
     if not options["orchestrator.token_batch_size"]:
@@ -268,7 +275,7 @@ def _data(draft: Draft, options: Options) -> None:
 
 
 def _loss(draft: Draft, options: Options, name: str) -> None:
-    """Give the update prime-rl's loss: DPPO by total variation, and the KL to what sampled (see ``told``).
+    """Give the update prime-rl's loss: DPPO by total variation, and the KL to what sampled (see ``remarks``).
 
     Per token -A rho [in the trust region] + kl_tau log(rho)^2, rho = p / p_sampled, over the count of all
     trained tokens of a batch. dppo_tv has the gradient of its first term, k2 is half the second.
@@ -315,10 +322,13 @@ def _advantages(draft: Draft, options: Options, name: str) -> None:
 
 def _observations(draft: Draft, options: Options) -> None:
     """Learn to predict what was answered, beside the policy's loss."""
-    prefix = "orchestrator.algo.roles."
-    alphas = [v for key, v in options.values.items() if key.startswith(prefix) and key.endswith(".alpha")]
+    weight = 0.1
+    for key, value in options.values.items():
+        if key.startswith("orchestrator.algo.roles.") and key.endswith(".alpha"):
+            weight = float(value)
+            break
     draft.set("predict.aggregate", "token-mean")
-    draft.set("predict.weight", float(alphas[0]) if alphas else 0.1)
+    draft.set("predict.weight", weight)
     if draft.has("informative"):
         draft.set("observed.rows", "informative")
         draft.set("predict.rows", "informative")
@@ -361,28 +371,32 @@ def _pools(draft: Draft, options: Options) -> None:
 
 
 def _engines(draft: Draft, options: Options) -> None:
-    """Set what stands behind sections: adapters, what is computed again, and engines of several hosts."""
+    """Set what sections stand for: adapters, recomputation, and engines of several hosts."""
     train = "models.policy.train"
     if options.table.kind == "sft":
-        draft.set("pools.main.devices", devices(options)[0])
+        trained, _ = devices(options)
+        draft.set("pools.main.devices", trained)
     if has(options, LORA):
-        listed, own = options[f"{LORA}.target_modules"], options.table.rows[f"{LORA}.target_modules"].default
-        targets = "all-linear" if listed == own else listed
-        lora = {"rank": options[f"{LORA}.rank"], "alpha": float(options[f"{LORA}.alpha"]), "targets": targets}
-        draft.set(f"{train}.lora", lora)
-    for section, ours in (
-        ("ac", "recompute"),
-        ("ac_offloading", "activation_offload"),
-        ("compile", "compile"),
-    ):
+        draft.set(f"{train}.lora", _lora(options))
+    for section, setting in SWITCHES.items():
         key = f"trainer.model.{section}"
-        if has(options, key) and not (section == "compile" and _replaces_layers(options)):
-            draft.set(f"{train}.{ours}", True)
+        is_allowed = section != "compile" or not _replaces_layers(options)
+        if has(options, key) and is_allowed:
+            draft.set(f"{train}.{setting}", True)
         elif options.values.get(key) is False:
-            draft.set(f"{train}.{ours}", False)
-    size = int(options["inference.vllm.tensor_parallel_size"] or 1) if options.table.kind == "rl" else 1
+            draft.set(f"{train}.{setting}", False)
+    if options.table.kind != "rl":
+        return
+    size = int(options["inference.vllm.tensor_parallel_size"] or 1)
     if size > 1 and options.is_on("inference.vllm.enable_expert_parallel"):
         draft.set("models.policy.serve.sglang.expert_parallel", size)
+
+
+def _lora(options: Options) -> dict[str, Any]:
+    targets = options[f"{LORA}.target_modules"]
+    if targets == options.table.rows[f"{LORA}.target_modules"].default:
+        targets = "all-linear"
+    return {"rank": options[f"{LORA}.rank"], "alpha": float(options[f"{LORA}.alpha"]), "targets": targets}
 
 
 def _replaces_layers(options: Options) -> bool:
@@ -392,17 +406,17 @@ def _replaces_layers(options: Options) -> bool:
 
 def devices(options: Options) -> tuple[int, int]:
     """Return the GPUs that train and those that generate."""
-    node = int(options["deployment.gpus_per_node"])
+    per_node = int(options["deployment.gpus_per_node"])
     if options["deployment.type"] != "multi_node":
+        tensor = int(options["inference.vllm.tensor_parallel_size"] or 1)
+        data = int(options["inference.vllm.data_parallel_size"] or 1)  # of a server by itself
         generate = options.values.get("deployment.num_infer_gpus")
-        engines = "tensor_parallel_size", "data_parallel_size"  # of a server by itself
-        spanned = math.prod(int(options[f"inference.vllm.{name}"] or 1) for name in engines)
-        return int(options["deployment.num_train_gpus"]), int(generate or spanned)
-    train = int(options["deployment.num_train_nodes"] or 1) * node
+        return int(options["deployment.num_train_gpus"]), int(generate or tensor * data)
+    train = int(options["deployment.num_train_nodes"] or 1) * per_node
     nodes = options["deployment.num_infer_nodes"]
     if nodes is None:
         nodes = _nodes_of_inference(options)
-    return train, max(int(nodes), 1) * int(options["deployment.num_infer_replicas"]) * node
+    return train, max(int(nodes), 1) * int(options["deployment.num_infer_replicas"]) * per_node
 
 
 def _nodes_of_inference(options: Options) -> int:
@@ -420,31 +434,33 @@ def _nodes_of_inference(options: Options) -> int:
     return 1
 
 
-def told(options: Options) -> Iterator[KeyOutcome]:
-    """Yield what the user has to see to that stands behind no key, or behind several."""
-    facts, name = options.table.facts["told"], str(options[ALGORITHM])
+def remarks(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to look after and what no single key stands for."""
+    facts = options.table.facts["told"]
     if options.table.kind == "sft":
         if options["data.type"] == "sft":
-            yield KeyOutcome("the batch", UNKNOWN, "hand", facts["packs"])
+            yield remark("the batch", facts["packs"])
         else:
-            yield KeyOutcome("the data", UNKNOWN, "hand", facts["fake"])
+            yield remark("the data", facts["fake"])
         return
     if has(options, "trainer.data.fake"):
-        yield KeyOutcome("the data", UNKNOWN, "hand", facts["fake"])
-    tasks = options.values.get("orchestrator.train.source.env.taskset.id")
-    names = ", ".join(map(str, tasks)) if isinstance(tasks, list) else str(tasks or "none is named")
-    yield KeyOutcome("the environment", UNKNOWN, "hand", facts["environment"].format(names=names))
+        yield remark("the data", facts["fake"])
+    tasks = options.values.get("orchestrator.train.source.env.taskset.id") or "none is named"
+    names = ", ".join(map(str, tasks)) if isinstance(tasks, list) else str(tasks)
+    yield remark("the environment", facts["environment"].format(names=names))
     if int(options[GROUP_SIZE] or 1) == 1 and samples(options)[1] > 1:
         yield KeyOutcome(GROUP_SIZE, 1, "hand", facts["group"].format(n=GROUP))
     if not options["trainer.max_steps"]:
-        yield KeyOutcome("max_steps", UNKNOWN, "hand", facts["no_end"])
+        yield remark("max_steps", facts["no_end"])
+    name = str(options[ALGORITHM])
     if options["orchestrator.train.filter_zero_advantages"] and name in ("grpo", "echo", "max_rl"):
-        yield KeyOutcome("samples without advantage", UNKNOWN, "hand", facts["not_zero"])
+        yield remark("samples without advantage", facts["not_zero"])
     if is_evaluated(options) and options["orchestrator.eval.sampling.temperature"] is None:
-        yield KeyOutcome("the evaluation", UNKNOWN, "hand", facts["sampled"])
+        yield remark("the evaluation", facts["sampled"])
     texts = {"hierarchical_grpo": "hierarchical", "sft": "distilled"}
-    if text := facts.get(texts.get(name, name)):
-        yield KeyOutcome("the algorithm", UNKNOWN, "hand", text)
+    text = facts.get(texts.get(name, name))
+    if text:
+        yield remark("the algorithm", text)
 
 
 def limit(value: float, _: Options) -> float:
@@ -515,10 +531,10 @@ def min_lr(value: float, options: Options) -> float:
 
 def max_norm(value: Any, options: Options) -> float:
     """Return the norm that gradients are cut to: 0, for none, where prime-rl turns it off itself."""
-    is_off = (
-        options.is_on("trainer.model.full_offload") or options["trainer.model.ep_comm_backend"] == "deepep"
-    )
-    return float(value) if value and not is_off else 0.0
+    uses_deepep = options["trainer.model.ep_comm_backend"] == "deepep"
+    if not value or uses_deepep or options.is_on("trainer.model.full_offload"):
+        return 0.0
+    return float(value)
 
 
 def offload(value: Any, options: Options) -> bool:
@@ -574,7 +590,7 @@ def demonstration(value: str, options: Options) -> str:
     return value
 
 
-BY: By = {
+CONVERTERS: Converters = {
     **COMMON,
     "limit": limit,
     "adv_tau": adv_tau,

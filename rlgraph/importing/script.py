@@ -6,10 +6,10 @@ GRPOTrainer(model="Qwen/Qwen3-0.6B", reward_funcs=[correct], args=args, peft_con
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rlgraph.errors import GraphError, Problem
 from rlgraph.importing.options import Options, flattened
@@ -27,26 +27,36 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "orpo": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
 }
 TRAINERS = tuple(ARGUMENTS)
-NAMES = {"reward": "Reward", "distillation": "Distillation"} | {
-    kind: kind.upper() for kind in TRAINERS if kind not in ("reward", "distillation")
+CLASS_NAMES = {
+    "grpo": "GRPO",
+    "rloo": "RLOO",
+    "dpo": "DPO",
+    "sft": "SFT",
+    "kto": "KTO",
+    "reward": "Reward",
+    "distillation": "Distillation",
+    "cpo": "CPO",
+    "orpo": "ORPO",
 }
-TRAINER_OF = {f"{name}Trainer": kind for kind, name in NAMES.items()}
-CONFIG_OF = {f"{name}Config": kind for kind, name in NAMES.items()}
-PEFT: dict[str, Any] = {
-    "use_peft": True,
-    "r": 8,
-    "lora_alpha": 8,
-}  # of a LoraConfig, with peft's own defaults
+TRAINER_OF = {f"{name}Trainer": kind for kind, name in CLASS_NAMES.items()}
+CONFIG_OF = {f"{name}Config": kind for kind, name in CLASS_NAMES.items()}
+# peft's own defaults of a LoraConfig
+PEFT: dict[str, Any] = {"use_peft": True, "r": 8, "lora_alpha": 8}
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
-# what TRL gives a reward function beside columns of the data
-GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
+# the arguments that TRL passes to a reward function beside columns of the data
+PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 OF_TRL = (
     'with TRL installed it is function: trl.rewards:{name} (docs/from_trl.md, "TRL\'s own reward functions")'
 )
 NO_FILE = "no file is known that has it: write where it is, as function: my_rewards.py:{name}"
-NO_NAME = "`{text}` is no name of a function: write one to a file, as function: my_rewards.py:NAME"
+NO_NAME = "`{text}` is not the name of a function: write one to a file, as function: my_rewards.py:NAME"
 A_MODEL = "{text} is a reward model: a model with head: value, and op: reward.model (see the graph rm_ppo)"
 IN_SCRIPT = "move it out of the script, which trains where it is loaded: function: my_rewards.py:{name}"
+# names of methods by which an object's settings are changed begin so
+CHANGING_METHODS = ("set_", "update", "__dict__")
+UNCONDITIONAL = (ast.FunctionDef, ast.AsyncFunctionDef, ast.With)  # what is in them runs whenever they do
+DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+MODEL_NAME = re.compile(r"[\w.-]+/[\w./-]+")
 
 
 @dataclass(frozen=True)
@@ -65,64 +75,78 @@ class RewardFunction:
     def node(self) -> dict[str, Any]:
         """Return the node that scores by it."""
         node = {"op": "reward.trl", "function": self.target, "in": {"question": "trl_prompt"}}
-        return node | ({"columns": [*self.columns]} if self.columns else {})
+        if self.columns:
+            node["columns"] = [*self.columns]
+        return node
 
 
 @dataclass
 class ScriptSettings:
-    """The trainer of a script, its settings, and what of them is set in code that is not read.
+    """The trainer of a script, its settings, and those settings that are set in code which is not read.
 
-    ``given`` has ``${source}`` for what is no literal; ``unread`` says where settings are set, and how.
+    ``values`` has ``${source}`` for an expression that is not a literal; ``unread`` says where settings are
+    set, and how.
     """
 
     kind: str
-    given: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     unread: list[tuple[str, str]] = field(default_factory=list)
 
 
 def settings_of(file: Path, trainer: str | None = None) -> ScriptSettings:
-    """Return the settings of the one trainer that a script makes, or of the one that ``trainer`` says.
+    """Return the settings of the only trainer that a script makes, or of the one that ``trainer`` names.
 
     Raises:
         GraphError: the file can't be read, makes none of the trainers, or several.
     """
     reader = _Script(_parsed(file))
-    made = [(call, TRAINER_OF[name]) for call, name in reader.calls if name in TRAINER_OF]
-    kinds = {kind for _, kind in made}
+    calls = reader.calls_of(TRAINER_OF)
+    kinds = {kind for _, kind in calls}
     if trainer and kinds and trainer not in kinds:
-        law = f"{file} makes {_trainers(made)}, and no {NAMES[trainer]}Trainer"
+        law = f"{file} makes {_trainers(calls)}, and no {CLASS_NAMES[trainer]}Trainer"
         raise GraphError([Problem("no-trainer", law, None, tuple(sorted(kinds)), "--trainer one of these")])
     if trainer:
-        made = [(call, kind) for call, kind in made if kind == trainer]
-    if len(made) > 1:
-        law = f"{file} makes several trainers: {_trainers(made)}"
-        remedy = f"say which: --trainer {made[0][1]}; each makes a graph of its own"
-        if len({kind for _, kind in made}) == 1:
-            remedy = "leave one of them in a copy of the script, as their settings are not one run's"
-        raise GraphError([Problem("several-trainers", law, None, (), remedy)])
-    if made:
-        return reader.settings(*made[0])
-    configs = [(call, CONFIG_OF[name]) for call, name in reader.calls if name in CONFIG_OF]
-    configs = [(call, kind) for call, kind in configs if trainer in (None, kind)]
+        calls = [(call, kind) for call, kind in calls if kind == trainer]
+    if len(calls) > 1:
+        raise GraphError([_several_trainers(file, calls)])
+    if calls:
+        call, kind = calls[0]
+        return reader.settings(call, kind)
+    # A script may pass its configuration to a trainer of its own: its settings are read all the same.
+    configs = reader.calls_of(CONFIG_OF)
+    if trainer:
+        configs = [(call, kind) for call, kind in configs if kind == trainer]
     if len(configs) == 1:
         call, kind = configs[0]
         settings = ScriptSettings(kind)
-        reader.read_call(call, settings, NAMES[kind] + "Config")
+        reader.read_call(call, settings, CLASS_NAMES[kind] + "Config")
         return settings
-    names = tuple(f"{name}Trainer" for name in NAMES.values())
-    law, remedy = f"{file} makes none of TRL's trainers", "give the script that does, or a YAML file"
-    raise GraphError([Problem("no-trainer", law, None, names, remedy)])
+    names = tuple(f"{name}Trainer" for name in CLASS_NAMES.values())
+    law = f"{file} makes none of TRL's trainers"
+    raise GraphError([Problem("no-trainer", law, None, names, "give the script that does, or a YAML file")])
 
 
-def _trainers(made: Sequence[tuple[ast.Call, str]]) -> str:
-    return ", ".join(f"{NAMES[kind]}Trainer (line {call.lineno})" for call, kind in made)
+def _several_trainers(file: Path, calls: Sequence[tuple[ast.Call, str]]) -> Problem:
+    kinds = [kind for _, kind in calls]
+    law = f"{file} makes several trainers: {_trainers(calls)}"
+    remedy = f"say which: --trainer {kinds[0]}; each makes a graph of its own"
+    if len(set(kinds)) == 1:
+        remedy = "leave one of them in a copy of the script, as their settings are not one run's"
+    return Problem("several-trainers", law, None, (), remedy)
+
+
+def _trainers(calls: Sequence[tuple[ast.Call, str]]) -> str:
+    return ", ".join(f"{CLASS_NAMES[kind]}Trainer (line {call.lineno})" for call, kind in calls)
 
 
 class _Script:
     """The calls and assignments of a script, by name.
 
-    A name has a value here where it is assigned once: what is assigned under conditions, or anew, is not
-    known without running it.
+    Invariants:
+
+    - A name has a value here only where it is assigned once: what is assigned under conditions, or anew, is
+      not known without running the script.
+    - A mapping or list that a later statement changes counts as not known.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -131,189 +155,231 @@ class _Script:
         self.assigned = dict[str, list[ast.expr]]()
         self.unpacked = dict[str, ast.expr]()
         self.changed = dict[str, list[ast.stmt | ast.Call]]()
-        self.straight = {id(statement) for statement in _straight(tree)}
+        self.unconditional = {id(statement) for statement in _unconditional(tree)}
+        calls: list[ast.Call] = []
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
-                self.aliases |= {alias.asname: alias.name for alias in node.names if alias.asname}
+                self._note_import(node)
             elif isinstance(node, ast.Assign):
                 for target in node.targets:
-                    self._note(target, node.value, node)
+                    self._note_assignment(target, node.value, node)
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                self._note(node.target, node.value, node)
+                self._note_assignment(node.target, node.value, node)
             elif isinstance(node, ast.AugAssign):
-                self.changed.setdefault(_root(node.target), []).append(node)
+                self._note_change(node.target, node)
             elif isinstance(node, ast.Call):
-                self._note_change(node)
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+                calls.append(node)
+                self._note_call(node)
         calls.sort(key=lambda call: (call.lineno, call.col_offset))
         self.calls = [(call, self.name_of(call.func)) for call in calls]
 
-    def _note(self, target: ast.expr, value: ast.expr, statement: ast.stmt) -> None:
+    def _note_import(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            if alias.asname:
+                self.aliases[alias.asname] = alias.name
+
+    def _note_assignment(self, target: ast.expr, value: ast.expr, statement: ast.stmt) -> None:
         if isinstance(target, ast.Name):
             self.assigned.setdefault(target.id, []).append(value)
         elif isinstance(target, ast.Tuple | ast.List):
-            self.unpacked |= {each.id: value for each in target.elts if isinstance(each, ast.Name)}
+            for item in target.elts:
+                if isinstance(item, ast.Name):
+                    self.unpacked[item.id] = value
         elif isinstance(target, ast.Attribute | ast.Subscript):
-            self.changed.setdefault(_root(target), []).append(statement)
+            self._note_change(target, statement)
 
-    def _note_change(self, call: ast.Call) -> None:
-        """Note a call that changes what it is of: ``setattr(args, ...)``, ``args.set_training(...)``."""
-        if isinstance(call.func, ast.Name) and call.func.id in ("setattr", "vars") and call.args:
-            self.changed.setdefault(_root(call.args[0]), []).append(call)
-        elif isinstance(call.func, ast.Attribute) and call.func.attr.startswith(
-            ("set_", "update", "__dict__")
-        ):
-            self.changed.setdefault(_root(call.func), []).append(call)
+    def _note_change(self, target: ast.expr, change: ast.stmt | ast.Call) -> None:
+        self.changed.setdefault(_root(target), []).append(change)
+
+    def _note_call(self, call: ast.Call) -> None:
+        """Note a call that changes an object: ``setattr(args, ...)``, ``args.set_training(...)``."""
+        function = call.func
+        if isinstance(function, ast.Name):
+            if function.id in ("setattr", "vars") and call.args:
+                self._note_change(call.args[0], call)
+        elif isinstance(function, ast.Attribute) and function.attr.startswith(CHANGING_METHODS):
+            self._note_change(function, call)
+
+    def calls_of(self, kinds: Mapping[str, str]) -> list[tuple[ast.Call, str]]:
+        """Return the calls of some classes, each with the kind of trainer that its class belongs to."""
+        return [(call, kinds[name]) for call, name in self.calls if name in kinds]
 
     def name_of(self, function: ast.expr) -> str:
         """Return the last part of a function's name, as it is imported."""
         name = ast.unparse(function).rpartition(".")[2]
         return self.aliases.get(name, name)
 
+    def is_call_of(self, node: ast.expr | None, name: str) -> TypeGuard[ast.Call]:
+        return isinstance(node, ast.Call) and self.name_of(node.func) == name
+
     def value_of(self, node: ast.expr) -> ast.expr | None:
         """Return the expression that a name stands for, or None where it is not known."""
         if not isinstance(node, ast.Name):
             return node
         values = self.assigned.get(node.id, [])
-        return values[0] if len(values) == 1 and node.id not in self.unpacked else None
+        if node.id in self.unpacked or len(values) != 1:
+            return None
+        return values[0]
 
     def settings(self, call: ast.Call, kind: str) -> ScriptSettings:
         """Return the settings that a call of a trainer is given."""
         settings = ScriptSettings(kind)
-        given: dict[str, ast.expr] = dict(zip(ARGUMENTS[kind], call.args, strict=False))
-        given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        arguments: dict[str, ast.expr] = dict(zip(ARGUMENTS[kind], call.args, strict=False))
+        for keyword in call.keywords:
+            if keyword.arg:
+                arguments[keyword.arg] = keyword.value
         for keyword in call.keywords:
             if keyword.arg is None:
-                for key, value in self._mapping(keyword.value, settings, f"{NAMES[kind]}Trainer").items():
-                    given.setdefault(key, value)
-        args, peft = given.pop("args", None), given.pop("peft_config", None)
+                mapping = self._mapping(keyword.value, settings, f"{CLASS_NAMES[kind]}Trainer")
+                arguments = mapping | arguments
+        args = arguments.pop("args", None)
+        adapter = arguments.pop("peft_config", None)
+        model = arguments.pop("model", None)
         if args is not None:
             self._read_args(args, settings)
-        self._read_adapter(peft, settings)
-        model = given.pop("model", None)
+        self._read_adapter(adapter, settings)
         if model is not None:
             self._read_model(model, settings)
-        settings.given |= {key: self.literal(value) for key, value in given.items()}
-        settings.given = dict(flattened(settings.given))
+        for key, value in arguments.items():
+            settings.values[key] = self.literal(value)
+        settings.values = dict(flattened(settings.values))
         return settings
 
     def _read_args(self, args: ast.expr, settings: ScriptSettings) -> None:
-        """Read what ``args`` of a trainer is: a call of its configuration, by name or on the spot."""
-        source, value = ast.unparse(args), self.value_of(args)
+        """Read the ``args`` of a trainer: a call of its configuration, by name or on the spot."""
+        source = ast.unparse(args)
+        value = self.value_of(args)
         if isinstance(args, ast.Name) and args.id in self.unpacked:
             maker = ast.unparse(self.unpacked[args.id])
             text = f"`{maker}` reads them from the command line: give them as KEY=VALUE"
             settings.unread.append((source, text))
         elif isinstance(value, ast.Call):
             self.read_call(value, settings, source)
-        elif not (isinstance(value, ast.Constant) and value.value is None):
-            settings.unread.append(
-                (source, "it is made in a way that is not read: give its settings as KEY=VALUE")
-            )
+        elif not _is_none(value):
+            text = "it is made in a way that is not read: give its settings as KEY=VALUE"
+            settings.unread.append((source, text))
         if isinstance(args, ast.Name):
             self._read_changes(args.id, settings)
 
     def read_call(self, call: ast.Call, settings: ScriptSettings, source: str) -> None:
         """Read the keywords of a configuration's call, or of a functools.partial of one."""
-        name, made = self.name_of(call.func), self.value_of(call.func)
-        if isinstance(made, ast.Call) and self.name_of(made.func) == "partial":
-            self._read_keywords(made, settings, source)
-        elif name not in CONFIG_OF and not (
-            isinstance(made, ast.Name | ast.Attribute) and self.name_of(made) in CONFIG_OF
-        ):
+        function = self.value_of(call.func)
+        if self.is_call_of(function, "partial"):
+            self._read_keywords(function, settings, source)
+        elif not self._is_config(call.func) and not self._is_config(function):
             text = f"`{ast.unparse(call.func)}` makes it, which is not read: give its settings as KEY=VALUE"
             settings.unread.append((source, text))
             return
         self._read_keywords(call, settings, source)
 
+    def _is_config(self, function: ast.expr | None) -> bool:
+        return isinstance(function, ast.Name | ast.Attribute) and self.name_of(function) in CONFIG_OF
+
     def _read_keywords(self, call: ast.Call, settings: ScriptSettings, source: str) -> None:
         if call.args and self.name_of(call.func) != "partial":
-            settings.given["output_dir"] = self.literal(call.args[0])
+            settings.values["output_dir"] = self.literal(call.args[0])
         for keyword in call.keywords:
             if keyword.arg:
-                settings.given[keyword.arg] = self.literal(keyword.value)
-            else:
-                values = self._mapping(keyword.value, settings, source)
-                settings.given |= {key: self.literal(value) for key, value in values.items()}
+                settings.values[keyword.arg] = self.literal(keyword.value)
+                continue
+            for key, value in self._mapping(keyword.value, settings, source).items():
+                settings.values[key] = self.literal(value)
 
     def _mapping(self, node: ast.expr, settings: ScriptSettings, source: str) -> dict[str, ast.expr]:
-        """Return what ``**node`` stands for, where it is a literal that nothing changes."""
+        """Return the items that ``**node`` stands for, where it is a literal that nothing changes."""
         value = self.value_of(node)
-        values = _items(value) if value is not None else None
-        if values is None or (isinstance(node, ast.Name) and node.id in self.changed):
+        items = None if value is None else _items(value)
+        if items is None or self._is_changed(node):
             text = f"`**{ast.unparse(node)}` is not read: give its settings as KEY=VALUE"
             settings.unread.append((source, text))
             return {}
-        return values
+        return items
+
+    def _is_changed(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.changed
 
     def _read_changes(self, name: str, settings: ScriptSettings) -> None:
         """Read ``args.beta = 0.04``; a change under a condition, or by a call, is not read."""
         for change in sorted(self.changed.get(name, ()), key=lambda node: node.lineno):
-            source = ast.unparse(change)
-            is_plain = isinstance(change, ast.Assign) and id(change) in self.straight
-            target = change.targets[0] if isinstance(change, ast.Assign) else None
-            if is_plain and isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                settings.given[target.attr] = self.literal(change.value)  # type: ignore[union-attr]
-            else:
-                text = f"line {change.lineno}, `{source.splitlines()[0]}`, is not read: give it as KEY=VALUE"
-                settings.unread.append((name, text))
+            attribute = _assigned_attribute(change)
+            if isinstance(change, ast.Assign) and attribute and id(change) in self.unconditional:
+                settings.values[attribute] = self.literal(change.value)
+                continue
+            code = ast.unparse(change).splitlines()[0]
+            text = f"line {change.lineno}, `{code}`, is not read: give it as KEY=VALUE"
+            settings.unread.append((name, text))
 
     def _read_adapter(self, peft: ast.expr | None, settings: ScriptSettings) -> None:
         """Read the LoraConfig that a trainer is given, or the only one where a model is wrapped by hand."""
-        value = self.value_of(peft) if peft is not None else None
+        value = None if peft is None else self.value_of(peft)
         configs = [call for call, name in self.calls if name == "LoraConfig"]
         if value is None and len(configs) == 1:
             value = configs[0]
-        if isinstance(value, ast.Call) and self.name_of(value.func) == "LoraConfig":
+        if self.is_call_of(value, "LoraConfig"):
             adapter = ScriptSettings(settings.kind)
             self._read_keywords(value, adapter, "LoraConfig")
-            settings.given |= {LORA.get(key, key): each for key, each in (PEFT | adapter.given).items()}
+            for key, setting in (PEFT | adapter.values).items():
+                settings.values[LORA.get(key, key)] = setting
             settings.unread += adapter.unread
-        elif peft is not None and not (isinstance(value, ast.Constant) and value.value is None):
+        elif peft is not None and not _is_none(value):
             text = f"`{ast.unparse(peft)}` is not read: give use_peft=true, lora_r, lora_alpha and the like"
             settings.unread.append(("peft_config", text))
 
     def _read_model(self, model: ast.expr, settings: ScriptSettings) -> None:
         """Read a model by its name, also where ``from_pretrained`` loads it."""
         value = self.value_of(model)
-        if isinstance(value, ast.Call) and self.name_of(value.func) == "from_pretrained" and value.args:
+        if self.is_call_of(value, "from_pretrained") and value.args:
             model = value.args[0]
-            kwargs = {keyword.arg: self.literal(keyword.value) for keyword in value.keywords if keyword.arg}
-            settings.given |= {f"model_init_kwargs.{key}": each for key, each in kwargs.items()}
-        settings.given["model"] = self.literal(model)
+            for keyword in value.keywords:
+                if keyword.arg:
+                    settings.values[f"model_init_kwargs.{keyword.arg}"] = self.literal(keyword.value)
+        settings.values["model"] = self.literal(model)
 
     def literal(self, node: ast.expr) -> Any:
-        """Return a literal's value, a list of what it holds, or the source of anything else as ``${...}``."""
-        constant = self.value_of(node)
-        if isinstance(constant, ast.Constant):
-            node = constant
-        holds_values = isinstance(constant, ast.List | ast.Tuple | ast.Dict)
-        if (
-            isinstance(node, ast.Name)
-            and constant is not None
-            and holds_values
-            and node.id not in self.changed
-        ):
-            node = constant
+        """Return a literal's value, a list's values, or the source of anything else as ``${...}``."""
+        value = self.value_of(node)
+        is_collection = isinstance(value, ast.List | ast.Tuple | ast.Dict) and not self._is_changed(node)
+        if value is not None and (isinstance(value, ast.Constant) or is_collection):
+            node = value
         if isinstance(node, ast.List | ast.Tuple):
             return [self.literal(item) for item in node.elts]
+        source = f"${{{ast.unparse(node)}}}"
         try:
-            value = ast.literal_eval(node)
+            literal = ast.literal_eval(node)
         except (ValueError, TypeError):
-            value = ...
-        plain = isinstance(value, str | int | float | bool | list | dict | None)
-        return value if plain else f"${{{ast.unparse(node)}}}"
+            return source
+        is_plain = isinstance(literal, str | int | float | bool | list | dict | None)
+        return literal if is_plain else source
 
 
-def _straight(tree: ast.Module) -> Iterator[ast.stmt]:
+def _is_none(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _assigned_attribute(statement: ast.stmt | ast.Call) -> str:
+    """Return the name of the attribute that ``args.NAME = ...`` sets; "" for any other statement."""
+    if not isinstance(statement, ast.Assign):
+        return ""
+    target = statement.targets[0]
+    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+        return target.attr
+    return ""
+
+
+def _unconditional(tree: ast.Module) -> Iterator[ast.stmt]:
     """Yield the statements that run whenever their file or function does: under no condition and no loop."""
     bodies: list[list[ast.stmt]] = [tree.body]
     while bodies:
         for statement in bodies.pop():
             yield statement
-            is_main = isinstance(statement, ast.If) and ast.unparse(statement.test).startswith("__name__")
-            if is_main or isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.With):
-                bodies.append(statement.body)  # type: ignore[attr-defined]
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.With) or _is_main(
+                statement
+            ):
+                bodies.append(statement.body)
+
+
+def _is_main(statement: ast.stmt) -> TypeGuard[ast.If]:
+    return isinstance(statement, ast.If) and ast.unparse(statement.test).startswith("__name__")
 
 
 def _root(node: ast.expr) -> str:
@@ -326,53 +392,83 @@ def _root(node: ast.expr) -> str:
 def _items(node: ast.expr) -> dict[str, ast.expr] | None:
     """Return the items of ``{...}`` or ``dict(...)`` with names for keys, or None."""
     if isinstance(node, ast.Dict):
-        keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
-        if all(isinstance(key, str) for key in keys):
-            return dict(zip(map(str, keys), node.values, strict=True))
+        return _named_items(node)
     if not isinstance(node, ast.Call) or ast.unparse(node.func) != "dict" or node.args:
         return None
-    if not all(keyword.arg for keyword in node.keywords):
-        return None
-    return {str(keyword.arg): keyword.value for keyword in node.keywords}
+    items = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            return None
+        items[keyword.arg] = keyword.value
+    return items
+
+
+def _named_items(node: ast.Dict) -> dict[str, ast.expr] | None:
+    items = {}
+    for key, value in zip(node.keys, node.values, strict=True):
+        if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+            return None
+        items[key.value] = value
+    return items
 
 
 def names_of(functions: Any) -> list[str]:
     """Return the names of one function or several, as a script or a YAML file has them."""
-    listed = functions if isinstance(functions, list) else [functions]
-    return [str(name).removeprefix("${").removesuffix("}") for name in listed]
+    if not isinstance(functions, list):
+        functions = [functions]
+    return [str(name).removeprefix("${").removesuffix("}") for name in functions]
 
 
 def reward_function(text: str, file: Path, options: Options, place: int = 0) -> RewardFunction:
     """Return the function of a name: one of the script, one that it imports, or a dotted path.
 
-    What is no name, as a call or a model, is called by its place among the functions.
+    An expression that is not a name, as a call or a model, is called by its place among the functions.
     """
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
-        remedy = A_MODEL if re.fullmatch(r"[\w.-]+/[\w./-]+", text) else NO_NAME
+    if not DOTTED_NAME.fullmatch(text):
+        remedy = A_MODEL if MODEL_NAME.fullmatch(text) else NO_NAME
         return RewardFunction(f"reward_{place + 1}", remedy=remedy.format(text=text))
     module, _, name = text.rpartition(".")
     folder = Path() if module else file.parent
-    if file.suffix == ".py" and not module:
+    if not module and file.suffix == ".py":
         module = _imported(_parsed(file), name) or file.stem
-    if module.partition(".")[0] == "trl" or not module:
+    if not module or module.partition(".")[0] == "trl":
         return RewardFunction(name, remedy=OF_TRL.format(name=name))
     path = folder / f"{module.replace('.', '/')}.py"
-    for node in _parsed(path).body if path.is_file() else ():
+    definition = _definition(path, name)
+    if definition is None:
+        return RewardFunction(name, remedy=NO_FILE.format(name=name))
+    columns = _columns_read(definition)
+    takes_more = definition.args.kwarg is not None and not columns
+    if path == file:
+        return RewardFunction(name, "???", columns, takes_more, IN_SCRIPT.format(name=name))
+    return RewardFunction(name, f"{options.path(str(path))}:{name}", columns, takes_more)
+
+
+def _columns_read(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
+    """Return the parameters of a reward function that are columns of the data."""
+    arguments = definition.args
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return tuple(parameter.arg for parameter in parameters if parameter.arg not in PASSED_BY_TRL)
+
+
+def _definition(path: Path, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the function of a name at the top level of a file; None where there is no file or function."""
+    if not path.is_file():
+        return None
+    for node in _parsed(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-            columns = tuple(name for name in names if name not in GIVEN)
-            more = node.args.kwarg is not None and not columns
-            if path == file:
-                return RewardFunction(name, "???", columns, more, IN_SCRIPT.format(name=name))
-            return RewardFunction(name, f"{options.path(str(path))}:{name}", columns, more)
-    return RewardFunction(name, remedy=NO_FILE.format(name=name))
+            return node
+    return None
 
 
 def _imported(tree: ast.Module, name: str) -> str:
-    """Return the module that a name is imported from, if it is."""
+    """Return the module that a name is imported from, or ""."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and name in [alias.asname or alias.name for alias in node.names]:
-            return node.module or ""
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        for alias in node.names:
+            if name == (alias.asname or alias.name):
+                return node.module or ""
     return ""
 
 

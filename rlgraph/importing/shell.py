@@ -38,6 +38,7 @@ MOST_POWER = 64  # of a base and an exponent: larger numbers are no settings
 SOURCED_DEEP = 8  # scripts that source each other are followed no deeper
 INSTALL = "pip install 'rlgraph-compiler[import]'"
 CONDITIONS = ("if_statement", "case_statement", "while_statement", "list")
+DEFAULT_OPERATORS = (":-", "-", ":=", "=")  # of ${NAME:-text}, a value for a variable that has none
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Command:
 class Script:
     """The state of reading one script: variables and arrays so far, and the commands that were found.
 
-    A variable is a list of words: of one word where it is no array.
+    A variable is a list of words: of one word where it is not an array.
     """
 
     folder: Path
@@ -88,7 +89,7 @@ def commands_of(file: Path) -> list[Command]:
     """Return the commands of a script, in their order, those of sourced scripts among them.
 
     Raises:
-        GraphError: the file can't be read, is no UTF-8, or the parser's package is not installed.
+        GraphError: the file can't be read, is not UTF-8, or the parser's package is not installed.
     """
     script = Script(file.parent)
     _read_file(script, file)
@@ -137,13 +138,20 @@ def _read_redirected(script: Script, node: Node) -> None:
     heredoc = None
     for child in node.named_children:
         if child.type == "heredoc_redirect":
-            bodies = [part for part in child.named_children if part.type == "heredoc_body"]
-            heredoc = _expanded_text(script, bodies[0]) if bodies else ""
+            body = _child_of_type(child, "heredoc_body")
+            heredoc = "" if body is None else _expanded_text(script, body)
     for child in node.named_children:
         if child.type == "command":
             _read_command(script, child, heredoc)
         elif not child.type.endswith("_redirect"):
             _read_statements(script, child)
+
+
+def _child_of_type(node: Node, *types: str) -> Node | None:
+    for child in node.named_children:
+        if child.type in types:
+            return child
+    return None
 
 
 def _read_assignment(script: Script, node: Node) -> None:
@@ -156,26 +164,33 @@ def _read_assignment(script: Script, node: Node) -> None:
     if target is None or target.type != "variable_name":
         return  # an element of an array by its index
     name = _text(target)
+    is_array = value is not None and value.type == "array"
     if value is None:
         words = [""]
-    elif value.type == "array":
+    elif is_array:
         words = [word for item in value.named_children for word in _words_of(script, item)]
     else:
         words = [_expanded_text(script, value)]
-    is_appended = any(child.type == "+=" for child in node.children)
-    if is_appended and value is not None and value.type == "array":
-        script.variables[name] = [*script.variables.get(name, []), *words]
-    elif is_appended:
-        script.variables[name] = ["".join([*script.variables.get(name, [""])[:1], *words])]
+    if any(child.type == "+=" for child in node.children):
+        _append(script, name, words, is_array)
     elif script.conditional and script.variables.get(name, words) != words:
         script.variables[name] = [_unknown(name)]
     else:
         script.variables[name] = words
 
 
-def _unknown(what: str) -> str:
+def _append(script: Script, name: str, words: list[str], is_array: bool) -> None:
+    """Append an array's words to a variable, or a text to its first word, as ``NAME+=...`` does."""
+    old_words = script.variables.get(name, [])
+    if is_array:
+        script.variables[name] = [*old_words, *words]
+    else:
+        script.variables[name] = ["".join([*old_words[:1], *words])]
+
+
+def _unknown(source: str) -> str:
     """Return how a word shows what only a running shell knows."""
-    return f"${{shell:{_plain(what)}}}"
+    return f"${{shell:{_plain(source)}}}"
 
 
 def _read_command(script: Script, node: Node, heredoc: str | None) -> None:
@@ -191,16 +206,25 @@ def _read_command(script: Script, node: Node, heredoc: str | None) -> None:
 
 
 def _read_sourced(script: Script, path: str) -> None:
-    """Read a script that is sourced; where its path begins with something unknown, look beside this one."""
-    known = UNKNOWN.split(path)[-1].lstrip("/")
-    places = [Path(path)] if os.path.isabs(path) else []
-    places += [folder / known for folder in (script.folder, *script.folder.resolve().parents[:3])]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None or script.depth >= SOURCED_DEEP:
+    """Read a script that is sourced, unless it is sourced too deep or is not there."""
+    file = _sourced_file(script, path)
+    if file is None or script.depth >= SOURCED_DEEP:
         return
     script.depth += 1
-    _read_file(script, found)
+    _read_file(script, file)
     script.depth -= 1
+
+
+def _sourced_file(script: Script, path: str) -> Path | None:
+    """Return the file of a path; where this begins with something unknown, look beside the script."""
+    known_end = UNKNOWN.split(path)[-1].lstrip("/")
+    candidates = [Path(path)] if os.path.isabs(path) else []
+    for folder in (script.folder, *script.folder.resolve().parents[:3]):
+        candidates.append(folder / known_end)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    return None
 
 
 def _words_of(script: Script, node: Node) -> Iterator[str]:
@@ -208,71 +232,92 @@ def _words_of(script: Script, node: Node) -> Iterator[str]:
     if node.type in ("comment", "variable_assignment", "file_redirect", "herestring_redirect"):
         return
     if node.type == "command_name":
-        yield from _words_of(script, node.named_children[0]) if node.named_children else [_text(node)]
+        if node.named_children:
+            yield from _words_of(script, node.named_children[0])
+        else:
+            yield _text(node)
         return
-    expansion = _only_expansion(node)
-    if expansion is not None:
-        name, is_whole = _array_of(expansion)
-        if is_whole:  # an array that is set nowhere has no words, and no environment can hold one
-            is_quoted = node.type == "string"
-            words = script.variables.get(name, [])
-            if words == [_unknown(name)]:  # flags that are not known, and no value of the flag before them
-                yield f"--{_unknown(name)}"
-                return
-            for word in words:
-                yield from [word] if is_quoted or UNKNOWN.search(word) else word.split()
-            return
+    array = _expanded_array(node)
+    if array:
+        yield from _words_of_array(script, array, is_quoted=node.type == "string")
+        return
     text = _expanded_text(script, node)
-    is_split = node.type in ("simple_expansion", "expansion") and not UNKNOWN.search(text)
-    yield from text.split() if is_split else [text]
+    is_unquoted = node.type in ("simple_expansion", "expansion")
+    yield from _split(text) if is_unquoted else [text]
 
 
-def _only_expansion(node: Node) -> Node | None:
-    """Return the expansion that a word consists of, quoted or not."""
-    if node.type == "expansion":
-        return node
-    is_quoted = node.type == "string" and node.named_child_count == 1
-    inner = node.named_children[0] if is_quoted else None
-    return inner if inner is not None and inner.type == "expansion" else None
+def _words_of_array(script: Script, name: str, is_quoted: bool) -> Iterator[str]:
+    """Yield the words of ``${NAME[@]}``.
+
+    An array that is set nowhere has no words, as no environment can hold an array.
+    """
+    words = script.variables.get(name, [])
+    if words == [_unknown(name)]:
+        # these words are flags that are not known, and not a value of the flag before them
+        yield f"--{_unknown(name)}"
+        return
+    for word in words:
+        yield from [word] if is_quoted else _split(word)
 
 
-def _array_of(expansion: Node) -> tuple[str, bool]:
-    """Return the variable of ``${NAME[@]}``, and whether all of its elements are meant."""
-    subscript = next((child for child in expansion.named_children if child.type == "subscript"), None)
+def _split(text: str) -> list[str]:
+    """Return the words of a text that is not quoted; what is not known is one word."""
+    return [text] if UNKNOWN.search(text) else text.split()
+
+
+def _expanded_array(node: Node) -> str:
+    """Return the array of a word that is ``${NAME[@]}``, quoted or not; "" for any other word."""
+    if node.type == "string" and node.named_child_count == 1:
+        node = node.named_children[0]
+    if node.type != "expansion":
+        return ""
+    subscript = _child_of_type(node, "subscript")
     if subscript is None:
-        return "", False
+        return ""
     name, index = subscript.named_children[:2]
-    return _text(name), _text(index) in ("@", "*")
+    return _text(name) if _text(index) in ("@", "*") else ""
 
 
 def _expanded_text(script: Script, node: Node) -> str:
     """Return a word as text, its variables filled in as far as they are known."""
-    kind = node.type
-    if kind in ("simple_expansion", "expansion"):
-        # the parser counts a blank before ${ in a quoted text as the expansion's
-        blanks = len(_text(node)) - len(_text(node).lstrip())
-        return _text(node)[:blanks] + _expanded(script, node)
-    if kind == "arithmetic_expansion":
-        number = _computed(script, _text(node))
-        return _unknown(_text(node)) if number is None else str(number)
-    if kind in ("command_substitution", "process_substitution"):
-        return _unknown(_text(node))
-    if kind == "raw_string":
-        return _text(node)[1:-1]
-    if kind == "ansi_c_string":
-        return _text(node)[2:-1].encode().decode("unicode_escape")
-    is_compound = kind in ("string", "concatenation", "heredoc_body", "command_name")
-    if not is_compound:
-        return re.sub(r"\\\n", "", re.sub(r"\\(.)", r"\1", _text(node)))
-    text, end = "", node.start_byte + (kind == "string")
+    text = _text(node)
+    match node.type:
+        case "simple_expansion" | "expansion":
+            # the parser counts a blank before ${ in a quoted text as the expansion's
+            blanks = len(text) - len(text.lstrip())
+            return text[:blanks] + _expanded(script, node)
+        case "arithmetic_expansion":
+            number = _computed(script, text)
+            return _unknown(text) if number is None else str(number)
+        case "command_substitution" | "process_substitution":
+            return _unknown(text)
+        case "raw_string":
+            return text[1:-1]
+        case "ansi_c_string":
+            return text[2:-1].encode().decode("unicode_escape")
+        case "concatenation" | "command_name":
+            return _expanded_compound(script, node)
+        case "string" | "heredoc_body":
+            return _expanded_compound(script, node).replace("\\\n", " ")
+    unescaped = re.sub(r"\\(.)", r"\1", text)
+    return re.sub(r"\\\n", "", unescaped)
+
+
+def _expanded_compound(script: Script, node: Node) -> str:
+    """Return the text of a node with others inside, and of what stands between these."""
     source = node.text or b""
+    quotes = 1 if node.type == "string" else 0
+    text = ""
+    end = quotes
     for child in node.named_children:
-        text += source[end - node.start_byte : child.start_byte - node.start_byte].decode()
-        text += _expanded_text(script, child) if child.type != "string_content" else _unquoted(child)
-        end = child.end_byte
-    rest = source[end - node.start_byte : len(source) - (kind == "string")].decode()
-    text += rest
-    return text.replace("\\\n", " ") if kind in ("heredoc_body", "string") else text
+        start = child.start_byte - node.start_byte
+        text += source[end:start].decode()
+        if child.type == "string_content":
+            text += _unquoted(child)
+        else:
+            text += _expanded_text(script, child)
+        end = child.end_byte - node.start_byte
+    return text + source[end : len(source) - quotes].decode()
 
 
 def _computed(script: Script, text: str) -> int | None:
@@ -289,7 +334,7 @@ def _computed(script: Script, text: str) -> int | None:
 
 
 def _number(script: Script, node: ast.expr) -> int:
-    """Return the value of an expression of whole numbers; a ``ValueError`` where it is none."""
+    """Return the value of an expression of whole numbers; raise ``ValueError`` where it is not one."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name):
@@ -298,22 +343,28 @@ def _number(script: Script, node: ast.expr) -> int:
         return -_number(script, node.operand)
     if not isinstance(node, ast.BinOp):
         raise ValueError
-    left, right = _number(script, node.left), _number(script, node.right)
-    if isinstance(node.op, ast.Pow):
-        if not (0 <= right <= MOST_POWER and abs(left) <= MOST_POWER):
-            raise ValueError
-        return int(left**right)
-    quotient = abs(left) // abs(right) if isinstance(node.op, ast.Div | ast.Mod) else 0
-    if (left < 0) != (right < 0):
-        quotient = -quotient  # towards 0, as in C
-    if isinstance(node.op, ast.Div):
-        return quotient
-    if isinstance(node.op, ast.Mod):
-        return left - quotient * right
-    simple = {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}
-    if type(node.op) not in simple:
-        raise ValueError
-    return simple[type(node.op)]
+    a = _number(script, node.left)
+    b = _number(script, node.right)
+    match node.op:
+        case ast.Add():
+            return a + b
+        case ast.Sub():
+            return a - b
+        case ast.Mult():
+            return a * b
+        case ast.Div():
+            return _quotient(a, b)
+        case ast.Mod():
+            return a - _quotient(a, b) * b
+        case ast.Pow() if 0 <= b <= MOST_POWER and abs(a) <= MOST_POWER:
+            return int(a**b)
+    raise ValueError
+
+
+def _quotient(a: int, b: int) -> int:
+    """Return a quotient rounded towards 0, as in C and in bash."""
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
 
 
 def _unquoted(node: Node) -> str:
@@ -323,39 +374,49 @@ def _unquoted(node: Node) -> str:
 
 def _expanded(script: Script, node: Node) -> str:
     """Return the value of ``$NAME`` or ``${NAME...}``; what is not known as ``${NAME}``."""
-    names = [
-        child for child in node.named_children if child.type in ("variable_name", "special_variable_name")
-    ]
-    subscript = next((child for child in node.named_children if child.type == "subscript"), None)
+    subscript = _child_of_type(node, "subscript")
     if subscript is not None:
-        name, index = (_text(child) for child in subscript.named_children[:2])
-        words = script.variables.get(name)
-        if words is None:
-            return _unknown(name)
-        if index in ("@", "*"):
-            return " ".join(words)
-        return words[int(index)] if index.isdigit() and int(index) < len(words) else _unknown(name)
-    if not names:
+        return _element(script, subscript)
+    variable = _child_of_type(node, "variable_name", "special_variable_name")
+    if variable is None:
         return _unknown(_text(node))
-    name = _text(names[0])
+    name = _text(variable)
     value = _value_of(script, name)
-    marks = [_text(child).strip() for child in node.children if not child.is_named]
-    operators = [mark for mark in marks if mark not in ("${", "$", "}", '"')]
-    others = [child for child in node.named_children if child.start_byte > names[0].start_byte]
-    is_default = bool(operators) and operators[0] in (":-", "-", ":=", "=")
-    if is_default and not value:
-        return "".join(_expanded_text(script, child) for child in others)
-    if value is None or (operators and not is_default):
+    operator = _operator(node)
+    if operator in DEFAULT_OPERATORS and not value:
+        defaults = [child for child in node.named_children if child.start_byte > variable.start_byte]
+        return "".join(_expanded_text(script, child) for child in defaults)
+    is_computed = operator != "" and operator not in DEFAULT_OPERATORS
+    if value is None or is_computed:
         return _unknown(name)
     return value
+
+
+def _operator(node: Node) -> str:
+    """Return the operator behind the name in ``${NAME...}``, as ``:-``; "" where there is none."""
+    for child in node.children:
+        mark = _text(child).strip()
+        if not child.is_named and mark not in ("${", "$", "}", '"'):
+            return mark
+    return ""
+
+
+def _element(script: Script, subscript: Node) -> str:
+    """Return ``${NAME[INDEX]}``, or all elements where the index says so."""
+    name, index = (_text(child) for child in subscript.named_children[:2])
+    words = script.variables.get(name)
+    if words is None:
+        return _unknown(name)
+    if index in ("@", "*"):
+        return " ".join(words)
+    is_known = index.isdigit() and int(index) < len(words)
+    return words[int(index)] if is_known else _unknown(name)
 
 
 def _value_of(script: Script, name: str) -> str | None:
     """Return a variable's value: of the script, or else of the environment, which a shell would have."""
     words = script.variables.get(name)
-    if words is not None:
-        return " ".join(words) if len(words) != 1 else words[0]
-    return os.environ.get(name)
+    return os.environ.get(name) if words is None else " ".join(words)
 
 
 def _text(node: Node) -> str:
@@ -371,20 +432,27 @@ def launches_of(commands: Sequence[Command], programs: Sequence[str]) -> list[La
     """Return each start of one of some programs, in their order; equal ones once.
 
     A program is the end of a path (``train.py``) or a module (``openrlhf.cli.train_sft``), both with ``*``
-    for any text. It may stand
-    behind launchers (``python3 -m``, ``torchrun``, ``deepspeed --module``, ``ray job submit ... --``).
+    for any text. It may stand behind launchers (``python3 -m``, ``torchrun``, ``deepspeed --module``,
+    ``ray job submit ... --``).
     """
     launches: dict[tuple[str, tuple[str, ...]], LaunchedProgram] = {}
     for command in commands:
-        words = [part for word in command.words for part in _split_again(word, programs)]
-        for place, word in enumerate(words):
-            if any(_names(word, name) for name in programs):
-                program = next(name for name in programs if _names(word, name))
-                behind = tuple(words[place + 1 :])
-                launch = LaunchedProgram(program, behind, command.line, tuple(words[:place]))
-                launches.setdefault((program, behind), launch)
-                break
+        launch = _launch(command, programs)
+        if launch is not None:
+            launches.setdefault((launch.program, launch.words), launch)
     return [*launches.values()]
+
+
+def _launch(command: Command, programs: Sequence[str]) -> LaunchedProgram | None:
+    words: list[str] = []
+    for word in command.words:
+        words += _split_again(word, programs)
+    for place, word in enumerate(words):
+        for program in programs:
+            if _names(word, program):
+                arguments = tuple(words[place + 1 :])
+                return LaunchedProgram(program, arguments, command.line, tuple(words[:place]))
+    return None
 
 
 def _split_again(word: str, programs: Sequence[str]) -> list[str]:
@@ -407,23 +475,26 @@ def flags_of(words: Sequence[str]) -> dict[str, Any]:
         >>> flags_of(["--lr", "1e-6", "--packing", "--clip", "0.2", "0.28", "--n=-1"])
         {'lr': 1e-06, 'packing': True, 'clip': [0.2, 0.28], 'n': -1}
     """
-    given: dict[str, list[str]] = {}
-    name = ""
+    texts_by_flag: dict[str, list[str]] = {}
+    flag = ""
     for word in words:
         if word.startswith("--") and len(word) > 2:
-            name, has_value, value = word[2:].partition("=")
-            given[name] = [value] if has_value else []
-        elif name:
-            given[name].append(word)
-    settings: dict[str, Any] = {}
-    for name, texts in given.items():
-        values = [_value(text) for text in texts]
-        settings[name] = values[0] if len(values) == 1 else values or True
-    return settings
+            flag, has_value, value = word[2:].partition("=")
+            texts_by_flag[flag] = [value] if has_value else []
+        elif flag:
+            texts_by_flag[flag].append(word)
+    return {flag: _flag_value(texts) for flag, texts in texts_by_flag.items()}
+
+
+def _flag_value(texts: Sequence[str]) -> Any:
+    values = [_value(text) for text in texts]
+    if not values:
+        return True
+    return values[0] if len(values) == 1 else values
 
 
 def _value(text: str) -> Any:
-    """Return what a word stands for; a text that is no JSON and no scalar of YAML stays what it is."""
+    """Return what a word stands for; a text that is neither JSON nor a scalar of YAML stays as it is."""
     if text[:1] in ("{", "["):
         try:
             return json.loads(text)

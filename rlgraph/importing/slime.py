@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.draft import Draft
 from rlgraph.importing.flags import read_flags
 from rlgraph.importing.importer import (
     COMMON,
-    By,
+    Converters,
     Hand,
     Idle,
     Imported,
@@ -16,6 +16,7 @@ from rlgraph.importing.importer import (
     graph_name,
     outcomes_of,
     refuse_unknown,
+    remark,
 )
 from rlgraph.importing.options import Options
 from rlgraph.importing.table import table_of
@@ -38,18 +39,18 @@ def import_slime(
         GraphError: the script can't be read, or the estimator is none that there is a graph for.
     """
     settings = read_flags(words, tuple(table_of("slime").facts["programs"]), launch)
-    kind = "sft" if settings.given.get("loss-type") == "sft_loss" else "rl"
-    options = Options(table_of("slime", kind), settings.given, folder)
+    kind = "sft" if settings.flags.get("loss-type") == "sft_loss" else "rl"
+    options = Options(table_of("slime", kind), settings.flags, folder)
     draft = _sft(options) if kind == "sft" else _policy_gradient(options)
     if options["num-epoch"] and not options["num-rollout"]:
         draft.remove("schedule.iterations")
     if settings.program == "train_async.py" and kind == "rl":
         _ahead(draft)
-    said = [*settings.outcomes(), *told(options)]
+    script_remarks = [*settings.outcomes(), *remarks(options)]
     if draft.value("schedule.staleness"):
         text = options.table.facts["told"]["ahead"]
-        said.append(KeyOutcome("train_async.py", UNKNOWN, "hand", text))
-    outcomes = [*said, *outcomes_of(options, draft, BY)]
+        script_remarks.append(remark("train_async.py", text))
+    outcomes = [*script_remarks, *outcomes_of(options, draft, CONVERTERS)]
     draft.span_hosts(options["num-gpus-per-node"])
     graph = graph_name(settings.file.stem if settings.file else name)
     return Imported(graph, name, draft, outcomes)
@@ -83,8 +84,7 @@ def _policy_gradient(options: Options) -> Draft:
     if name == "ppo":
         draft.set("advantages.whiten", options.is_on("normalize-advantages"))
     if NONZERO_STD in str(options["dynamic-sampling-filter-path"]):
-        asked, wanted = options["over-sampling-batch-size"], options["rollout-batch-size"]
-        draft.sample_mixed_groups(expected=wanted / asked if asked and wanted and asked > wanted else None)
+        draft.sample_mixed_groups(expected=_expected_share(options))
     if options.is_on("use-tis"):
         weights = {"op": "correction.tis", "level": "token", "cap": options["tis-clip"]}
         low = options["tis-clip-low"]
@@ -94,6 +94,14 @@ def _policy_gradient(options: Options) -> Draft:
         draft.edit("add", **{"pools.rollout": {"devices": size}})
         draft.set("models.policy.serve.pool", "rollout")
     return draft
+
+
+def _expected_share(options: Options) -> float | None:
+    """Return the share of groups that is thought to stay: slime samples more for those that it drops."""
+    generated, trained = options["over-sampling-batch-size"], options["rollout-batch-size"]
+    if not generated or not trained or generated <= trained:
+        return None
+    return float(trained / generated)
 
 
 def _data(draft: Draft, options: Options) -> None:
@@ -170,38 +178,41 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
     elif not in_reward and not per_token:
         draft.remove("ref_logprobs", "models.ref")
     if options["ref-update-interval"] and draft.has("models.ref"):
-        every = options["ref-update-interval"]
-        draft.edit("add", refresh={"op": "update.copy", "model": "ref", "of": "policy@next", "every": every})
+        refresh = {"op": "update.copy", "model": "ref", "of": "policy@next"}
+        draft.edit("add", refresh={**refresh, "every": options["ref-update-interval"]})
 
 
 def _ahead(draft: Draft) -> None:
-    """Generate an iteration ahead, as train_async does: the ratio is to what sampled (see ``told``)."""
+    """Generate an iteration ahead, as train_async does: the ratio is to what sampled (see ``remarks``)."""
     draft.set("schedule.staleness", 1)
     draft.set("update_policy.in.old_logprobs", "rollout_logprobs")
     draft.remove("old_logprobs", "rollout_weights")
 
 
-def told(options: Options) -> Iterator[KeyOutcome]:
-    """Yield what the user has to see to that stands behind no flag, or behind several."""
+def remarks(options: Options) -> Iterator[KeyOutcome]:
+    """Yield what the user has to look after and what no single flag stands for."""
     facts = options.table.facts["told"]
-    yield KeyOutcome("the model", UNKNOWN, "hand", facts["model"])
+    yield remark("the model", facts["model"])
     if options.table.kind == "sft":
         return
-    rm_type, grader = options["rm-type"], _grader(options)
-    if options["custom-rm-path"]:
-        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["custom_rm"].format())
-    elif options["rm-url"] or rm_type == "remote_rm":
-        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["remote"].format())
-    elif grader:
-        text = facts["same_grader"].format(rm_type=rm_type, op=grader["op"])
-        yield KeyOutcome("the reward", UNKNOWN, "hand", text)
-    elif rm_type:
-        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["no_grader"].format(rm_type=rm_type))
-    else:
-        yield KeyOutcome("the reward", UNKNOWN, "hand", facts["none"])
+    yield remark("the reward", _remark_on_reward(options, facts))
     sets = options["eval-prompt-data"]
     if isinstance(sets, list) and len(sets) > 2:
-        yield KeyOutcome("the evaluation", UNKNOWN, "hand", facts["eval_sets"])
+        yield remark("the evaluation", facts["eval_sets"])
+
+
+def _remark_on_reward(options: Options, facts: Mapping[str, str]) -> str:
+    rm_type = options["rm-type"]
+    grader = _grader(options)
+    if options["custom-rm-path"]:
+        return facts["custom_rm"].format()
+    if options["rm-url"] or rm_type == "remote_rm":
+        return facts["remote"].format()
+    if grader:
+        return facts["same_grader"].format(rm_type=rm_type, op=grader["op"])
+    if rm_type:
+        return facts["no_grader"].format(rm_type=rm_type)
+    return facts["none"]
 
 
 def minibatches(options: Options) -> int:
@@ -225,7 +236,7 @@ def files(value: Any, options: Options) -> list[str]:
 def eval_files(value: Any, options: Options) -> Any:
     """Return the sets of an evaluation by their names: slime has names and files in turn."""
     if not isinstance(value, list) or len(value) % 2:
-        raise Hand("it is no list of names and files in turn: set eval.nodes.prompts.files")
+        raise Hand("it is not a list of names and files in turn: set eval.nodes.prompts.files")
     names, paths = value[::2], value[1::2]
     return {str(name): [options.path(str(path))] for name, path in zip(names, paths, strict=True)}
 
@@ -237,17 +248,18 @@ def min_lr(value: float, options: Options) -> float:
 
 
 def lora(value: int, options: Options) -> Mapping[str, Any] | None:
-    targets = options["target-modules"]
-    listed = str(targets).split(",") if targets and targets != "all-linear" else "all-linear"
-    return {"rank": value, "alpha": float(options["lora-alpha"]), "targets": listed} if value else None
+    if not value:
+        return None
+    targets = options["target-modules"] or "all-linear"
+    if targets != "all-linear":
+        targets = str(targets).split(",")
+    return {"rank": value, "alpha": float(options["lora-alpha"]), "targets": targets}
 
 
 def devices(_: int, options: Options) -> int:
-    keys = ("actor-num-nodes", "actor-num-gpus-per-node")
-    if any(options.is_odd(key) for key in keys):
+    if options.is_odd("actor-num-nodes") or options.is_odd("actor-num-gpus-per-node"):
         raise Hand("nodes or GPUs are not known: set pools.main.devices")
-    nodes, gpus = (int(options[key]) for key in keys)
-    return nodes * gpus
+    return int(options["actor-num-nodes"]) * int(options["actor-num-gpus-per-node"])
 
 
 def experts(value: int, options: Options) -> int:
@@ -281,17 +293,17 @@ def above_zero(value: float, _: Options) -> float:
 
 def share(value: float, _: Options) -> float:
     if not 0 < value < 1:
-        raise Hand("it is no share: set models.policy.optimizer.warmup_steps, in optimizer steps")
+        raise Hand("it is not a share: set models.policy.optimizer.warmup_steps, in optimizer steps")
     return float(value)
 
 
 def mapping(value: Any, _: Options) -> Any:
     if not isinstance(value, dict):
-        raise Hand("it is no JSON of a mapping: set prompts.template_options")
+        raise Hand("it is not JSON of a mapping: set prompts.template_options")
     return value
 
 
-BY: By = {
+CONVERTERS: Converters = {
     **COMMON,
     "files": files,
     "eval_files": eval_files,

@@ -28,39 +28,42 @@ BELOW = ".*"
 
 @dataclass(frozen=True)
 class KeyRow:
-    """What becomes of a key; ``says`` has the words of the table, which are attributes too."""
+    """What becomes of a key; ``entry`` has the words of the table, which are attributes too."""
 
     key: str
     section: str
-    says: Mapping[str, Any]
+    entry: Mapping[str, Any]
 
     def __getattr__(self, word: str) -> Any:
         """Return the value of a word in the table, or None."""
-        return self.says.get(word)
+        return self.entry.get(word)
 
     @property
     def default(self) -> Any:
-        return self.says.get("default")
+        return self.entry.get("default")
 
     def markdown(self) -> str:
         """Return the row as a line of the documents' table."""
-        target = f"`{self.to}`" if self.to else None
-        if target and self.note:
-            target += f": {self.note}"
-        texts = [str(text) for text in (self.shape, target, self.same, self.hand, self.none) if text]
-        renamed = [f"{theirs} is {ours}" for theirs, ours in (self.words or {}).items() if theirs != ours]
-        if renamed:
-            texts[0] += f" ({', '.join(renamed)})"
-        meaning = "; else: ".join(texts)
-        condition = self.says.get("if")
-        if condition:
-            meaning += f" (read with `{condition}`)"
         default = ""
         if self.follows:
             default = f"`{self.follows}`"
-        elif "default" in self.says:
+        elif "default" in self.entry:
             default = f"`{flow(self.default)}`"
-        return f"| `{self.key}` | {default} | {meaning} |".replace("\\", "\\\\")
+        return f"| `{self.key}` | {default} | {self._meaning()} |".replace("\\", "\\\\")
+
+    def _meaning(self) -> str:
+        texts = [text for text in (self.shape, self._target(), self.same, self.hand, self.none) if text]
+        renamed = [f"{theirs} is {ours}" for theirs, ours in (self.words or {}).items() if theirs != ours]
+        if renamed:
+            texts[0] = f"{texts[0]} ({', '.join(renamed)})"
+        meaning = "; else: ".join(map(str, texts))
+        condition = self.entry.get("if")
+        return f"{meaning} (read with `{condition}`)" if condition else meaning
+
+    def _target(self) -> str:
+        if not self.to:
+            return ""
+        return f"`{self.to}`: {self.note}" if self.note else f"`{self.to}`"
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,13 @@ class KeyTable:
         """Return the row of a key: its own, or that of the nearest key above it."""
         if key in self.rows:
             return self.rows[key]
-        above = key
-        while above and above + BELOW not in self.rows:
-            above = above.rpartition(".")[0]
-        row = self.rows.get(above + BELOW) or self.families.get(_family(key, self.families))
+        section = key
+        while section and section + BELOW not in self.rows:
+            section = section.rpartition(".")[0]
+        row = self.rows.get(section + BELOW) or self.families.get(_family(key, self.families))
         if row is None:
             return None
-        name, _, _ = key[len(above) + 1 :].partition(".")
+        name, _, _ = key[len(section) + 1 :].partition(".")
         if row.known is not None and name not in (*row.known, "_target_"):
             return None
         return row
@@ -99,26 +102,23 @@ class KeyTable:
     def renamed(self, key: str) -> str:
         """Return a key as the table spells it: renamed as for all trainers, then as for this one."""
         trainer_renames = self.facts.get("renames_of", {}).get(self.kind, {})
-        for renames in (self.facts.get("renames", {}), trainer_renames):
-            for old in sorted(renames, key=len, reverse=True):
-                if key == old or key.startswith(f"{old}."):
-                    key = str(renames[old]) + key[len(old) :]
-                    break
-        return key
+        key = _renamed(key, self.facts.get("renames", {}))
+        return _renamed(key, trainer_renames)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "KeyTable":
         """Return the table with other defaults, those of another release or of an engine."""
         rows = dict(self.rows)
         for key, default in defaults.items():
             if key in rows:
-                rows[key] = replace(rows[key], says={**rows[key].says, "default": default})
+                rows[key] = replace(rows[key], entry={**rows[key].entry, "default": default})
         return replace(self, rows=rows)
 
     def markdown(self) -> Iterator[str]:
         """Yield the lines of the documents' tables, one per section."""
         for section, rows in self.facts["sections"].items():
             yield from ("", f"### {section}", "", f"| {self.name} | its default | rlgraph |", "|---|---|---|")
-            yield from (KeyRow(key, section, says).markdown() for key, says in rows.items())
+            for key, entry in rows.items():
+                yield KeyRow(key, section, entry).markdown()
 
 
 @cache
@@ -134,14 +134,22 @@ def table_of(name: str, kind: str = "") -> KeyTable:
     for section, section_rows in facts["sections"].items():
         if kind and kind not in trainers_of_section.get(section, [kind]):
             continue
-        for key, says in section_rows.items():
-            rows[key] = KeyRow(key, section, _of_model(says, models))
+        for key, entry in section_rows.items():
+            rows[key] = KeyRow(key, section, _of_model(entry, models))
     for key in facts.get("architecture", ()):
         rows[key] = KeyRow(key, "model", {"none": "the shape of a model is that of its config.json"})
     families: dict[str, KeyRow] = {}
-    for says in facts.get("families", ()):
-        families[says["begins"]] = KeyRow(f"{says['begins']}*", "families", says)
+    for entry in facts.get("families", ()):
+        families[entry["begins"]] = KeyRow(f"{entry['begins']}*", "families", entry)
     return KeyTable(facts["name"], kind, rows, facts, families)
+
+
+def _renamed(key: str, renames: Mapping[str, str]) -> str:
+    """Return a key with its longest beginning that has another name renamed."""
+    for old in sorted(renames, key=len, reverse=True):
+        if key == old or key.startswith(f"{old}."):
+            return str(renames[old]) + key[len(old) :]
+    return key
 
 
 def _family(key: str, families: Mapping[str, KeyRow]) -> str:
@@ -150,10 +158,10 @@ def _family(key: str, families: Mapping[str, KeyRow]) -> str:
     return max(beginnings, key=len, default="")
 
 
-def _of_model(says: Mapping[str, Any], models: Mapping[str, str]) -> Mapping[str, Any]:
+def _of_model(entry: Mapping[str, Any], models: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the words for a key, for a trainer that trains another model than `policy`."""
-    to = says.get("to") or ""
+    to = entry.get("to") or ""
     for theirs, ours in models.items():
         if to.startswith(f"models.{theirs}."):
-            return {**says, "to": f"models.{ours}{to.removeprefix(f'models.{theirs}')}"}
-    return says
+            return {**entry, "to": f"models.{ours}{to.removeprefix(f'models.{theirs}')}"}
+    return entry

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Problem
-from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.draft import Draft
 from rlgraph.importing.importer import (
     COMMON,
-    By,
+    Converters,
     Hand,
     Idle,
     Imported,
@@ -18,13 +18,14 @@ from rlgraph.importing.importer import (
     epochs_of,
     graph_name,
     outcomes_of,
+    remark,
 )
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.script import TRAINERS, RewardFunction, names_of, reward_function, settings_of
 from rlgraph.importing.table import KeyTable, table_of
 from rlgraph.syntax.interval import Interval
 
-APART = "normalize_then_sum"  # multi_objective_aggregation: rewards are normalised one by one
+NORMALIZE_EACH = "normalize_then_sum"  # multi_objective_aggregation: rewards are normalised one by one
 PORTS = ("", "_2", "_3", "_4")  # of the rewards that reward.sum adds
 # nodes of the graphs that rewards are put into
 NODES = ("prompts", "rollout", "rewards", "advantages", "old_logprobs", "ref_logprobs", "update_policy")
@@ -32,7 +33,7 @@ EVALUATED = ("grpo", "rloo")  # trainers whose graphs get an evaluation, of the 
 PARENTS = {"reward": "reward_model", "distillation": "distill", "cpo": "dpo"}  # graphs of other names
 FROM_SAMPLER = {"old_logprobs": "rollout_logprobs"}
 NO_BOUND = 1e9  # a ratio is at most exp(20)
-OWN = ("prompt", "question", "answer", "source")  # columns that data.prompts writes itself
+OWN_COLUMNS = ("prompt", "question", "answer", "source")  # columns that data.prompts writes itself
 KWARGS = "list the columns that it reads from **kwargs in `columns` of its node, and in prompts.columns"
 
 
@@ -62,60 +63,69 @@ def import_trl(
     Raises:
         GraphError: the settings can't be read, or don't say which trainer they are of.
     """
-    unread: list[tuple[str, str]] = []
     scripted: str | None = None
+    unread: list[tuple[str, str]] = []
     if file.suffix == ".py":
-        settings = settings_of(file, trainer)
-        scripted, given, unread = settings.kind, settings.given, settings.unread
+        script = settings_of(file, trainer)
+        scripted, settings, unread = script.kind, script.values, script.unread
     else:
-        given = read_settings(file, ())
-    given |= read_settings(None, overrides)
-    given |= {"reward_funcs": names_of(given["reward_funcs"])} if given.get("reward_funcs") else {}
-    kind = trainer or scripted or guessed(given)
-    options = ScriptOptions(_table(kind), given, folder)
+        settings = read_settings(file, ())
+    settings |= read_settings(None, overrides)
+    if settings.get("reward_funcs"):
+        settings["reward_funcs"] = names_of(settings["reward_funcs"])
+    kind = trainer or scripted or guessed(settings)
+    options = ScriptOptions(_table(kind), settings, folder)
     functions = reward_functions(options["reward_funcs"] or (), file, options)
     draft = draft_of(options, functions)
-    not_read = [
-        KeyOutcome(f"settings of {source}", UNKNOWN, "hand", f"these settings are not read: {text}")
-        for source, text in unread
+    outcomes = [
+        remark(f"settings of {source}", f"these settings are not read: {text}") for source, text in unread
     ]
-    outcomes = [*not_read, *told(options, functions), *outcomes_of(options, draft, BY)]
+    outcomes += remarks(options, functions)
+    outcomes += outcomes_of(options, draft, CONVERTERS)
     return Imported(graph_name(str(options["run_name"] or file.stem)), "TRL", draft, outcomes)
 
 
 def _table(kind: str) -> KeyTable:
-    """Return the table of a trainer; of a reward model's graph what it says of the policy is of its model."""
+    """Return the table of a trainer; for a reward model, the rows of the policy are those of its model."""
     table = table_of("trl", kind)
     if kind != "reward":
         return table
-    rows = {}
+    rows = dict(table.rows)
     for key, row in table.rows.items():
-        to = str(row.to or "").replace("models.policy.", "models.reward.")
-        rows[key] = replace(row, says={**row.says, "to": to}) if to else row
+        if row.to:
+            to = str(row.to).replace("models.policy.", "models.reward.")
+            rows[key] = replace(row, entry={**row.entry, "to": to})
     return replace(table, rows=rows)
 
 
 def reward_functions(names: Sequence[str], file: Path, options: Options) -> list[RewardFunction]:
-    """Return the functions of some names, each with a name of its own among them and the nodes of graphs."""
+    """Return the functions of some names; each has a name that no other function or node has."""
     functions: list[RewardFunction] = []
-    taken = {*NODES}
+    used_names = {*NODES}
     for place, name in enumerate(names):
         function = reward_function(str(name), file, options, place)
-        if function.name in taken:
+        if function.name in used_names:
             function = replace(function, name=f"{function.name}_{place + 1}")
-        taken.add(function.name)
+        used_names.add(function.name)
         functions.append(function)
     return functions
 
 
-def guessed(given: Mapping[str, Any]) -> str:
-    """Return the one trainer whose table has all keys."""
-    tables = {kind: Options(table_of("trl", kind), given) for kind in TRAINERS}
-    fits = [k for k, options in tables.items() if all(options.table.row(key) for key in options.values)]
-    if len(fits) != 1:
-        law = f"these settings are of {' or '.join(fits) or 'no one'} of TRL's trainers"
+def guessed(settings: Mapping[str, Any]) -> str:
+    """Return the only trainer whose table has all keys.
+
+    Raises:
+        GraphError: there is none, or there are several.
+    """
+    fitting = []
+    for kind in TRAINERS:
+        options = Options(table_of("trl", kind), settings)
+        if all(options.table.row(key) for key in options.values):
+            fitting.append(kind)
+    if len(fitting) != 1:
+        law = f"these settings are of {' or '.join(fitting) or 'no one'} of TRL's trainers"
         raise GraphError([Problem("no-trainer", law, None, TRAINERS, "say which: --trainer grpo")])
-    return fits[0]
+    return fitting[0]
 
 
 def draft_of(options: Options, functions: Sequence[RewardFunction]) -> Draft:
@@ -126,42 +136,52 @@ def draft_of(options: Options, functions: Sequence[RewardFunction]) -> Draft:
         draft.remove("schedule.iterations")
     if "num_processes" in options.values:
         draft.set("pools.main.devices", options["num_processes"])
-    if kind == "dpo":
-        draft.set("pairs.question", "prompt")
-        _pair_losses(draft, options)
-    elif kind in ("reward", "cpo", "orpo"):
-        draft.set("pairs.question", "prompt")
-        if kind == "cpo":
+    match kind:
+        case "dpo":
+            draft.set("pairs.question", "prompt")
+            _pair_losses(draft, options)
+        case "cpo":
+            draft.set("pairs.question", "prompt")
             _without_reference(draft, options)
-    elif kind in ("sft", "kto"):
-        draft.set("examples.question", "prompt")
-        draft.set("examples.answer", "completion")
-        if options["loss_type"] == "apo_zero_unpaired":
-            draft.set("preference.drift", False)
-            draft.remove("mismatched", "kl_logprobs", "kl_ref_logprobs")
-    elif kind == "distillation":
-        _data(draft, options, ())
-        draft.set("update_policy.minibatches", 1)
-    else:
-        _data(draft, options, functions)
-        _reference(draft, options)
-        _evaluation(draft, options)
-    if kind == "grpo":
-        _loss(draft, options)
-        _scale(draft, options)
-        _entropy(draft, options)
-        _correction(draft, options)
-    if kind == "rloo":
-        _rloo(draft, options)
-    if kind in ("grpo", "rloo") and options.is_on("mask_truncated_completions"):
+        case "reward" | "orpo":
+            draft.set("pairs.question", "prompt")
+        case "sft" | "kto":
+            draft.set("examples.question", "prompt")
+            draft.set("examples.answer", "completion")
+            if options["loss_type"] == "apo_zero_unpaired":
+                draft.set("preference.drift", False)
+                draft.remove("mismatched", "kl_logprobs", "kl_ref_logprobs")
+        case "distillation":
+            _data(draft, options, ())
+            draft.set("update_policy.minibatches", 1)
+        case "grpo":
+            _data(draft, options, functions)
+            _reference(draft, options)
+            _evaluation(draft, options)
+            _loss(draft, options)
+            _scale(draft, options)
+            _entropy(draft, options)
+            _correction(draft, options)
+            _mask_truncated(draft, options)
+        case "rloo":
+            _data(draft, options, functions)
+            _reference(draft, options)
+            _evaluation(draft, options)
+            _rloo(draft, options)
+            _mask_truncated(draft, options)
+    if options.is_on("sync_ref_model") and draft.has("models.ref"):
+        iterations = max(round(options["ref_model_sync_steps"] / optimizer_steps(options)), 1)
+        refresh = {"op": "update.copy", "model": "ref", "of": "policy@next", "every": iterations}
+        draft.edit("add", refresh={**refresh, "mix": options["ref_model_mixup_alpha"]})
+    return draft
+
+
+def _mask_truncated(draft: Draft, options: Options) -> None:
+    """Leave truncated responses out of the loss, where TRL does."""
+    if options.is_on("mask_truncated_completions"):
         draft.edit("add", whole_mask={"op": "mask.complete"})
         reads = draft.value("update_policy.in") or {}
         draft.set("update_policy.in", {**reads, "loss_mask": "whole_mask"})
-    if options.is_on("sync_ref_model") and draft.has("models.ref"):
-        every = max(round(options["ref_model_sync_steps"] / optimizer_steps(options)), 1)
-        refresh = {"op": "update.copy", "model": "ref", "of": "policy@next", "every": every}
-        draft.edit("add", refresh={**refresh, "mix": options["ref_model_mixup_alpha"]})
-    return draft
 
 
 def _data(draft: Draft, options: Options, functions: Sequence[RewardFunction]) -> None:
@@ -173,77 +193,89 @@ def _data(draft: Draft, options: Options, functions: Sequence[RewardFunction]) -
     if not functions:
         return
     wanted = [column for function in functions for column in function.columns]
+    columns: dict[str, Any] = {"trl_prompt": {"from": "prompt", "type": "json"}}
+    for column in wanted:
+        if column not in OWN_COLUMNS:
+            columns[column] = {"type": "json"}
     draft.set("prompts.answer", "answer" if "answer" in wanted else None)
-    columns = {name: {"type": "json"} for name in wanted if name not in OWN}
-    draft.set("prompts.columns", {"trl_prompt": {"from": "prompt", "type": "json"}, **columns})
-    apart = {"op": "advantage.gdpo", "eps": 1e-4, "over": "samples"}
-    normalises_each = options["multi_objective_aggregation"] == APART
+    draft.set("prompts.columns", columns)
+    normalized = {"op": "advantage.gdpo", "eps": 1e-4, "over": "samples"}
+    normalizes_each = options["multi_objective_aggregation"] == NORMALIZE_EACH
     if len(functions) == 1:
         draft.edit("replace", rewards=functions[0].node())
-        if normalises_each:
-            draft.edit("replace", advantages={**apart, "weight_2": 0.0})
+        if normalizes_each:
+            draft.edit("replace", advantages={**normalized, "weight_2": 0.0})
         return
     weights = options["reward_weights"] or [1.0] * len(functions)
-    ins, weighed = dict[str, str](), dict[str, float]()
+    reads = dict[str, str]()
+    weight_of = dict[str, float]()
     for port, function, weight in zip(PORTS, functions, weights, strict=False):
         name = function.name
         outs = {"rewards": name, "failed": f"{name}_failed"}
         draft.edit("add", **{name: {**function.node(), "out": outs}})
-        ins[f"rewards{port}"], weighed[f"weight{port}"] = name, float(weight)
-    draft.edit("replace", rewards={"op": "reward.sum", "in": ins, **weighed})
-    if normalises_each:
-        draft.edit("replace", advantages={**apart, "in": ins, **weighed})
+        reads[f"rewards{port}"] = name
+        weight_of[f"weight{port}"] = float(weight)
+    draft.edit("replace", rewards={"op": "reward.sum", "in": reads, **weight_of})
+    if normalizes_each:
+        draft.edit("replace", advantages={**normalized, "in": reads, **weight_of})
 
 
 def _reference(draft: Draft, options: Options) -> None:
     """Put the KL where TRL has it: GRPO's into the loss, RLOO's into the reward."""
-    beta, inside = options["beta"], options.table.kind == "rloo"
-    if inside or not beta:
+    beta = options["beta"]
+    is_in_reward = options.table.kind == "rloo"
+    if is_in_reward or not beta:
         draft.remove("update_policy.kl_coef")
     if not beta:
         draft.remove("ref_logprobs", "models.ref")
-    elif inside:
+    elif is_in_reward:
         draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
         draft.add_kl_per_sample(beta=beta)
 
 
 def _rloo(draft: Draft, options: Options) -> None:
     """Clip rewards, scale advantages over the batch, and clip the ratio of responses, where RLOO does."""
-    if bounds := options["reward_clip_range"]:
+    bounds = options["reward_clip_range"]
+    if bounds:
         low, high = map(float, bounds)
         draft.edit("insert", clipped={"op": "reward.scale", "on": "rewards", "low": low, "high": high})
     if options.is_on("normalize_advantages"):
         reads = draft.value("advantages.in") or {"rewards": "clipped" if bounds else "rewards"}
-        apart = {"op": "reward.whiten", "mean": "group", "std": "none", "leave_one_out": True, "in": reads}
-        scaled = {"op": "reward.whiten", "mean": "batch", "std": "batch", "eps": 1e-4}
-        draft.edit("add", compared=apart)
-        draft.edit("add", normal={**scaled, "in": {"rewards": "compared"}})
-        draft.edit("add", token_rewards={"op": "reward.kl_penalty", "beta": 0.0, "in": {"rewards": "normal"}})
-        spread = {"op": "advantage.reinforce_pp", "gamma": 1.0, "whiten": False}
-        draft.edit("replace", advantages={**spread, "in": {"rewards": "token_rewards"}})
+        _normalize_advantages(draft, reads)
     if _minibatches(options) * int(options["num_iterations"]) > 1:
-        low, high = options["epsilon"], options["epsilon_high"]
         if not draft.has("old_logprobs"):
             draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
-        loss = {
-            "kind": "ppo_clip",
-            "level": "product",
-            "clip": low,
-            "clip_high": low if high is None else high,
-        }
+        low, high = _clip_bounds(options)
+        loss = {"kind": "ppo_clip", "level": "product", "clip": low, "clip_high": high}
         draft.edit("replace", **{"update_policy.loss": loss})
         draft.set("update_policy.aggregate", "seq-mean-token-mean")
 
 
+def _normalize_advantages(draft: Draft, reads: Mapping[str, str]) -> None:
+    """Compare rewards within their group, leaving a sample out of its own mean, then over the batch."""
+    compared = {"op": "reward.whiten", "mean": "group", "std": "none", "leave_one_out": True, "in": reads}
+    normal = {"op": "reward.whiten", "mean": "batch", "std": "batch", "eps": 1e-4}
+    draft.edit("add", compared=compared)
+    draft.edit("add", normal={**normal, "in": {"rewards": "compared"}})
+    draft.edit("add", token_rewards={"op": "reward.kl_penalty", "beta": 0.0, "in": {"rewards": "normal"}})
+    spread = {"op": "advantage.reinforce_pp", "gamma": 1.0, "whiten": False}
+    draft.edit("replace", advantages={**spread, "in": {"rewards": "token_rewards"}})
+
+
+def _clip_bounds(options: Options) -> tuple[float, float]:
+    low, high = options["epsilon"], options["epsilon_high"]
+    return low, low if high is None else high
+
+
 def _loss(draft: Draft, options: Options) -> None:
     """Give the graph the loss of ``loss_type``, its mean, and the level of its ratio."""
-    losses, kind = options.table.facts["losses"], options["loss_type"]
-    spec = losses.get(kind, losses["dapo"])
-    low, high = options["epsilon"], options["epsilon_high"]
-    values = {"epsilon": low, "epsilon_high": low if high is None else high}
+    losses = options.table.facts["losses"]
+    spec = losses.get(options["loss_type"], losses["dapo"])
+    low, high = _clip_bounds(options)
+    bounds = {"epsilon": low, "epsilon_high": high}
     loss: dict[str, Any] = {"kind": spec["kind"]}
     for attribute, key in spec["with"].items():
-        value = values.get(key, options[key])
+        value = bounds.get(key, options[key])
         if value is not None:
             loss[attribute] = value
     if options["importance_sampling_level"] == "sequence" and spec["kind"] != "vespo":
@@ -290,30 +322,37 @@ def _minibatches(options: Options) -> int:
 
 def _pair_losses(draft: Draft, options: Options) -> None:
     """Give DPO the losses of ``loss_type`` with their weights; without them it has its own."""
-    kinds, table = options["loss_type"], options.table.facts["pair_losses"]
-    kinds = [str(kind) for kind in (kinds if isinstance(kinds, list) else [kinds])]
-    weights = options["loss_weights"] or [1.0] * len(kinds)
-    losses, weighed = dict[str, dict[str, Any]](), dict[str, float]()
-    for kind, weight in zip(kinds, weights, strict=False):
-        if kind not in table:
-            return
-        attributes = table[kind].get("with", {}).items()
-        values = {name: options[key] if isinstance(key, str) else key for name, key in attributes}
-        losses[kind] = {"kind": table[kind]["kind"], **values}
-        weighed[kind] = float(weight)
+    table = options.table.facts["pair_losses"]
+    kinds = _pair_kinds(options["loss_type"])
+    if any(kind not in table for kind in kinds):
+        return
+    coefficients = options["loss_weights"] or [1.0] * len(kinds)
+    losses = dict[str, dict[str, Any]]()
+    weights = dict[str, float]()
+    for kind, coefficient in zip(kinds, coefficients, strict=False):
+        losses[kind] = {"kind": table[kind]["kind"]}
+        for name, key in table[kind].get("with", {}).items():
+            losses[kind][name] = options[key] if isinstance(key, str) else key
+        weights[kind] = float(coefficient)
     if options["rpo_alpha"] is not None:
-        losses["sft"], weighed["sft"] = {"kind": "likelihood"}, float(options["rpo_alpha"])
+        losses["sft"] = {"kind": "likelihood"}
+        weights["sft"] = float(options["rpo_alpha"])
     if losses != {"sigmoid": {"kind": "sigmoid"}}:
         draft.set("preference.losses", losses)
-    if any(weight != 1 for weight in weighed.values()):
+    if any(weight != 1 for weight in weights.values()):
         draft.set("preference.losses", losses)
-        draft.set("preference.weights", weighed)
+        draft.set("preference.weights", weights)
     if options.is_on("reference_free"):
         draft.set("preference.reference", False)
         draft.remove("ref_logprobs", "models.ref")
     if options.is_on("use_weighting"):
         squares = {"op": "logprobs.squares", "model": "policy", "out": {"logprobs": "old_logprobs"}}
         draft.edit("replace", old_logprobs=squares)
+
+
+def _pair_kinds(loss_type: Any) -> list[str]:
+    kinds = loss_type if isinstance(loss_type, list) else [loss_type]
+    return [str(kind) for kind in kinds]
 
 
 def _without_reference(draft: Draft, options: Options) -> None:
@@ -342,47 +381,55 @@ def _without_reference(draft: Draft, options: Options) -> None:
 
 def _correction(draft: Draft, options: Options) -> None:
     """Weigh rows that vLLM sampled by how far the policy is from it; another engine is as far."""
-    if not (options.is_on("use_vllm") and options.is_on("vllm_importance_sampling_correction")):
+    if not _corrects_vllm(options):
         return
-    level, _, how = str(options["vllm_importance_sampling_mode"]).partition("_")
-    low, high = (options[f"vllm_importance_sampling_clip_{end}"] for end in ("min", "max"))
     if options["loss_type"] == "vespo":  # it weighs the whole way from what sampled
         draft.set("update_policy.in", {**(draft.value("update_policy.in") or {}), **FROM_SAMPLER})
         return
-    if how == "mask":
-        bounds = {"low": low or 0.0, "high": NO_BOUND if high is None else high}
+    level, _, bounding = str(options["vllm_importance_sampling_mode"]).partition("_")
+    low = options["vllm_importance_sampling_clip_min"] or 0.0
+    high = options["vllm_importance_sampling_clip_max"]
+    if bounding == "mask":
+        weights = {"op": "correction.mis", "level": level}
+        bounds = {"low": low, "high": NO_BOUND if high is None else high}
     else:
-        bounds = {"floor": low or 0.0, "cap": high}
-    op = "correction.mis" if how == "mask" else "correction.tis"
-    draft.edit("add", rollout_weights={"op": op, "level": level, **bounds})
+        weights = {"op": "correction.tis", "level": level}
+        bounds = {"floor": low, "cap": high}
+    draft.edit("add", rollout_weights={**weights, **bounds})
 
 
-def told(options: Options, functions: Sequence[RewardFunction]) -> Iterator[KeyOutcome]:
-    """Yield what the user has to see to that stands behind no key that is given."""
-    kind, facts = options.table.kind, options.table.facts
-    holds = {
+def _corrects_vllm(options: Options) -> bool:
+    return options.is_on("use_vllm") and options.is_on("vllm_importance_sampling_correction")
+
+
+def remarks(options: Options, functions: Sequence[RewardFunction]) -> Iterator[KeyOutcome]:
+    """Yield what the user has to look after and what no given key stands for."""
+    kind = options.table.kind
+    is_vespo = kind == "grpo" and options["loss_type"] == "vespo"
+    conditions = {
         "no function": not functions,
         "an answer": any("answer" in function.columns for function in functions),
         "more functions": len(functions) > len(PORTS),
         "adapters": options.is_on("use_peft") and options["lora_target_modules"] is None,
         "one process": "num_processes" not in options.values,
-        "vespo of vLLM": kind == "grpo"
-        and options["loss_type"] == "vespo"
-        and options.is_on("use_vllm")
-        and options.is_on("vllm_importance_sampling_correction"),
+        "vespo of vLLM": is_vespo and _corrects_vllm(options),
     }
-    for row in facts["told"]:
-        if kind in row.get("of", [kind]) and holds.get(row.get("where"), True):
-            yield KeyOutcome(row["about"], UNKNOWN, "hand", row["text"])
+    for row in options.table.facts["told"]:
+        is_of_trainer = kind in row.get("of", [kind])
+        if is_of_trainer and conditions.get(row.get("where"), True):
+            yield remark(row["about"], row["text"])
     for function in functions:
-        if text := function.remedy or KWARGS * function.takes_more:
-            yield KeyOutcome(f"the reward {function.name}", UNKNOWN, "hand", text)
+        if function.remedy:
+            yield remark(f"the reward {function.name}", function.remedy)
+        elif function.takes_more:
+            yield remark(f"the reward {function.name}", KWARGS)
 
 
 def lora(value: bool, options: Options) -> Mapping[str, Any] | None:
+    if not value:
+        return None
     targets = options["lora_target_modules"] or ["q_proj", "v_proj"]
-    adapter = {"rank": options["lora_r"], "alpha": float(options["lora_alpha"]), "targets": targets}
-    return adapter if value else None
+    return {"rank": options["lora_r"], "alpha": float(options["lora_alpha"]), "targets": targets}
 
 
 def step_rows(options: Options) -> int:
@@ -403,7 +450,7 @@ def generated(options: Options) -> int:
 def prompts(_: Any, options: Options) -> int:
     rows, n = generated(options), options["num_generations"]
     if rows % n:
-        raise Hand(f"{rows} responses are no whole number of groups of {n}: set prompts.batch")
+        raise Hand(f"{rows} responses are not a whole number of groups of {n}: set prompts.batch")
     return int(rows // n)
 
 
@@ -411,12 +458,14 @@ def minibatches(_: Any, options: Options) -> int:
     """Return the optimizer steps of a pass over what was generated."""
     rows, step = generated(options), step_rows(options)
     if rows % step:
-        raise Hand(f"{rows} responses are no whole number of steps of {step}: set update_policy.minibatches")
+        raise Hand(
+            f"{rows} responses are not a whole number of steps of {step}: set update_policy.minibatches"
+        )
     return rows // step
 
 
 def optimizer_steps(options: Options) -> int:
-    """Return the optimizer steps of an iteration, rounded down where they are no whole number."""
+    """Return the optimizer steps of an iteration, rounded down where they are not a whole number."""
     if options.table.kind not in ("grpo", "rloo"):
         return 1
     return max(generated(options) // step_rows(options), 1) * int(options["num_iterations"])
@@ -436,9 +485,10 @@ def iterations(value: int, options: Options) -> int:
 
 def interval(steps: float, options: Options) -> int | Interval:
     """Return optimizer steps as iterations; a share of the run's, below 1, as epochs where it has those."""
-    if steps < 1 and not options.is_on("max_steps"):
-        return epochs_of(steps * options["num_train_epochs"])
-    steps = math.ceil(steps * options["max_steps"]) if steps < 1 else steps
+    if steps < 1:
+        if not options.is_on("max_steps"):
+            return epochs_of(steps * options["num_train_epochs"])
+        steps = math.ceil(steps * options["max_steps"])
     return max(round(steps / optimizer_steps(options)), 1)
 
 
@@ -446,21 +496,25 @@ def save_steps(value: float, options: Options) -> int | Interval:
     if options["save_strategy"] != "steps":
         raise Idle(f"decides nothing: save_strategy is {options['save_strategy']}")
     if value <= 0:
-        raise Hand("it is no number of steps: set schedule.save_every")
+        raise Hand("it is not a number of steps: set schedule.save_every")
     return interval(value, options)
 
 
 def save_strategy(value: str, options: Options) -> int | Interval:
     """Return when checkpoints come by a strategy; the best come with their evaluations."""
-    if value == "steps":
-        raise Idle("as save_steps")
-    if value == "best" and options.table.kind not in EVALUATED:
-        raise Hand(str(options.table.rows["load_best_model_at_end"].hand))
-    if value == "best":
-        best(True, options)
-    if value not in ("no", "best", "epoch"):
-        raise Hand("it is steps, epoch, best or no: set schedule.save_every")
-    return epochs_of(1) if value == "epoch" else 0
+    match value:
+        case "steps":
+            raise Idle("as save_steps")
+        case "best":
+            if options.table.kind not in EVALUATED:
+                raise Hand(str(options.table.rows["load_best_model_at_end"].hand))
+            best(True, options)
+            return 0
+        case "epoch":
+            return epochs_of(1)
+        case "no":
+            return 0
+    raise Hand("it is not steps, epoch, best or no: set schedule.save_every")
 
 
 def _evaluation(draft: Draft, options: Options) -> None:
@@ -468,13 +522,13 @@ def _evaluation(draft: Draft, options: Options) -> None:
     strategy = options["eval_strategy"]
     if strategy not in ("steps", "epoch"):
         return
-    every = epochs_of(1) if strategy == "epoch" else interval(options["eval_steps"], options)
+    due = epochs_of(1) if strategy == "epoch" else interval(options["eval_steps"], options)
     count = options["num_generations_eval"]
-    sampled = {} if count == options["num_generations"] else {"n": count}
-    written = str(every) if isinstance(every, Interval) else every
-    draft.evaluate(written, sampled, before=options.is_on("eval_on_start"))
-    wanted = options.is_on("load_best_model_at_end") or options["save_strategy"] == "best"
-    if wanted and _metric(options) == "reward":
+    sampling = {} if count == options["num_generations"] else {"n": count}
+    written = str(due) if isinstance(due, Interval) else due
+    draft.evaluate(written, sampling, before=options.is_on("eval_on_start"))
+    keeps_best = options.is_on("load_best_model_at_end") or options["save_strategy"] == "best"
+    if keeps_best and _metric(options) == "reward":
         draft.keep_best("max" if _is_greater(options) else "min")
 
 
@@ -485,7 +539,9 @@ def _metric(options: Options) -> str:
 
 def _is_greater(options: Options) -> bool:
     greater = options["greater_is_better"]
-    return not _metric(options).endswith("loss") if greater is None else bool(greater)
+    if greater is not None:
+        return bool(greater)
+    return not _metric(options).endswith("loss")
 
 
 def best(value: bool, options: Options) -> bool:
@@ -506,14 +562,14 @@ def best_metric(value: str, options: Options) -> str:
 
 
 def loss_type(value: str, options: Options) -> str:
-    """Say what is averaged otherwise: TRL's bnpo over each micro-batch, here over the whole."""
+    """Say what is averaged otherwise: TRL's bnpo over each micro-batch, here over the mini-batch."""
     if value == "bnpo":
         raise Idle("taken as dapo: a mean over the tokens of the mini-batch, of TRL over each micro-batch")
     return value
 
 
 def entropy(value: float, options: Options) -> float:
-    """Say where TRL's mean of entropies is of other tokens than here."""
+    """Refuse a bonus for entropy where TRL averages it over other tokens than the graph."""
     if value and options["top_entropy_quantile"] < 1:
         raise Hand(
             "left out: with top_entropy_quantile TRL averages the entropy of those tokens alone, and "
@@ -523,31 +579,31 @@ def entropy(value: float, options: Options) -> float:
 
 
 def aggregation(value: str, options: Options) -> str:
-    """Say where rewards are left out of what is normalised one by one."""
+    """Say which rewards are left out where each is normalised by itself."""
     functions = options["reward_funcs"] or ()
-    if value == APART and len(functions) > len(PORTS):
+    if value == NORMALIZE_EACH and len(functions) > len(PORTS):
         raise Hand(f"advantage.gdpo normalises {len(PORTS)} rewards: the others are left out of it")
     return value
 
 
 def pair_loss(value: Any, options: Options) -> Any:
     """Refuse a loss of pairs that has none here."""
-    kinds, table = value if isinstance(value, list) else [value], options.table.facts["pair_losses"]
-    if unknown := [str(kind) for kind in kinds if kind not in table]:
-        raise Hand(
-            f"{', '.join(unknown)} is no loss of pairs here (`rlgraph nodes` lists them): preference.losses"
-        )
+    table = options.table.facts["pair_losses"]
+    unknown = [kind for kind in _pair_kinds(value) if kind not in table]
+    if unknown:
+        law = f"{', '.join(unknown)} is not a loss of pairs here (`rlgraph nodes` lists them)"
+        raise Hand(f"{law}: preference.losses")
     return value
 
 
 def power(value: float, options: Options) -> float:
-    """Refuse the one power of mean probabilities that there is no loss for."""
+    """Refuse the power of mean probabilities for which there is no loss."""
     if value and options["loss_type"] == "ipo":
         raise Hand("ipo of a power of mean probabilities has no loss here: write one, as my_losses.py:NAME")
     return value
 
 
-BY: By = {
+CONVERTERS: Converters = {
     **COMMON,
     "loss_type": loss_type,
     "aggregation": aggregation,

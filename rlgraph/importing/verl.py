@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import GraphError, Problem
-from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.draft import Draft
 from rlgraph.importing.flags import chosen_launch, launches_in
 from rlgraph.importing.importer import (
     COMMON,
-    By,
+    Converters,
     Hand,
     Idle,
     Imported,
@@ -21,6 +21,7 @@ from rlgraph.importing.importer import (
     outcomes_of,
     read_alike,
     refuse_unknown,
+    remark,
 )
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.parallel import allowed, combined, replicates
@@ -77,17 +78,18 @@ def import_verl(
     Raises:
         GraphError: the settings can't be read, are of no trainer, or need one that there is no graph for.
     """
-    given = read_settings(file, overrides)
-    given = {**table_of("verl").facts["configs"].get(config or _config_of(given), {}), **given}
-    if trainer_of(given) == "sft":
-        return import_verl_sft(given, file, folder)
-    options = Options(_table(given, release, config), given, folder)
+    settings = read_settings(file, overrides)
+    configs = table_of("verl").facts["configs"]
+    settings = {**configs.get(config or _config_of(settings), {}), **settings}
+    if trainer_of(settings) == "sft":
+        return import_verl_sft(settings, file, folder)
+    options = Options(_table(settings, release, config), settings, folder)
     draft = draft_of(options)
-    outcomes = [*_told(options, config), *outcomes_of(options, draft, BY)]
+    outcomes = [*_remarks(options, config), *outcomes_of(options, draft, CONVERTERS)]
     outcomes += read_alike(draft, ("ref", "critic"))
     outcomes += [*combined(draft), *allowed(draft)]
-    each = options["trainer.n_gpus_per_node"]
-    draft.span_hosts(min(each, HOST) if isinstance(each, int) else HOST)
+    per_node = options["trainer.n_gpus_per_node"]
+    draft.span_hosts(min(per_node, HOST) if isinstance(per_node, int) else HOST)
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
 
@@ -103,17 +105,18 @@ def script_settings(file: Path, launch: int = 1) -> tuple[list[str], dict[str, s
     """
     programs = tuple(table_of("verl").facts["launched"])
     chosen = chosen_launch(file, launches_in(file, programs), launch)
-    words = [*chosen.words]
     flags, overrides = dict[str, str](), list[str]()
+    words = [*chosen.words]
     while words:
         word = words.pop(0)
-        if not word.startswith("--"):
+        if word.startswith("--"):
+            name, has_value, value = word[2:].partition("=")
+            if not has_value and words:
+                value = words.pop(0)
+            flags[name] = value
+        elif "=" in word or word.startswith("~"):
             overrides.append(word)
-            continue
-        name, has_value, value = word[2:].partition("=")
-        flags[name] = value if has_value else words.pop(0) if words else ""
-    given = [word for word in overrides if "=" in word or word.startswith("~")]
-    return [*given, *started_on(chosen.launcher)], flags
+    return [*overrides, *started_on(chosen.launcher)], flags
 
 
 def started_on(launcher: Sequence[str]) -> list[str]:
@@ -127,76 +130,90 @@ def started_on(launcher: Sequence[str]) -> list[str]:
         return []
     words = [word for word in launcher if word != "-m"]
     flags = {name.replace("-", "_"): value for name, value in flags_of(words).items()}
-    nodes, each = flags.get("nnodes", 1), flags.get("nproc_per_node")
-    if not isinstance(nodes, int) or not isinstance(each, int):
+    nodes = flags.get("nnodes", 1)
+    per_node = flags.get("nproc_per_node")
+    if not isinstance(nodes, int) or not isinstance(per_node, int):
         return []
-    return [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={each}"]
+    return [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={per_node}"]
 
 
-def _config_of(given: Mapping[str, Any]) -> str:
-    """Return which file of verl's the trainer that these settings are of reads where nobody says another."""
-    if any(key.startswith("async_training.") for key in given):
+def _config_of(settings: Mapping[str, Any]) -> str:
+    """Return the file of verl's that the trainer of these settings reads where the user names no other."""
+    if any(key.startswith("async_training.") for key in settings):
         return "fully_async_ppo_trainer"
-    return "one_step_off_ppo_trainer" if "rollout.nnodes" in given else "ppo_trainer"
+    return "one_step_off_ppo_trainer" if "rollout.nnodes" in settings else "ppo_trainer"
 
 
-def trainer_of(given: Mapping[str, Any]) -> str:
+def trainer_of(settings: Mapping[str, Any]) -> str:
     """Return whose settings they are, ppo or sft, by the keys that only one of them has.
 
     Raises:
         GraphError: they are of a program that evaluates or generates, and trains nothing.
     """
-    marks = table_of("verl").facts["programs"]
-    for program, prefixes in marks.items():
-        if any(key == prefix or key.startswith(f"{prefix}.") for key in given for prefix in prefixes):
-            if program in ("ppo", "sft"):
-                return str(program)
-            keys = ", ".join(key for key in given if key in prefixes)
-            law = f"{keys}: these are settings of verl's {program}, which trains nothing"
-            remedy = "`rlgraph eval GRAPH` measures a policy, and `rlgraph chat` samples from it"
-            raise GraphError([Problem("no-trainer", law, None, (), remedy)])
+    for program, prefixes in table_of("verl").facts["programs"].items():
+        if not _has_key_of(settings, prefixes):
+            continue
+        if program in ("ppo", "sft"):
+            return str(program)
+        keys = ", ".join(key for key in settings if key in prefixes)
+        law = f"{keys}: these are settings of verl's {program}, which trains nothing"
+        remedy = "`rlgraph eval GRAPH` measures a policy, and `rlgraph chat` samples from it"
+        raise GraphError([Problem("no-trainer", law, None, (), remedy)])
     return "ppo"
 
 
-def _table(given: Mapping[str, Any], release: str, config: str | None) -> KeyTable:
+def _has_key_of(settings: Mapping[str, Any], prefixes: Sequence[str]) -> bool:
+    sections = tuple(f"{prefix}." for prefix in prefixes)
+    return any(key in prefixes or key.startswith(sections) for key in settings)
+
+
+def _table(settings: Mapping[str, Any], release: str, config: str | None) -> KeyTable:
     """Return the table with the defaults of a release, and of the engine that trains."""
     table = table_of("verl")
-    engine = str(given.get("model_engine") or given.get(f"{ACTOR}.strategy") or "")
-    for name in table.facts["engines"]:
+    engines = table.facts["engines"]
+    engine = str(settings.get("model_engine") or settings.get(f"{ACTOR}.strategy") or "")
+    for name in engines:
         if config and name in config:
             engine = name
     releases = table.facts["releases"]
     of_release = releases[release or next(iter(releases))]
-    defaults = {**table.facts["engines"].get(engine, {}), **of_release["defaults"]}
+    defaults = {**engines.get(engine, {}), **of_release["defaults"]}
     losses = {**table.facts["losses"], **of_release["losses"]}
     return replace(table.with_defaults(defaults), facts={**table.facts, "losses": losses})
 
 
-def _told(options: Options, config: str | None) -> Iterator[KeyOutcome]:
-    """Yield what has to be said that no key stands for."""
-    told = options.table.facts["told"]
+def _remarks(options: Options, config: str | None) -> Iterator[KeyOutcome]:
+    """Yield what the user has to know and what no key stands for."""
+    texts = options.table.facts["told"]
     if not options[f"{REWARD}.path"] and not _distils(options):
-        text = told["scorers"] + told["overlong"] * options.is_on(f"{OVERLONG}.enable")
-        yield KeyOutcome("the reward", UNKNOWN, "hand", text)
+        text = texts["scorers"]
+        if options.is_on(f"{OVERLONG}.enable"):
+            text += texts["overlong"]
+        yield remark("the reward", text)
     if config and config not in options.table.facts["configs"]:
-        yield KeyOutcome("--config-name", config, "hand", told["config"])
-    is_off = not options.is_on(BYPASS) and not options[f"{CORRECTION}.rollout_is"]
-    if _generating_devices(options) and is_off and not options[f"{CORRECTION}.rollout_rs"]:
-        yield KeyOutcome("the weights", UNKNOWN, "hand", told["stale"])
+        yield KeyOutcome("--config-name", config, "hand", texts["config"])
+    if _generating_devices(options) and not _corrects(options):
+        yield remark("the weights", texts["stale"])
     if options.is_on(IN_REWARD) and options["algorithm.adv_estimator"] == "gdpo":
-        yield KeyOutcome("the KL", UNKNOWN, "hand", told["gdpo"])
-    if _is_alone(options):
-        yield KeyOutcome("rollout.n", 1, "hand", told["alone"])
-    if _sees(options):
-        yield KeyOutcome("images", UNKNOWN, "hand", told["images"])
+        yield remark("the KL", texts["gdpo"])
+    if _has_single_samples(options):
+        yield KeyOutcome("rollout.n", 1, "hand", texts["alone"])
+    if _has_media(options):
+        yield remark("images", texts["images"])
 
 
-def _sees(options: Options) -> bool:
-    """Return whether the rows have images, video or sound: by a key that says so, or the model's name."""
-    keys = ("image", "video", "audio")
-    named = any(options.values.get(f"data.{key}_key") for key in keys)
-    limited = options.values.get("actor_rollout_ref.rollout.limit_images")
-    return bool(named or limited or options.is_on("data.return_multi_modal_inputs"))
+def _corrects(options: Options) -> bool:
+    """Return whether verl makes up for rows of older weights: by the loss, by weights or by rejection."""
+    return bool(
+        options.is_on(BYPASS) or options[f"{CORRECTION}.rollout_is"] or options[f"{CORRECTION}.rollout_rs"]
+    )
+
+
+def _has_media(options: Options) -> bool:
+    """Return whether the rows have images, video or sound, by a key that says so."""
+    has_column = any(options.values.get(f"data.{kind}_key") for kind in ("image", "video", "audio"))
+    has_limit = options.values.get("actor_rollout_ref.rollout.limit_images")
+    return bool(has_column or has_limit or options.is_on("data.return_multi_modal_inputs"))
 
 
 def _distils(options: Options) -> bool:
@@ -205,33 +222,36 @@ def _distils(options: Options) -> bool:
 
 def draft_of(options: Options) -> Draft:
     """Return the parent of an estimator with the nodes that verl's switches ask for."""
-    estimators, name = options.table.facts["estimators"], str(options["algorithm.adv_estimator"])
+    estimators = options.table.facts["estimators"]
+    name = str(options["algorithm.adv_estimator"])
     law = f"algorithm.adv_estimator={name}: there is no graph for this estimator of verl's"
     refuse_unknown(name, estimators, law)
-    drops, overlong = options.is_on(f"{FILTER}.enable"), options.is_on(f"{OVERLONG}.enable")
-    dapo = name == "grpo" and drops and overlong and not options.is_on(IN_REWARD)
-    if _distils(options):
+    distils = _distils(options)
+    drops_groups = options.is_on(f"{FILTER}.enable") and not distils
+    has_overlong = options.is_on(f"{OVERLONG}.enable") and not distils
+    is_dapo = name == "grpo" and drops_groups and has_overlong and not options.is_on(IN_REWARD)
+    if distils:
         draft = Draft("distill")
-        drops = overlong = dapo = False
         _teacher(draft, options)
     else:
-        draft = Draft("dapo" if dapo else estimators[name]["extends"])
+        draft = Draft("dapo" if is_dapo else estimators[name]["extends"])
         for path, value in estimators[name].get("set", {}).items():
             draft.set(path, value)
-        if _is_alone(options):
+        if _has_single_samples(options):
             _take_rewards(draft, bool(estimators[name]["alone"]["whiten"]))
     if options["trainer.total_training_steps"] is None:
         draft.remove("schedule.iterations")
     _pools(draft, options)
     _loss(draft, options)
-    _reference(draft, options, estimators[name]["compares"] == "tokens" and not _distils(options))
+    compares_tokens = estimators[name]["compares"] == "tokens"
+    _reference(draft, options, per_token=compares_tokens and not distils)
     _data(draft, options)
     if name == "gdpo":
         _rewards_by_key(draft, options)
-    if overlong and not dapo:
+    if has_overlong and not is_dapo:
         penalty = {"op": "reward.overlong", "on": "rewards", "limit": "${nodes.rollout.max_new_tokens}"}
         draft.edit("insert", overlong={**penalty, "buffer": options[f"{OVERLONG}.len"]})
-    if drops:
+    if drops_groups:
         _filter(draft, options)
     _correction(draft, options)
     if options.is_on(BYPASS) or _loss_of(options) == "reinforce":
@@ -241,15 +261,17 @@ def draft_of(options: Options) -> Draft:
     return draft
 
 
-def _is_alone(options: Options) -> bool:
+def _has_single_samples(options: Options) -> bool:
     """Return whether a prompt has one sample, though the estimator compares samples.
 
-    verl's estimators then take 0 for the mean and 1 for the deviation of what there is to compare: what is
-    left is the reward itself, or that whitened over the batch. Of some that is not so, and ``check`` refuses
-    one sample then.
+    verl's estimators then take 0 for the mean and 1 for the deviation of the samples to compare: the reward
+    itself remains, or that whitened over the batch. A few estimators don't, and ``check`` refuses one sample
+    for those.
     """
-    name, n = str(options["algorithm.adv_estimator"]), options["actor_rollout_ref.rollout.n"]
-    return n == 1 and not _distils(options) and "alone" in options.table.facts["estimators"][name]
+    if _distils(options) or options["actor_rollout_ref.rollout.n"] != 1:
+        return False
+    name = str(options["algorithm.adv_estimator"])
+    return "alone" in options.table.facts["estimators"][name]
 
 
 def _take_rewards(draft: Draft, whiten: bool) -> None:
@@ -261,34 +283,32 @@ def _take_rewards(draft: Draft, whiten: bool) -> None:
 
 def _teachers(options: Options) -> dict[str, tuple[Any, str]]:
     """Return the key and the path of each teacher, by its name; of several those that verl counts."""
-    above, end = "distillation.teacher_models.", ".model_path"
-    names = [
-        key.removeprefix(above).removesuffix(end)
-        for key, value in options.values.items()
-        if key.startswith(above) and key.endswith(end) and value
-    ]
-    if len(names) > 1 and ONE_TEACHER in names:
-        names.remove(ONE_TEACHER)  # 0.9.1: the entry of one teacher goes where others are given
-    return {
-        name: (options.values.get(f"{above}{name}.key"), str(options.values[f"{above}{name}{end}"]))
-        for name in names
-    }
+    section, end = "distillation.teacher_models.", ".model_path"
+    teachers: dict[str, tuple[Any, str]] = {}
+    for key, path in options.values.items():
+        if path and key.startswith(section) and key.endswith(end):
+            name = key.removeprefix(section).removesuffix(end)
+            teachers[name] = (options.values.get(f"{section}{name}.key"), str(path))
+    if len(teachers) > 1:
+        teachers.pop(ONE_TEACHER, None)  # 0.9.1: the entry of one teacher goes where others are given
+    return teachers
 
 
 def _teacher(draft: Draft, options: Options) -> None:
     """Give the graph distill its teacher, or a teacher for each value of a column of the rows.
 
     Raises:
-        GraphError: the loss is no reverse KL of sampled tokens, or nothing says which rows are a teacher's.
+        GraphError: the loss is not a reverse KL of sampled tokens, or nothing says which rows are a
+            teacher's.
     """
-    teachers, loss = _teachers(options), DISTILLATION
-    is_policy_gradient = options[f"{loss}.loss_mode"] == "k1" and options.is_on(f"{loss}.use_policy_gradient")
-    if not is_policy_gradient or options.is_on(f"{loss}.use_task_rewards"):
-        mode = options[f"{loss}.loss_mode"]
-        law = f"distillation: {loss}.loss_mode={mode}: there is a graph for loss_mode k1, "
+    mode = options[f"{DISTILLATION}.loss_mode"]
+    is_policy_gradient = mode == "k1" and options.is_on(f"{DISTILLATION}.use_policy_gradient")
+    if not is_policy_gradient or options.is_on(f"{DISTILLATION}.use_task_rewards"):
+        law = f"distillation: {DISTILLATION}.loss_mode={mode}: there is a graph for loss_mode k1, "
         law += "use_policy_gradient true and use_task_rewards false"
         remedy = "the graphs distill (by sampled tokens) and distill_reward (with a reward) are the nearest"
         raise GraphError([Problem("no-graph", law, None, (), remedy)])
+    teachers = _teachers(options)
     if len(teachers) == 1:
         ((_, path),) = teachers.values()
         draft.set("models.teacher.path", options.path(path))
@@ -302,18 +322,19 @@ def _teachers_by_row(draft: Draft, teachers: Mapping[str, tuple[Any, str]], opti
     Raises:
         GraphError: a teacher has no key.
     """
-    if keyless := [name for name, (key, _) in teachers.items() if key is None]:
-        law = f"distillation.teacher_models.{keyless[0]} has no key: which rows it scores is not said"
-        remedy = f"give distillation.teacher_models.{keyless[0]}.key, a value of distillation.teacher_key"
-        raise GraphError([Problem("no-graph", law, None, (), remedy)])
+    for name, (key, _) in teachers.items():
+        if key is None:
+            law = f"distillation.teacher_models.{name} has no key: which rows it scores is not said"
+            remedy = f"give distillation.teacher_models.{name}.key, a value of distillation.teacher_key"
+            raise GraphError([Problem("no-graph", law, None, (), remedy)])
     draft.remove("teacher_logprobs", "models.teacher")
     column = str(options["distillation.teacher_key"])
     draft.set("prompts.columns", {column: {"from": column, "type": "text", "default": ""}})
     for name, (key, path) in teachers.items():
-        own = re.sub(r"\W+", "_", name)
-        draft.edit("add", **{f"models.{own}_teacher": {"path": options.path(path), "frozen": True}})
-        node = {"op": "logprobs", "model": f"{own}_teacher", "rows": {"by": column, "is": str(key)}}
-        logprobs = f"{own}_logprobs"
+        prefix = re.sub(r"\W+", "_", name)
+        model, logprobs = f"{prefix}_teacher", f"{prefix}_logprobs"
+        draft.edit("add", **{f"models.{model}": {"path": options.path(path), "frozen": True}})
+        node = {"op": "logprobs", "model": model, "rows": {"by": column, "is": str(key)}}
         draft.edit("add", **{logprobs: {**node, "out": {logprobs: "teacher_logprobs"}}})
 
 
@@ -381,30 +402,36 @@ def batch_of(options: Options) -> int:
 def _loss(draft: Draft, options: Options) -> None:
     """Give the update verl's loss, whatever the parent's is: verl clips ratios with every estimator."""
     spec = _spec(options) or options.table.facts["losses"]["vanilla"]
-    given = {name: _of_actor(options, key) for name, key in spec.get("with", {}).items()}
-    if _distils(options):  # 0.9.1: the loss of distillation has bounds of its own, and no others
-        bounds = {"clip": "clip_ratio_low", "clip_high": "clip_ratio_high"}
-        given = {name: options[f"{DISTILLATION}.{key}"] for name, key in bounds.items()}
-        given["dual_clip"] = options.table.rows[f"{ACTOR}.clip_ratio_c"].default
-    elif options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce":
-        given = _weighed(options)
-    spec = {**spec, "kind": _loss_of(options)}
-    if not draft.has("old_logprobs") and spec["kind"] != "reinforce":
+    kind = _loss_of(options)
+    if kind != "reinforce" and not draft.has("old_logprobs"):
         draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
     if node := spec.get("node"):
-        shares = {name: _of_actor(options, key) for name, key in node["with"].items()}
-        restrained = {"op": node["op"], **shares, "minibatches": "${nodes.update_policy.minibatches}"}
+        attributes = {name: _of_actor(options, key) for name, key in node["with"].items()}
+        restrained = {"op": node["op"], **attributes, "minibatches": "${nodes.update_policy.minibatches}"}
         draft.edit("add", restrained=restrained)
-    draft.edit("replace", **{"update_policy.loss": {"kind": spec["kind"], **given}})
-    if spec["kind"] == "reinforce":
+    loss = {"kind": kind, **_loss_attributes(options, spec)}
+    draft.edit("replace", **{"update_policy.loss": loss})
+    if kind == "reinforce":
         draft.set("update_policy.minibatches", 1)
     if "aggregate" in spec:
         draft.set("update_policy.aggregate", spec["aggregate"])
     elif options[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-sum-norm":
         longest = options[f"{ACTOR}.loss_scale_factor"] or options["data.max_response_length"]
         draft.set("update_policy.norm", longest)
-    if options.is_on(BYPASS) and spec["kind"] != "reinforce":
+    if options.is_on(BYPASS) and kind != "reinforce":
         draft.set("update_policy.in", {"old_logprobs": "rollout_logprobs"})
+
+
+def _loss_attributes(options: Options, spec: Mapping[str, Any]) -> dict[str, Any]:
+    if _distils(options):  # 0.9.1: the loss of distillation has bounds of its own, and no others
+        return {
+            "clip": options[f"{DISTILLATION}.clip_ratio_low"],
+            "clip_high": options[f"{DISTILLATION}.clip_ratio_high"],
+            "dual_clip": options.table.rows[f"{ACTOR}.clip_ratio_c"].default,
+        }
+    if _reinforces(options):
+        return _weighed(options)
+    return {name: _of_actor(options, key) for name, key in spec.get("with", {}).items()}
 
 
 def _drop_unread(draft: Draft) -> None:
@@ -417,9 +444,16 @@ def _drop_unread(draft: Draft) -> None:
 
 def _loss_of(options: Options) -> str:
     """Return the kind of loss that the update has."""
-    if not _distils(options) and options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce":
+    if _reinforces(options):
         return "cispo" if _weighed(options) else "reinforce"
-    return str((_spec(options) or options.table.facts["losses"]["vanilla"])["kind"])
+    spec = _spec(options) or options.table.facts["losses"]["vanilla"]
+    return str(spec["kind"])
+
+
+def _reinforces(options: Options) -> bool:
+    """Return whether the loss is REINFORCE, which verl has in bypass mode only."""
+    is_chosen = options[f"{CORRECTION}.loss_type"] == "reinforce"
+    return is_chosen and options.is_on(BYPASS) and not _distils(options)
 
 
 def _weighed(options: Options) -> dict[str, Any]:
@@ -428,7 +462,10 @@ def _weighed(options: Options) -> dict[str, Any]:
     Its weights are the ratio of now to what sampled, capped, without a gradient: those of cispo without a
     lower bound.
     """
-    return {"clip": 1.0, "cap": _bounds(options)[1]} if options[f"{CORRECTION}.rollout_is"] == "token" else {}
+    if options[f"{CORRECTION}.rollout_is"] != "token":
+        return {}
+    _, cap = _bounds(options)
+    return {"clip": 1.0, "cap": cap}
 
 
 def _spec(options: Options) -> Mapping[str, Any]:
@@ -445,9 +482,9 @@ def _spec(options: Options) -> Mapping[str, Any]:
 def _of_actor(options: Options, key: str) -> Any:
     """Return a key of the actor; a bound of the ratio that is null is clip_ratio."""
     name = f"{ACTOR}.{key}"
+    is_bound = key in ("clip_ratio_low", "clip_ratio_high")
     is_null = name in options.values and options.values[name] is None
-    bound = key in ("clip_ratio_low", "clip_ratio_high")
-    return options[f"{ACTOR}.clip_ratio"] if bound and is_null else options[name]
+    return options[f"{ACTOR}.clip_ratio"] if is_bound and is_null else options[name]
 
 
 def _reference(draft: Draft, options: Options, per_token: bool) -> None:
@@ -481,16 +518,18 @@ def _rewards(draft: Draft, options: Options) -> None:
     """Read the right answers, and score by the user's function where there is one."""
     draft.set("prompts.answer", TRUTH)
     draft.set("prompts.answer_after", None)
-    if not (path := options[f"{REWARD}.path"]):
+    path = options[f"{REWARD}.path"]
+    if not path:
         return
-    source = {"from": options["data.reward_fn_key"], "type": "text", "default": ""}
-    more = {"data_source": source, "extra_info": {"type": "json", "default": {}}}
-    draft.set("prompts.columns", {"ground_truth": {"from": TRUTH, "type": "json"}, **more})
-    node: dict[str, Any] = {
-        "op": "reward.verl",
-        "function": f"{_module(path, options)}:{options[f'{REWARD}.name']}",
+    columns = {
+        "ground_truth": {"from": TRUTH, "type": "json"},
+        "data_source": {"from": options["data.reward_fn_key"], "type": "text", "default": ""},
+        "extra_info": {"type": "json", "default": {}},
     }
-    if arguments := options.below(f"{REWARD}.reward_kwargs.*"):
+    draft.set("prompts.columns", columns)
+    function = options[f"{REWARD}.name"]
+    node: dict[str, Any] = {"op": "reward.verl", "function": f"{_module(path, options)}:{function}"}
+    if arguments := options.nested(f"{REWARD}.reward_kwargs.*"):
         node["arguments"] = arguments
     draft.edit("replace", rewards=node)
     if draft.has("greedy_rewards"):
@@ -514,36 +553,38 @@ def _rewards_by_key(draft: Draft, options: Options) -> None:
     """
     keys = options["algorithm.gdpo_reward_keys"] or []
     if not options[f"{REWARD}.path"] or not 1 <= len(keys) <= MOST_REWARDS:
-        law = (
-            f"algorithm.adv_estimator=gdpo compares rewards by algorithm.gdpo_reward_keys, {len(keys)} here, "
-        )
-        law += "of what reward.custom_reward_function returns"
+        law = "algorithm.adv_estimator=gdpo compares rewards by algorithm.gdpo_reward_keys, "
+        law += f"{len(keys)} here, of what reward.custom_reward_function returns"
         remedy = f"give both, with 1 to {MOST_REWARDS} keys"
         raise GraphError([Problem("no-graph", law, None, (), remedy)])
     weights = options["algorithm.gdpo_reward_weights"] or [1.0] * len(keys)
-    node = {name: draft.value(f"rewards.{name}") for name in ("op", "function", "arguments")}
-    node = {name: value for name, value in node.items() if value is not None}
+    node = {}
+    for name in ("op", "function", "arguments"):
+        value = draft.value(f"rewards.{name}")
+        if value is not None:
+            node[name] = value
     draft.remove("formatted")
-    inputs, attributes = {}, {}
-    for number, (key, weight) in enumerate(zip(keys, weights, strict=False), 1):
-        end = "" if number == 1 else f"_{number}"
-        attributes[f"weight{end}"] = float(weight)
-        if number == 1:
-            draft.set("rewards.key", key)
-            continue
-        outs = {"rewards": f"rewards{end}", "failed": f"failed{end}"}
-        draft.edit("add", **{f"rewards{end}": {**node, "key": key, "out": outs}})
-        inputs[f"rewards{end}"] = f"rewards{end}"
+    draft.set("rewards.key", keys[0])
+    advantages: dict[str, Any] = {"op": "advantage.gdpo", "weight": float(weights[0])}
+    inputs = {}
+    for number, (key, weight) in enumerate(zip(keys[1:], weights[1:], strict=False), 2):
+        rewards = f"rewards_{number}"
+        outs = {"rewards": rewards, "failed": f"failed_{number}"}
+        draft.edit("add", **{rewards: {**node, "key": key, "out": outs}})
+        advantages[f"weight_{number}"] = float(weight)
+        inputs[rewards] = rewards
     if len(keys) == 1:
-        attributes["weight_2"] = 0.0
-    advantages = {"op": "advantage.gdpo", **attributes} | ({"in": inputs} if inputs else {})
+        advantages["weight_2"] = 0.0
+    if inputs:
+        advantages["in"] = inputs
     draft.edit("replace", advantages=advantages)
 
 
 def _filter(draft: Draft, options: Options) -> None:
     """Sample groups of one reward again, as dynamic sampling does."""
-    asked, wanted = options["data.gen_batch_size"], batch_of(options)
-    expected = wanted / asked if asked and asked > wanted else None
+    generated = options["data.gen_batch_size"]
+    trained = batch_of(options)
+    expected = trained / generated if generated and generated > trained else None
     draft.sample_mixed_groups(options[f"{FILTER}.max_num_gen_batches"], expected)
     if draft.has("overlong") and options[f"{FILTER}.metric"] not in ("acc", "score"):
         draft.set("informative.in", {"rewards": "overlong"})
@@ -551,42 +592,48 @@ def _filter(draft: Draft, options: Options) -> None:
 
 def _bounds(options: Options) -> tuple[float | None, float]:
     """Return the least and the largest ratio that verl's rollout_is_threshold says."""
-    given = options[f"{CORRECTION}.rollout_is_threshold"]
-    low, mark, high = str(CAP if given is None else given).partition("_")
+    threshold = options[f"{CORRECTION}.rollout_is_threshold"]
+    if threshold is None:
+        threshold = CAP
+    low, mark, high = str(threshold).partition("_")
     return (float(low), float(high)) if mark else (None, float(low))
 
 
 def _correction(draft: Draft, options: Options) -> None:
     """Weigh tokens by how far the engine that sampled is from the one that trains, and leave out some.
 
-    In bypass mode verl's loss weighs or clips by the ratio to what sampled itself, and rejection alone stays.
+    In bypass mode verl's loss itself weighs or clips by the ratio to what sampled, so that nothing is added.
     """
-    level, (low, cap) = options[f"{CORRECTION}.rollout_is"], _bounds(options)
-    if options.is_on(f"{ACTOR}.tis_imp_ratio_cap"):
-        level, low, cap = "token", None, options[f"{ACTOR}.tis_imp_ratio_cap"]
-    bypass = options.is_on(BYPASS)
-    nodes: list[dict[str, Any]] = []
-    if level in ("token", "sequence") and not bypass:
-        bounds = {"cap": cap} if low is None else {"low": low, "high": cap}
-        op = "correction.tis" if low is None else "correction.mis"
-        nodes.append({"op": op, "level": level, **bounds})
-    if not bypass:
-        nodes += [dict(node) for node in _rejections(options)]
-    if not nodes and not bypass and _generating_devices(options):
+    if options.is_on(BYPASS):
+        return
+    nodes = [*_weights(options), *_rejections(options)]
+    if not nodes and _generating_devices(options):
         # rows are of older weights, for which verl makes up in no way here: weights of 1 say so
         nodes.append({"op": "correction.tis", "floor": 1.0, "cap": 1.0})
     for number, node in enumerate(nodes, 1):
         name = "rollout_weights" if number == len(nodes) else f"weights_{number}"
-        ins = {"in": {"weights": f"weights_{number - 1}"}} if number > 1 else {}
-        draft.edit("add", **{name: {**node, **ins}})
+        reads = {"in": {"weights": f"weights_{number - 1}"}} if number > 1 else {}
+        draft.edit("add", **{name: {**node, **reads}})
 
 
-def _rejections(options: Options) -> Iterator[Mapping[str, Any]]:
+def _weights(options: Options) -> Iterator[dict[str, Any]]:
+    """Yield the node of importance weights, if there are any."""
+    level = options[f"{CORRECTION}.rollout_is"]
+    low, cap = _bounds(options)
+    if options.is_on(f"{ACTOR}.tis_imp_ratio_cap"):
+        level, low, cap = "token", None, options[f"{ACTOR}.tis_imp_ratio_cap"]
+    if level not in ("token", "sequence"):
+        return
+    if low is None:
+        yield {"op": "correction.tis", "level": level, "cap": cap}
+    else:
+        yield {"op": "correction.mis", "level": level, "low": low, "high": cap}
+
+
+def _rejections(options: Options) -> Iterator[dict[str, Any]]:
     """Yield a node of correction.reject for each mode of rollout_rs."""
-    modes = [
-        mode.strip() for mode in str(options[f"{CORRECTION}.rollout_rs"] or "").split(",") if mode.strip()
-    ]
-    bounds = [b.strip() for b in str(options[f"{CORRECTION}.rollout_rs_threshold"] or "").split(",")]
+    modes = _names_in(options[f"{CORRECTION}.rollout_rs"] or "")
+    bounds = [bound.strip() for bound in str(options[f"{CORRECTION}.rollout_rs_threshold"] or "").split(",")]
     if len(bounds) == 1:
         bounds *= len(modes)
     for mode, bound in zip(dict.fromkeys(modes), bounds, strict=False):
@@ -603,8 +650,14 @@ def _rejections(options: Options) -> Iterator[Mapping[str, Any]]:
         yield {"op": "correction.reject", "threshold": most, "least": least, "kl": "k1", "over": over}
 
 
+def _names_in(text: str) -> list[str]:
+    """Return the names in a text with commas between them."""
+    names = [name.strip() for name in str(text).split(",")]
+    return [name for name in names if name]
+
+
 def corrected(value: str, options: Options) -> str:
-    """Say what becomes of importance weights in bypass mode."""
+    """Refuse importance weights that the loss of bypass mode does not take."""
     if not options.is_on(BYPASS):
         return value
     if options[f"{CORRECTION}.loss_type"] != "reinforce":
@@ -617,13 +670,14 @@ def corrected(value: str, options: Options) -> str:
 
 
 def rejected(value: str, options: Options) -> str:
-    """Say how what verl rejects differs here, or which modes have no node."""
-    modes = [mode.strip() for mode in str(value).split(",")]
+    """Say how rejection differs from verl's, or which modes have no node."""
     if options.is_on(BYPASS):
         raise Hand(
             "in bypass mode verl rejects by the log-probs of now at each step; here nothing is rejected"
         )
-    if unknown := [mode for mode in modes if not REJECTION.fullmatch(mode)]:
+    modes = [mode.strip() for mode in str(value).split(",")]
+    unknown = [mode for mode in modes if not REJECTION.fullmatch(mode)]
+    if unknown:
         raise Hand(
             f"{', '.join(unknown)}: verl 0.9.1 has token, seq_sum, seq_mean and seq_max, with k1, k2 or k3"
         )
@@ -634,7 +688,7 @@ def rejected(value: str, options: Options) -> str:
 
 
 def batch_normalized(value: bool, options: Options) -> bool:
-    """Say that weights are not normalised, where there are any."""
+    """Refuse to normalise weights, where there are any."""
     if value and options[f"{CORRECTION}.rollout_is"]:
         raise Hand("weights are not normalised; an op of your own may divide them by their mean")
     return value
@@ -651,76 +705,79 @@ def truncate(_: Any, options: Options) -> str | None:
 def minibatches(value: int, options: Options) -> int:
     """Return the optimizer steps of a pass; verl's mini-batches are counted in prompts."""
     batch = batch_of(options)
-    if _loss_of(options) == "reinforce" and (batch != value or options[f"{ACTOR}.ppo_epochs"] > 1):
+    has_several_steps = batch != value or options[f"{ACTOR}.ppo_epochs"] > 1
+    if has_several_steps and _loss_of(options) == "reinforce":
         law = "the loss is the plain policy gradient, which corrects for no step that came before"
         raise Hand(f"{law}: the graph takes one step per iteration; give it ppo_clip for {batch / value:g}")
     if batch % value:
-        law = f"{batch} prompts are no whole number of mini-batches of {value}"
+        law = f"{batch} prompts are not a whole number of mini-batches of {value}"
         raise Hand(f"{law}: set update_policy.minibatches, {batch / value:.2f} here")
     return int(batch // value)
 
 
 def critic_minibatches(value: int, options: Options) -> int:
-    """Return the same of the critic, of which nothing has to be said twice where it follows the actor."""
+    """Return the optimizer steps of a pass of the critic; where it follows the actor, that says it all."""
     batch = batch_of(options)
     if batch % value == 0:
         return int(batch // value)
     if value == options[f"{ACTOR}.ppo_mini_batch_size"]:
         raise Idle("it follows the actor's")
-    raise Hand(
-        f"{batch} prompts are no whole number of mini-batches of {value}: set update_critic.minibatches"
-    )
+    law = f"{batch} prompts are not a whole number of mini-batches of {value}"
+    raise Hand(f"{law}: set update_critic.minibatches")
 
 
 def aggregate(value: str, options: Options) -> str:
     """Return how losses are averaged; of some losses verl has a mean that nobody sets."""
-    spec = _spec(options)
-    own = spec.get("aggregate", value)
-    if own != value and (options.is_on(IN_LOSS) or options[f"{ACTOR}.entropy_coeff"]):
-        raise Hand(f"verl averages the loss by {own}, KL and entropy by this; the graph has {own} for all")
-    return str(own)
+    mean = _spec(options).get("aggregate", value)
+    has_other_terms = options.is_on(IN_LOSS) or options[f"{ACTOR}.entropy_coeff"]
+    if mean != value and has_other_terms:
+        raise Hand(f"verl averages the loss by {mean}, KL and entropy by this; the graph has {mean} for all")
+    return str(mean)
 
 
 def kl_in_reward(value: float, options: Options) -> Any:
     control = "algorithm.kl_ctrl"
     if options[f"{control}.type"] == "fixed":
         return value
-    target, horizon = (options[f"{control}.{name}"] for name in ("target_kl", "horizon"))
-    return {"adaptive": value, "target": target, "horizon": horizon}
+    return {
+        "adaptive": value,
+        "target": options[f"{control}.target_kl"],
+        "horizon": options[f"{control}.horizon"],
+    }
 
 
-def steps_of(where: str) -> Callable[[int, Options], int]:
-    """Return what makes optimizer steps of iterations: verl's learning rate moves once per update call."""
+def steps_of(model: str) -> Callable[[int, Options], int]:
+    """Return a converter of iterations into optimizer steps: verl's rate moves once per update call."""
 
     def steps(value: int, options: Options) -> int:
         if int(value) <= 0:
             return 0
-        size = options[f"{where}.ppo_mini_batch_size"]
-        passes = options[f"{where}.ppo_epochs"]
-        each = _updates_per_sync(options) if _streams(options) else 1
-        return int(value) * minibatches(size, options) // each * int(passes)
+        size = options[f"{model}.ppo_mini_batch_size"]
+        passes = options[f"{model}.ppo_epochs"]
+        calls = _updates_per_sync(options) if _streams(options) else 1
+        return int(value) * minibatches(size, options) // calls * int(passes)
 
     return steps
 
 
-def warmup_share(where: str) -> Callable[[float, Options], float]:
-    """Return what takes the share of a run that warms up; verl reads it where no number of steps is given."""
+def warmup_share(model: str) -> Callable[[float, Options], float]:
+    """Return a converter of the share of a run that warms up; verl reads it where no steps are given."""
 
     def share(value: float, options: Options) -> float:
-        if not value or options[f"{where}.optim.lr_warmup_steps"] > 0:
+        if not value or options[f"{model}.optim.lr_warmup_steps"] > 0:
             raise Idle("decides nothing: there is none, or lr_warmup_steps counts")
         return float(value)
 
     return share
 
 
-def least_rate(where: str) -> Callable[[float, Options], float]:
-    """Return what takes the share of the learning rate that it falls to; Megatron has the rate itself."""
+def least_rate(model: str) -> Callable[[float, Options], float]:
+    """Return a converter of the lowest learning rate into a share of it; Megatron has the rate itself."""
 
     def share(value: float, options: Options) -> float:
-        ratio = float(value) / float(options[f"{where}.optim.lr"])
+        ratio = float(value) / float(options[f"{model}.optim.lr"])
         if ratio >= 1:
-            raise Hand("it is no less than lr, so that the rate stays: set the schedule to constant")
+            raise Hand("it is not less than lr, so that the rate stays: set the schedule to constant")
         return ratio
 
     return share
@@ -732,11 +789,12 @@ def _engine(options: Options) -> tuple[int, int]:
     verl's engines are tensor parallel, beside as many others (data_parallel_size) as share their experts:
     0.9.1 asks that expert_parallel_size is the product. SGLang counts all of these as one engine's.
     """
-    divided, dealt = (int(options[f"{SCORED}.{name}"] or 1) for name in (TENSOR, EXPERT))
-    copies = max(dealt // divided, 1)
-    if dealt == divided * copies and replicates(str(options["actor_rollout_ref.model.path"])):
-        return dealt, copies
-    return divided, 1
+    tensor = int(options[f"{SCORED}.{TENSOR}"] or 1)
+    expert = int(options[f"{SCORED}.{EXPERT}"] or 1)
+    copies = max(expert // tensor, 1)
+    if expert == tensor * copies and replicates(str(options["actor_rollout_ref.model.path"])):
+        return expert, copies
+    return tensor, 1
 
 
 def engine_devices(_: Any, options: Options) -> int:
@@ -772,53 +830,63 @@ def trusted(_: Any, options: Options) -> bool:
     )
 
 
-def config_of(where: str) -> Callable[[Any, Options], Mapping[str, Any]]:
-    """Return what collects fields of a model's config.json, which Megatron has one level deeper."""
+def config_of(model: str) -> Callable[[Any, Options], Mapping[str, Any]]:
+    """Return a converter that collects fields of a model's config.json; Megatron nests them once more."""
 
     def config(_: Any, options: Options) -> Mapping[str, Any]:
-        above = f"{where}.model.override_config"
-        rows = [key for key in (f"{above}.*", f"{above}.model_config.*") if key in options.table.rows]
-        fields = {name: value for key in rows for name, value in options.below(key).items()}
-        ours = {key: value for key, value in fields.items() if key not in NO_FIELDS}
-        if not ours:
+        section = f"{model}.model.override_config"
+        fields: dict[str, Any] = {}
+        for key in (f"{section}.*", f"{section}.model_config.*"):
+            if key in options.table.rows:
+                fields |= options.nested(key)
+        fields = {name: value for name, value in fields.items() if name not in NO_FIELDS}
+        if not fields:
             raise Idle("it has no field of config.json")
-        return ours
+        return fields
 
     return config
 
 
 def lora(value: int, options: Options) -> Mapping[str, Any] | None:
-    alpha, targets = (options[f"actor_rollout_ref.model.{name}"] for name in ("lora_alpha", "target_modules"))
-    return {"rank": value, "alpha": float(alpha), "targets": targets} if value else None
+    if not value:
+        return None
+    alpha = options["actor_rollout_ref.model.lora_alpha"]
+    targets = options["actor_rollout_ref.model.target_modules"]
+    return {"rank": value, "alpha": float(alpha), "targets": targets}
 
 
-def micro_tokens(where: str, switch: str, rows: bool) -> Callable[[int, Options], int]:
-    """Return what makes tokens of a micro-batch's size, which is one device's, in tokens or in rows.
+def micro_tokens(model: str, switch: str, rows: bool) -> Callable[[int, Options], int]:
+    """Return a converter of a micro-batch's size on one device, in tokens or in rows, into tokens.
 
-    Without a switch of its own a model's micro-batches are counted as the actor's are. Of rows, each is
-    taken to be as long as one may be, up to the tokens that verl takes where it counts tokens: the size
-    decides about memory and speed, and rows are shorter as a rule. Devices that share a row add up.
+    A model without a switch counts its micro-batches as the actor does. Each row is taken to be as long as
+    one may be, up to the tokens that verl takes where it counts tokens: the size decides about memory and
+    speed, and rows are shorter as a rule. Devices that share a row add up.
     """
 
     def tokens(value: int, options: Options) -> int:
-        own = f"{where}.{switch}"
-        counted = options.is_on(own if options.values.get(own) is not None else f"{ACTOR}.use_dynamic_bsz")
-        if counted == rows:
-            raise Idle(f"decides nothing: {own} is {'on' if rows else 'off'}")
-        longest = options["data.max_prompt_length"] + options["data.max_response_length"]
+        key = f"{model}.{switch}"
+        has_switch = options.values.get(key) is not None
+        counts_tokens = options.is_on(key if has_switch else f"{ACTOR}.use_dynamic_bsz")
+        if counts_tokens == rows:
+            raise Idle(f"decides nothing: {key} is {'on' if rows else 'off'}")
+        size = int(value)
         if rows:
-            return int(min(int(value) * longest, max(longest, TOKENS))) * _sharers(options, where)
-        return int(value) * _sharers(options, where)
+            longest = options["data.max_prompt_length"] + options["data.max_response_length"]
+            size = int(min(size * longest, max(longest, TOKENS)))
+        return size * _sharers(options, model)
 
     return tokens
 
 
-def _sharers(options: Options, where: str) -> int:
+def _sharers(options: Options, model: str) -> int:
     """Return the devices that share a row of a model: Ulysses' or those of Megatron's context parallelism."""
-    for shared in ("ulysses_sequence_parallel_size", "megatron.context_parallel_size"):
-        sharers = options[f"{where}.{shared}"] or options[f"{ACTOR}.{shared}"]
-        if int(sharers or 1) > 1 and (shared.startswith("u") or _is_megatrons(options)):
-            return int(sharers)
+    keys = ["ulysses_sequence_parallel_size"]
+    if _is_megatrons(options):
+        keys.append("megatron.context_parallel_size")
+    for key in keys:
+        sharers = int(options[f"{model}.{key}"] or options[f"{ACTOR}.{key}"] or 1)
+        if sharers > 1:
+            return sharers
     return 1
 
 
@@ -854,7 +922,7 @@ def epochs(value: Any, options: Options) -> Any:
     return value
 
 
-BY: By = {
+CONVERTERS: Converters = {
     **COMMON,
     "truncate": truncate,
     "minibatches": minibatches,

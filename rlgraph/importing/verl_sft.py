@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlgraph.importing.draft import UNKNOWN, Draft
+from rlgraph.importing.draft import Draft
 from rlgraph.importing.importer import (
     COMMON,
-    By,
+    Converters,
     Idle,
     Imported,
-    KeyOutcome,
     epochs_of,
     graph_name,
     outcomes_of,
+    remark,
 )
 from rlgraph.importing.options import Options
 from rlgraph.importing.parallel import allowed, combined
@@ -36,20 +36,20 @@ OTHERS = (
 )
 
 
-def import_verl_sft(given: Mapping[str, Any], file: Path | None, folder: Path = Path()) -> Imported:
+def import_verl_sft(settings: Mapping[str, Any], file: Path | None, folder: Path = Path()) -> Imported:
     """Return the graph, to be written to a folder, that does what verl's SFT trainer does with settings."""
     table = table_of("verl_sft")
-    engine = str(given.get("engine") or given.get("engine.strategy") or "")
-    options = Options(table.with_defaults(table.facts["engines"].get(engine, {})), given, folder)
+    engine = str(settings.get("engine") or settings.get("engine.strategy") or "")
+    options = Options(table.with_defaults(table.facts["engines"].get(engine, {})), settings, folder)
     draft = Draft("sft")
     if options["trainer.total_training_steps"] is None:
         draft.remove("schedule.iterations")
     if _has_messages(options):
         draft.set("examples.answer", None)
         draft.set("examples.assistant_turns", "all")
-    outcomes = [*outcomes_of(options, draft, BY), *combined(draft), *allowed(draft)]
-    if earlier := [key for key in given if key.startswith(EARLIER)]:
-        outcomes.insert(0, KeyOutcome("the defaults", UNKNOWN, "hand", f"{earlier[0]}: {OTHERS}"))
+    outcomes = [*outcomes_of(options, draft, CONVERTERS), *combined(draft), *allowed(draft)]
+    if earlier := [key for key in settings if key.startswith(EARLIER)]:
+        outcomes.insert(0, remark("the defaults", f"{earlier[0]}: {OTHERS}"))
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
 
@@ -129,7 +129,7 @@ def save_freq(value: int | str, _: Options) -> int | Interval:
     return epochs_of(1) if value == "after_each_epoch" else max(int(value), 0)
 
 
-BY: By = {
+CONVERTERS: Converters = {
     **COMMON,
     "messages": messages,
     "prompt": lambda value, _: value,

@@ -74,20 +74,28 @@ def synced(pricing: Pricing) -> Plan:
     plan, seconds = pricing.plan, dict[str, dict[str, float]]()
     syncs = {step.model: step for step in plan.steps if step.source}
     for name in _open_syncs(plan):
-        step, seconds[name] = syncs.get(name), {"full": 0.0}
-        model = plan.models[name]
-        if step and model.serve and not model.serve.addresses and not served_alone(model):
-            ways = {way: with_settings(plan, "serve", {name: {"sync": way}}) for way in ("full", "delta")}
-            seconds[name] = {way: replace(pricing, plan=one).middle(step) for way, one in ways.items()}
-    chosen = {name: min(took, key=lambda way: took[way]) for name, took in seconds.items()}
-    plan = with_settings(plan, "serve", {name: {"sync": way} for name, way in chosen.items()})
-    notes = [
-        f"a sync of `{name}` sends what has changed, about {sent_share(plan.models[name]):.0%} of its bytes: "
-        f"{seconds_text(took['delta'])} are predicted in place of {seconds_text(took['full'])} (serve.sync)"
-        for name, took in seconds.items()
-        if chosen[name] == "delta"
-    ]
+        seconds[name] = {"full": 0.0}
+        if name in syncs and _may_send_delta(plan.models[name]):
+            for sync in ("full", "delta"):
+                candidate = with_settings(plan, "serve", {name: {"sync": sync}})
+                seconds[name][sync] = replace(pricing, plan=candidate).middle(syncs[name])
+    notes = []
+    for name, took in seconds.items():
+        fastest = min(took, key=took.__getitem__)
+        plan = with_settings(plan, "serve", {name: {"sync": fastest}})
+        if fastest == "delta":
+            share = sent_share(plan.models[name])
+            notes.append(
+                f"a sync of `{name}` sends what has changed, about {share:.0%} of its bytes: "
+                f"{seconds_text(took['delta'])} are predicted in place of {seconds_text(took['full'])} "
+                "(serve.sync)"
+            )
     return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _may_send_delta(model: ModelPlan) -> bool:
+    serve = model.serve
+    return bool(serve and not serve.addresses and not served_alone(model))
 
 
 def _open_syncs(plan: Plan) -> list[str]:
@@ -112,21 +120,27 @@ def settle(
         fits: says whether the devices and the hosts hold it.
         seconds: predicts those of an iteration.
     """
-    names = [name for name, _ in _autos(plan)]
-    # every copy of attention holds a sample
-    copies = {name: serve.attention_replicas for name, m in plan.models.items() if (serve := m.serve)}
-    smallest = _cached(plan, {name: math.ceil(longest) * copies[name] for name in names})
+    tokens: dict[str, int] = {}
+    for name, _ in _autos(plan):
+        serve = plan.models[name].serve
+        assert serve
+        tokens[name] = math.ceil(longest) * serve.attention_replicas  # each copy of attention holds a sample
+    names = [*tokens]
+    smallest = _cached(plan, tokens)
     laid = lay(_recomputing(smallest, False))
     if not fits(laid[0]) and any(_may_recompute(model) for model in plan.models.values()):
         laid = lay(_recomputing(smallest, True))
     if not names or not fits(laid[0]):
         return laid
     for share in dict.fromkeys((1, len(names))):  # all engines of a region are awake at once
-        tried = [lay(_filled(laid, names, share, alone=False))]
-        if any(_waits(tried[0][0], name) for name in names):
-            tried.append(lay(_filled(laid, names, share, alone=True)))
-        if fitting := [one for one in tried if fits(one[0])]:
-            return min(fitting, key=lambda one: seconds(one[0])) if fitting[1:] else fitting[0]
+        candidates = [lay(_filled(laid, names, share, alone=False))]
+        if any(_waits(candidates[0][0], name) for name in names):
+            candidates.append(lay(_filled(laid, names, share, alone=True)))
+        fitting = [candidate for candidate in candidates if fits(candidate[0])]
+        if len(fitting) == 1:
+            return fitting[0]  # unpriced, as there is nothing to compare
+        if fitting:
+            return min(fitting, key=lambda candidate: seconds(candidate[0]))
     return laid
 
 
@@ -138,15 +152,19 @@ def in_flight(footprint: Footprint, step: Step) -> tuple[int, int]:
 
 def _waits(footprint: Footprint, model: str) -> bool:
     """Return whether samples of a model wait until others have ended, and a larger cache would help."""
-    rollouts = [step for step in _rollouts(footprint.plan, model) if step.phase == "train"]
-    flights = [in_flight(footprint, step) for step in rollouts]
-    return any(at_once < footprint.serve(model).max_rows and waves > 1 for at_once, waves in flights)
+    max_rows = footprint.serve(model).max_rows
+    for step in _rollouts(footprint.plan, model):
+        if step.phase == "train":
+            at_once, waves = in_flight(footprint, step)
+            if waves > 1 and at_once < max_rows:
+                return True
+    return False
 
 
 def _filled(laid: Laid, models: Sequence[str], share: int, alone: bool) -> Plan:
     """Return the plan before its moves, with caches that take what is free, each the same share of it."""
-    footprint, before = laid
-    return _cached(before, {name: _room(footprint, name, share, alone) for name in models})
+    footprint, unmoved = laid
+    return _cached(unmoved, {name: _room(footprint, name, share, alone) for name in models})
 
 
 def _room(footprint: Footprint, model: str, share: int, alone: bool) -> int:
@@ -168,29 +186,32 @@ def _room(footprint: Footprint, model: str, share: int, alone: bool) -> int:
 
 def _useful(footprint: Footprint, model: str) -> int:
     """Return the tokens of all samples that a model may have in flight, each as long as one can be."""
-    serve, rollouts = footprint.serve(model), _rollouts(footprint.plan, model)
+    rollouts = _rollouts(footprint.plan, model)
     # nobody says how many rows an evaluation has
-    trains = [step for step in rollouts if step.phase == "train"]
-    rows = (footprint.server_rows(step) for step in trains or rollouts)
-    return math.ceil(min(max(rows, default=1), serve.max_rows) * footprint.work.most)
+    in_training = [step for step in rollouts if step.phase == "train"]
+    rows = max((footprint.server_rows(step) for step in in_training or rollouts), default=1)
+    return math.ceil(min(rows, footprint.serve(model).max_rows) * footprint.work.most)
 
 
 def _while_generating(footprint: Footprint, model: str, alone: bool) -> int:
     """Return the most bytes of a device in the steps that need a model's serve engine and its cache."""
     from rlgraph.costs.memory import Item
 
-    plan, pool, cache = footprint.plan, footprint.serve(model).pool, Item(model, "serve", "kv")
-    rollouts, most = _rollouts(plan, model), 0
+    plan = footprint.plan
+    pool = footprint.serve(model).pool
+    cache = Item(model, "serve", "kv")
+    rollouts = _rollouts(plan, model)
 
-    def asked(step: Step) -> bool:
+    def needs_cache(step: Step) -> bool:
         return step in rollouts or cache in footprint.needs(pool, step)
 
+    most = 0
     for steps in (footprint.in_order(), plan.eval_steps):
-        for step, parts in footprint.moments(pool, steps, asked):
+        for step, usage in footprint.moments(pool, steps, needs_cache):
             if alone:
-                away = {*footprint.items(pool)} - footprint.needs(pool, step)
-                parts = footprint.resident(pool, away) + footprint.transient(pool, step)
-            most = max(most, parts.total())
+                unneeded = {*footprint.items(pool)} - footprint.needs(pool, step)
+                usage = footprint.resident(pool, unneeded) + footprint.transient(pool, step)
+            most = max(most, usage.total())
     return most
 
 
@@ -208,8 +229,8 @@ def with_settings(plan: Plan, engine: str, settings: Mapping[str, Mapping[str, A
     """Return the plan with other settings of the train or serve engines of some models."""
     models = dict(plan.models)
     for name, values in settings.items():
-        held = getattr(models[name], engine)
-        models[name] = replace(models[name], **{engine: held.model_copy(update=values)})
+        settings_of_engine = getattr(models[name], engine)
+        models[name] = replace(models[name], **{engine: settings_of_engine.model_copy(update=values)})
     return replace(plan, models=models)
 
 
@@ -224,6 +245,8 @@ def _may_recompute(model: ModelPlan) -> bool:
 
 def _recomputing(plan: Plan, again: bool) -> Plan:
     """Return the plan with every ``recompute: auto`` settled; what is frozen has nothing to compute again."""
-    open_models = {name: m for name, m in plan.models.items() if m.train and m.train.recompute == "auto"}
-    settled = {name: {"recompute": again and _may_recompute(m)} for name, m in open_models.items()}
+    settled = {}
+    for name, model in plan.models.items():
+        if model.train and model.train.recompute == "auto":
+            settled[name] = {"recompute": again and _may_recompute(model)}
     return with_settings(plan, "train", settled)

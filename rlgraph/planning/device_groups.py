@@ -36,8 +36,9 @@ def has_groups(model: ModelPlan) -> bool:
     Those that run already, or of which the graph says how their devices share, are as they are.
     """
     serve = model.serve
-    own = bool(serve and serving(serve).own_servers and not serve.addresses)
-    return own and all(getattr(serve, key) == 1 for key in WITHIN)
+    if serve is None or serve.addresses or not serving(serve).own_servers:
+        return False
+    return all(getattr(serve, key) == 1 for key in WITHIN)
 
 
 def groups(plan: Plan) -> Iterator[tuple[str, ServePlan, range]]:
@@ -49,9 +50,12 @@ def groups(plan: Plan) -> Iterator[tuple[str, ServePlan, range]]:
 
 def sharing_sizes(plan: Plan, per_host: int) -> list[int]:
     """Return by how many devices rows may be shared, to try: devices of a host, then whole hosts."""
-    sizes, most = [size for size in GROUPS[1:] if per_host % size == 0], max(plan.pools.values())
-    while (size := 2 * max([per_host, *sizes])) <= most:
+    sizes = [size for size in GROUPS[1:] if per_host % size == 0]
+    most = max(plan.pools.values())
+    size = 2 * max([per_host, *sizes])
+    while size <= most:
         sizes.append(size)
+        size *= 2
     return sizes
 
 
@@ -67,7 +71,9 @@ def together(plan: Plan) -> dict[str, int]:
 
 def whole_hosts(plan: Plan) -> dict[str, int]:
     """Return the pools that take hosts whole, and how many each of them takes."""
-    pools = (plan.origin.composed.get("pools") or {}) if plan.origin else {}
+    if plan.origin is None:
+        return {}
+    pools = plan.origin.composed.get("pools") or {}
     return {name: pool["hosts"] for name, pool in pools.items() if pool and pool.get("hosts")}
 
 

@@ -1,4 +1,4 @@
-"""The figures that one decides by: what an iteration and the whole run take, and what they are spent on.
+"""The figures by which a user decides: what an iteration and the whole run take, and what they are spent on.
 
 A run is its iterations in the steady state, the filling of the pipeline before each stretch of them,
 evaluations, and checkpoints as far as no iteration hides them:
@@ -26,23 +26,26 @@ from rlgraph.planning.simulate import critical_path, depth, occupied, simulate, 
 from rlgraph.syntax.interval import Interval
 from rlgraph.units import middle
 
-TOLD = 3  # steps that are told to limit an iteration
+LIMITING = 3  # steps, at most, that are named as limits of an iteration
+LEAST_SHARE = 0.05  # of an iteration, for a step to be named
 Seconds = tuple[float, float]  # at best, at worst
 
 
 def headline(pricing: Pricing, predicted: Prediction) -> Headline:
     """Return the figures of a plan whose steps are priced and whose iteration is predicted."""
-    plan, seconds, left_out = pricing.plan, predicted.seconds, list[str]()
+    plan, seconds = pricing.plan, predicted.seconds
     evaluation, unknown = _evaluation(pricing)
-    left_out += [unknown] * bool(unknown)
     checkpoint = _checkpoint(pricing)
-    left_out += _uncounted(plan) if plan.schedule.iterations else []
-    if plan.schedule.iterations and checkpoint is None:
-        left_out.append("checkpoints: the cluster does not say how fast its `disk` is")
+    tokens = _tokens(pricing)
     run = _run(plan, predicted, evaluation or (0.0, 0.0), checkpoint or 0.0)
+    left_out = [unknown] if unknown else []
+    if plan.schedule.iterations:
+        left_out += _uncounted(plan)
+        if checkpoint is None:
+            left_out.append("checkpoints: the cluster does not say how fast its `disk` is")
     if run is None:
         left_out.append("the whole run: how many iterations its epochs are is counted from the data")
-    devices, tokens = sum(plan.pools.values()), _tokens(pricing)
+    devices = sum(plan.pools.values())
     hours = (run[0] * devices / 3600, run[1] * devices / 3600) if run else None
     updates = [step for step in plan.steps if rate_of(step) == "update"]
     return Headline(
@@ -60,39 +63,46 @@ def headline(pricing: Pricing, predicted: Prediction) -> Headline:
 
 def _run(plan: Plan, predicted: Prediction, evaluation: Seconds, checkpoint: float) -> Seconds | None:
     """Return the seconds of the whole run; of checkpoints only the last is waited for at best."""
-    count, seconds = plan.schedule.iterations, predicted.seconds
+    count = plan.schedule.iterations
     if not count:
         return None
-    together = plan.schedule.restarts > 0 and not depth(plan)  # each iteration's is waited for
+    saves_each = plan.schedule.restarts > 0 and not depth(plan)  # and each iteration waits for its checkpoint
     ends = []
-    for grade, other in ((0, BEST), (1, WORST)):
-        evaluations = _times(count, plan.eval_every, seconds[grade]) if plan.eval_steps else []
-        saves = _times(count, plan.schedule.save_every, seconds[grade])
-        if plan.schedule.best and other == WORST:  # each evaluation is better than those before
+    for grade, is_worst in ((0, False), (1, True)):
+        seconds = predicted.seconds[grade]
+        evaluations = _times(count, plan.eval_every, seconds) if plan.eval_steps else []
+        saves = _times(count, plan.schedule.save_every, seconds)
+        if is_worst and plan.schedule.best:  # each evaluation is better than all before it
             saves = sorted({*saves, *evaluations})
-        stretches = len({*evaluations, *saves})
-        waited = count if together else len(saves)
-        hidden = 0.0 if together or other == WORST else min(checkpoint, seconds[grade]) * (len(saves) - 1)
-        fill = _fill(plan, grade, seconds[grade]) * stretches
-        fill += predicted.stream.fill[grade] if predicted.stream else 0.0  # no boundary empties what streams
-        asked = (len(evaluations) + bool(evaluations and plan.eval_before)) * evaluation[grade]
-        ends.append(count * seconds[grade] + fill + asked + waited * checkpoint - hidden)
+        waiting = (count if saves_each else len(saves)) * checkpoint
+        hidden = 0.0  # of this, what passes while the next iterations run
+        if not saves_each and not is_worst:
+            hidden = min(checkpoint, seconds) * (len(saves) - 1)
+        fill = _fill(plan, grade, seconds) * len({*evaluations, *saves})
+        if predicted.stream:
+            fill += predicted.stream.fill[grade]  # once: no boundary empties what streams
+        measured = len(evaluations)
+        if evaluations and plan.eval_before:
+            measured += 1
+        ends.append(count * seconds + fill + measured * evaluation[grade] + waiting - hidden)
     return ends[0], ends[1]
 
 
 def _uncounted(plan: Plan) -> list[str]:
     """Return what comes by epochs, whose iterations are not known before the data are read."""
-    named = {"checkpoints": plan.schedule.save_every} | (
-        {"evaluations": plan.eval_every} if plan.eval_steps else {}
-    )
-    return [
-        f"{what} on the way: how many iterations {every} are is counted from the data"
-        for what, every in named.items()
-        if isinstance(every, Interval) and every.epochs
-    ]
+    intervals: dict[str, int | Interval] = {"checkpoints": plan.schedule.save_every}
+    if plan.eval_steps:
+        intervals["evaluations"] = plan.eval_every
+    uncounted = []
+    for name, interval in intervals.items():
+        if isinstance(interval, Interval) and interval.epochs:
+            uncounted.append(
+                f"{name} on the way: how many iterations {interval} are is counted from the data"
+            )
+    return uncounted
 
 
-def _times(count: int, every: int | Interval, seconds: float) -> list[int]:
+def _times(count: int, interval: int | Interval, seconds: float) -> list[int]:
     """Return after which of so many iterations something is due that has an interval, and at the end.
 
     Each iteration takes so many seconds. Of epochs nothing is known but the end.
@@ -101,10 +111,18 @@ def _times(count: int, every: int | Interval, seconds: float) -> list[int]:
         >>> _times(10, 4, 60.0), _times(10, 0, 60.0), _times(10, Interval.parse("5 min"), 90.0)
         ([4, 8, 10], [10], [4, 7, 10])
     """
-    if isinstance(every, Interval):
-        clock = [int(n * seconds / every.seconds) if every.seconds else 0 for n in range(count)]
-        return [*(n for n in range(1, count) if clock[n] > clock[n - 1]), count]
-    return [*(n for n in range(every, count, every) if every), count] if every else [count]
+    if not interval:
+        return [count]
+    if not isinstance(interval, Interval):
+        return [*range(interval, count, interval), count]
+    if not interval.seconds:
+        return [count]
+    times = []
+    for number in range(1, count):
+        intervals_before = int((number - 1) * seconds / interval.seconds)
+        if int(number * seconds / interval.seconds) > intervals_before:
+            times.append(number)
+    return [*times, count]
 
 
 def _fill(plan: Plan, grade: int, period: float) -> float:
@@ -122,40 +140,58 @@ def _evaluation(pricing: Pricing) -> tuple[Seconds | None, str]:
     plan = pricing.plan
     if not plan.eval_steps:
         return None, ""
-    if open_rows := [node for node, f in plan.functions["eval"].items() if isinstance(f.value("rows"), str)]:
-        return None, f"evaluations: how many rows `{open_rows[0]}` gives is known when its files are read"
+    for node, function in plan.functions["eval"].items():
+        if isinstance(function.value("rows"), str):
+            return None, f"evaluations: how many rows `{node}` gives is known when its files are read"
+    # priced as a plan that trains: of an evaluation no number of rows is known
     steps = tuple(replace(step, phase="train") for step in plan.eval_steps)
-    own = replace(plan, steps=steps, regions={}, functions={"train": plan.functions["eval"]})
-    own = replace(own, columns={"train": plan.columns["eval"]}, domains={"train": plan.domains["eval"]})
-    priced = replace(pricing, plan=own, work=replace(pricing.work, rows=workload(own).rows, kept={}))
-    best, worst = (sum(priced.seconds(step, grade)[0] for step in steps) for grade in (BEST, WORST))
+    evaluation = replace(
+        plan,
+        steps=steps,
+        regions={},
+        functions={"train": plan.functions["eval"]},
+        columns={"train": plan.columns["eval"]},
+        domains={"train": plan.domains["eval"]},
+    )
+    work = replace(pricing.work, rows=workload(evaluation).rows, kept={})
+    priced = replace(pricing, plan=evaluation, work=work)
+    best = sum(priced.seconds(step, BEST)[0] for step in steps)
+    worst = sum(priced.seconds(step, WORST)[0] for step in steps)
     return (best, worst), ""
 
 
 def _checkpoint(pricing: Pricing) -> float | None:
     """Return the seconds of a checkpoint: float32 masters and averages of what trains, at the disk's rate."""
-    disk, numbers = pricing.cluster.disk, 0
+    disk = pricing.cluster.disk
+    if not disk:
+        return None
+    numbers = 0
     for name, model in pricing.plan.models.items():
-        if model.train and model.optimizer and not model.frozen:
-            mesh = pricing.plan.meshes[name]
-            size, devices = part_of(pricing.sizes[name], mesh.tensor), mesh.shard
-            held = trained_on_device(size, model, devices) + averages_on_device(size, model, devices)
-            numbers += held * devices * mesh.tensor
-    return MASTER * numbers / disk if disk else None
+        if model.frozen or not model.train or not model.optimizer:
+            continue
+        mesh = pricing.plan.meshes[name]
+        size = part_of(pricing.sizes[name], mesh.tensor)
+        masters = trained_on_device(size, model, mesh.shard)
+        averages = averages_on_device(size, model, mesh.shard)
+        numbers += (masters + averages) * mesh.shard * mesh.tensor
+    return MASTER * numbers / disk
 
 
 def _tokens(pricing: Pricing) -> float:
     """Return the tokens of an iteration: of the samples that it makes, or of the rows that it trains on."""
-    made = [*_made(pricing)]
+    sampled = [*_sampled(pricing)]
     trained = [
         pricing.rows(step.reads, step) * pricing.work.mean for step in pricing.plan.steps if step.updated
     ]
-    return sum(made) if made else max(trained, default=0.0)
+    return sum(sampled) if sampled else max(trained, default=0.0)
 
 
-def _made(pricing: Pricing) -> Iterator[float]:
+def _sampled(pricing: Pricing) -> Iterator[float]:
+    """Yield the tokens that each step samples in an iteration, prompts included."""
     plan, work = pricing.plan, pricing.work
-    for step in (step for step in plan.steps if step.generates and step.writes):
+    for step in plan.steps:
+        if not step.generates or not step.writes:
+            continue
         domain = plan.domain("train", step.writes[0])
         if domain.maker == step.node:
             mean = work.limited(plan.functions["train"][step.node]).mean
@@ -166,7 +202,7 @@ def _utilisation(pricing: Pricing, step: Step) -> Figure:
     """Return the FLOPs that a model needs over those that the devices of its update could do."""
     (model, size), plan, work = pricing.model_of(step), pricing.plan, pricing.work
     assert model.train and step.seconds
-    rows = sum(pricing.rows(one.reads, one) for one in plan.passes(step))
+    rows = sum(pricing.rows(update.reads, update) for update in plan.passes(step))
     epochs = int(plan.functions["train"][step.node].value("epochs", 1))
     flops = 3 * epochs * rows * size.forward_flops(work.mean, work.square)
     peak = pricing.cluster.flops(model.train.dtype) * len(step.devices)
@@ -180,9 +216,9 @@ def _limits(plan: Plan, predicted: Prediction) -> dict[str, float]:
     if predicted.stream:
         busiest = max(plan.pools, key=lambda pool: middle(predicted.pools[pool]))
         chain = [(step.node, seconds[step.id]) for step in plan.steps if busiest in occupied(step)]
-        whole = middle(predicted.seconds)
+        total = middle(predicted.seconds)
     else:
         chain = critical_path(plan, seconds)
-        whole = sum(took for _, took in chain)
-    longest = sorted(chain, key=lambda item: -item[1])[:TOLD]
-    return {node: round(took / whole, 4) for node, took in longest if took >= 0.05 * whole}
+        total = sum(took for _, took in chain)
+    longest = sorted(chain, key=lambda item: -item[1])[:LIMITING]
+    return {node: round(took / total, 4) for node, took in longest if took >= LEAST_SHARE * total}

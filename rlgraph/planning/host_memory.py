@@ -52,9 +52,9 @@ def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
         train, size = model.train, footprint.sizes.get(name)
         if train and size and train.pool == pool and train.optimizer_offload:
             mesh = footprint.plan.meshes[name]
-            size, devices = part_of(size, mesh.tensor), mesh.shard
-            trained = trained_on_device(size, model, devices)
-            largest = max(limits.BUCKET // MASTER, max(size.numbers) // devices)
+            size = part_of(size, mesh.tensor)
+            trained = trained_on_device(size, model, mesh.shard)
+            largest = max(limits.BUCKET // MASTER, max(size.numbers) // mesh.shard)
             kept["optimizer"] += 3 * MASTER * trained
             kept["optimizer"] += 2 * min(trained, largest) * (MASTER + WIDTH[train.dtype])
     updates = [step for step in footprint.on(pool, footprint.plan.steps) if step.updated]
@@ -67,15 +67,21 @@ def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:
 
     A region that streams, called as its filter, has as much as may be begun and not used.
     """
-    columns, held = plan.columns["train"], dict[str, float]()
+    columns = plan.columns["train"]
+    held = dict[str, float]()
 
     def row(names: Iterable[str]) -> float:
-        types = [(columns[name], columns[name].type) for name in names]
-        return sum((t.cell_bytes(c.sizes, c.stored) or 0) * (work.mean if t.axis else 1) for c, t in types)
+        total = 0.0
+        for name in names:
+            column = columns[name]
+            cells = work.mean if column.type.axis else 1
+            total += (column.type.cell_bytes(column.sizes, column.stored) or 0) * cells
+        return total
 
     for node, function in plan.functions["train"].items():
         if function.holds:
-            held[node] = row(function.outs[name] for name in function.holds) * function.value("capacity", 0)
+            held_columns = (function.outs[name] for name in function.holds)
+            held[node] = row(held_columns) * function.value("capacity", 0)
     for step in plan.steps:
         if isinstance(step.action, Collect) and plan.regions[step.region].streams:
             held[step.region] = row(step.reads) * plan.regions[step.region].begun
@@ -91,20 +97,35 @@ def _fullest(footprint: Footprint) -> tuple[int, list[str]]:
             moved |= {(step.action.model, part) for part in step.action.parts}
     each = dict.fromkeys(plan.pools, 0)  # bytes of a device
     for pool in plan.pools:
-        sizes = footprint.items(pool).items()
-        own = sum(size for (name, engine, part), size in sizes if engine == "train" and (name, part) in moved)
-        each[pool] = own + kept_on_host(footprint, pool).total()
-    hosts, kept = [], held_bytes(plan, footprint.work)
-    stores = [(plan.devices[s.pool].start, kept[s.node]) for s in plan.steps if s.node in kept]
-    for first in range(0, sum(plan.pools.values()), per_host):
-        spans = {pool: plan.devices[pool] for pool, size in each.items() if size}
-        here = {p: min(s.stop, first + per_host) - max(s.start, first) for p, s in spans.items()}
-        held = {pool: each[pool] * count for pool, count in here.items() if count > 0}
-        rows = sum(size for device, size in stores if first <= device < first + per_host)
-        hosts.append((sum(held.values()) + int(rows), [*held]))
+        for item, size in footprint.items(pool).items():
+            if item.engine == "train" and (item.model, item.part) in moved:
+                each[pool] += size
+        each[pool] += kept_on_host(footprint, pool).total()
+    rows = _rows_by_device(footprint)
+    hosts = []
+    for start in range(0, sum(plan.pools.values()), per_host):
+        stop = start + per_host
+        of_pool: dict[str, int] = {}
+        for pool, size in each.items():
+            span = plan.devices[pool]
+            count = min(span.stop, stop) - max(span.start, start)
+            if size and count > 0:
+                of_pool[pool] = size * count
+        row_bytes = sum(size for device, size in rows if start <= device < stop)
+        hosts.append((sum(of_pool.values()) + int(row_bytes), [*of_pool]))
     return max(hosts)
 
 
+def _rows_by_device(footprint: Footprint) -> list[tuple[int, float]]:
+    """Return the bytes of rows that nodes hold, each with the first device of the node's pool."""
+    plan = footprint.plan
+    sizes = held_bytes(plan, footprint.work)
+    return [(plan.devices[step.pool].start, sizes[step.node]) for step in plan.steps if step.node in sizes]
+
+
 def _holds(footprint: Footprint) -> bool:
+    capacity = footprint.cluster.host_memory
+    if capacity is None:
+        return True
     most, _ = _fullest(footprint)
-    return footprint.cluster.host_memory is None or most <= footprint.cluster.host_memory
+    return most <= capacity

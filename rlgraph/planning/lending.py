@@ -56,27 +56,36 @@ def lend_where_it_pays(
     stream = plan.schedule.stream
     if stream is None or stream.lend != "auto" or not fits(alone[0]):
         return alone
-    pool, reason = lender(plan), unfit(plan)
-    told = None if reason else predicted(alone[0])
-    if told and not told.stream:
-        reason = "several regions that stream are not simulated together"
-    elif told:
-        before, waits = middle(told.seconds), 1 - middle(told.pools[pool]) / middle(told.seconds)
-        reason = f"it waits for {waits:.0%} of an iteration"
-        if waits > LEAST:
-            tried, _ = laid = lay(lent(plan, ""))
-            after, peak = middle(predicted(tried).seconds), tried.peaks()[pool]
-            if fits(tried) and after < (1 - LEAST) * before:
-                because = f"{pool} waits for {waits:.0%} of an iteration, which is {1 - after / before:.0%} "
-                because += f"shorter for it; its engine takes {size_text(_engine(tried, pool))} of a device"
-                return _noted(laid, lambda one: _because(one, because))
-            if fits(tried):
-                reason += f", which would not be {LEAST:.0%} shorter: {after:.3g} s, without {before:.3g} s"
-            else:
-                sizes = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
-                reason = f"with its engine a device takes {sizes} in `{peak.step}`"
-    note = f"pool {pool} is not lent to generation: {reason}"
-    return _noted(alone, lambda one: replace(one, notes=(*one.notes, note)))
+    pool = lender(plan)
+
+    def not_lent(reason: str) -> Laid:
+        note = f"pool {pool} is not lent to generation: {reason}"
+        return _noted(alone, lambda laid_plan: replace(laid_plan, notes=(*laid_plan.notes, note)))
+
+    reason = unfit(plan)
+    if reason:
+        return not_lent(reason)
+    prediction = predicted(alone[0])
+    if not prediction.stream:
+        return not_lent("several regions that stream are not simulated together")
+    seconds = middle(prediction.seconds)
+    waits = 1 - middle(prediction.pools[pool]) / seconds
+    waiting = f"it waits for {waits:.0%} of an iteration"
+    if waits <= LEAST:
+        return not_lent(waiting)
+    laid = lay(lent(plan, ""))
+    pricing, _ = laid
+    if not fits(pricing):
+        peak = pricing.peaks()[pool]
+        sizes = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
+        return not_lent(f"with its engine a device takes {sizes} in `{peak.step}`")
+    lent_seconds = middle(predicted(pricing).seconds)
+    if lent_seconds >= (1 - LEAST) * seconds:
+        times = f"{lent_seconds:.3g} s, without {seconds:.3g} s"
+        return not_lent(f"{waiting}, which would not be {LEAST:.0%} shorter: {times}")
+    because = f"{pool} waits for {waits:.0%} of an iteration, which is {1 - lent_seconds / seconds:.0%} "
+    because += f"shorter for it; its engine takes {size_text(_engine(pricing, pool))} of a device"
+    return _noted(laid, lambda laid_plan: _because(laid_plan, because))
 
 
 def _noted(laid: Laid, change: Callable[[Plan], Plan]) -> Laid:

@@ -95,7 +95,7 @@ def with_axis_sizes(plan: Plan) -> Plan:
     Those of a model whose path is still open are left open.
 
     Raises:
-        GraphError: nothing says how long an axis is, or its model is no mixture of experts or of unknown
+        GraphError: nothing says how long an axis is, or its model is not a mixture of experts or of unknown
             size.
     """
     columns = {}
@@ -108,19 +108,23 @@ def with_axis_sizes(plan: Plan) -> Plan:
 
 def _sized(plan: Plan, phase: str, column: ColumnPlan, merges: Mapping[str, str]) -> ColumnPlan:
     origin = plan.columns[phase][column.origin]
-    function = plan.functions[phase].get(origin.writer)
     if origin.writer in merges:  # all that it joins are as long
         return _sized_like(plan, phase, column, merges[origin.writer], merges)
-    if function is None or not (column.type.fixed or column.type.dtype == "int64"):
+    function = plan.functions[phase].get(origin.writer)
+    has_sizes = bool(column.type.fixed) or column.type.dtype == "int64"
+    if function is None or not has_sizes:
         return column
-    for name in function.holds:  # what it gives are rows that came before
-        if function.outs[name] == column.origin:
-            return _sized_like(plan, phase, column, function.ins[name], merges)
     output = next(name for name, written in function.outs.items() if written == column.origin)
+    if output in function.holds:  # it returns rows that came before
+        return _sized_like(plan, phase, column, function.ins[output], merges)
     stored = registry.load(function.target).declared.stores.get(output, "")
-    sizes = [_size(axis, origin, function, plan.models) for axis in column.type.fixed]
-    known = tuple(size for size in sizes if size is not None)
-    return replace(column, sizes=known if len(known) == len(sizes) else (), stored=stored)
+    sizes: list[int] = []
+    for axis in column.type.fixed:
+        size = _size(axis, origin, function, plan.models)
+        if size is None:
+            return replace(column, sizes=(), stored=stored)
+        sizes.append(size)
+    return replace(column, sizes=tuple(sizes), stored=stored)
 
 
 def _sized_like(
@@ -150,7 +154,7 @@ def _size(axis: str, column: ColumnPlan, function: Function, models: Mapping[str
         raise fail(unknown.kind, f"{law}; {unknown.law}", None, remedy=unknown.remedy) from error
     sparse_layers = sum(config.is_sparse(layer) for layer in range(config.num_hidden_layers))
     if not sparse_layers:
-        law += f"; models.{function.model} ({model.path}) is no mixture of experts"
+        law += f"; models.{function.model} ({model.path}) is not a mixture of experts"
         remedy = f"leave `{column.origin}` out, or take a mixture of experts"
         raise fail("no-mixture", law, None, remedy=remedy)
     return sparse_layers if axis == "layers" else config.num_experts_per_tok

@@ -31,7 +31,8 @@ from rlgraph.units import size_text
 
 TRIES = 20_000  # branches that are looked at, about a second; then the best set so far is taken, with a note
 BETWEEN = "so it is between two iterations"
-MovesAround = dict[int, tuple[list[Step], list[Step]]]  # step -> what goes before it and behind it
+IN_FRONT, BEHIND = 0, 1  # sides of a step, as places in MovesAround
+MovesAround = dict[int, tuple[list[Step], list[Step]]]  # step -> the moves before it and behind it
 
 
 @dataclass(frozen=True)
@@ -62,30 +63,35 @@ def reside(footprint: Footprint) -> Plan:
     where fewer might do.
     """
     order = footprint.in_order()
-    plan, gaps = _taken(footprint, order, _over_iterations)
-    away: dict[str, tuple[str, ...]] = {}
-    for pool, gap in [(pool, gap) for pool, of_pool in gaps.items() for gap in of_pool if gap.around]:
-        engine = plan.held(gap.item.model, gap.item.engine, pool)
-        away[engine] = (*away.get(engine, ()), gap.item.part)
-    if around := _moves(footprint, order, gaps):
+    plan, gaps = _chosen_gaps(footprint, order, _over_iterations)
+    off_device: dict[str, tuple[str, ...]] = {}  # engine -> its parts that are away between two iterations
+    for pool, gaps_of_pool in gaps.items():
+        for gap in gaps_of_pool:
+            if gap.around:
+                engine = plan.held(gap.item.model, gap.item.engine, pool)
+                off_device[engine] = (*off_device.get(engine, ()), gap.item.part)
+    around = _moves(footprint, order, gaps)
+    if around:
         steps, slot = surrounded(plan.steps, around), surrounded(order, around)
         plan = with_order(plan, steps, [step.id for step in slot])
-    return _evaluated(replace(footprint, plan=replace(plan, away=away)))
+    return _evaluated(replace(footprint, plan=replace(plan, away=off_device)))
 
 
-def _taken(footprint: Footprint, order: Sequence[Step], find: FindGaps) -> tuple[Plan, dict[str, list[Gap]]]:
+def _chosen_gaps(
+    footprint: Footprint, order: Sequence[Step], find: FindGaps
+) -> tuple[Plan, dict[str, list[Gap]]]:
     """Return the gaps that each pool takes, and the plan with a note where cheaper ones may do."""
-    notes, taken = [], {}
+    notes, gaps_of_pool = [], {}
     for pool in footprint.plan.pools:
         steps = footprint.on(pool, order)
         gaps, anyway = find(footprint, pool, steps)
-        possible = [gap for gap in gaps if _possible(gap, steps)]
-        chosen, proved = _fewest(footprint, pool, steps, possible, anyway)
-        taken[pool] = anyway + chosen
-        if not proved:
-            tried = f"pool {pool}: its moves are the best of {TRIES:,} sets that were tried"
-            notes.append(f"{tried}; fewer or smaller ones may do")
-    return replace(footprint.plan, notes=(*footprint.plan.notes, *notes)), taken
+        possible = [gap for gap in gaps if _is_possible(gap, steps)]
+        chosen, is_proved = _fewest(footprint, pool, steps, possible, anyway)
+        gaps_of_pool[pool] = anyway + chosen
+        if not is_proved:
+            note = f"pool {pool}: its moves are the best of {TRIES:,} sets that were tried"
+            notes.append(f"{note}; fewer or smaller ones may do")
+    return replace(footprint.plan, notes=(*footprint.plan.notes, *notes)), gaps_of_pool
 
 
 def _over_iterations(footprint: Footprint, pool: str, steps: Sequence[Step]) -> Gaps:
@@ -93,44 +99,57 @@ def _over_iterations(footprint: Footprint, pool: str, steps: Sequence[Step]) -> 
     gaps = []
     for item, size in footprint.items(pool).items():
         uses = _uses(footprint, pool, item, steps)
-        for left, right in zip(uses, (*uses[1:], *uses[:1]), strict=True):
-            span = (right - left - 1) % len(steps) if len(uses) > 1 else len(steps) - 1
-            inside = tuple((left + 1 + n) % len(steps) for n in range(span))
-            gaps.append(Gap(item, size, inside, left, right))
         if not uses:
             gaps.append(Gap(item, size, tuple(range(len(steps))), None, None))
+        for place, use in enumerate(uses):
+            next_use = uses[(place + 1) % len(uses)]
+            # from a use around to the same one there are all other steps
+            span = (next_use - use - 1) % len(steps) if len(uses) > 1 else len(steps) - 1
+            inside = tuple((use + 1 + n) % len(steps) for n in range(span))
+            gaps.append(Gap(item, size, inside, use, next_use))
     return gaps, []
 
 
 def _evaluated(footprint: Footprint) -> Plan:
     """Add the moves of an evaluation: it starts from the state between two iterations, and returns to it."""
-    plan, gaps = _taken(footprint, footprint.plan.eval_steps, _in_evaluation)
+    plan, gaps = _chosen_gaps(footprint, footprint.plan.eval_steps, _in_evaluation)
     around = _moves(footprint, plan.eval_steps, gaps)
+    if not around:
+        return plan
     steps, _ = renumbered(surrounded(plan.eval_steps, around), plan.report.values())
-    return replace(plan, eval_steps=steps) if around else plan
+    return replace(plan, eval_steps=steps)
 
 
 def _in_evaluation(footprint: Footprint, pool: str, steps: Sequence[Step]) -> Gaps:
-    away, gaps, anyway = {*away_items(footprint.plan, pool)}, list[Gap](), list[Gap]()
+    off_device = {*away_items(footprint.plan, pool)}
+    gaps, anyway = list[Gap](), list[Gap]()
     for item, size in footprint.items(pool).items():
         uses = _uses(footprint, pool, item, steps)
-        for left, right in zip((-1, *uses), (*uses, len(steps)), strict=True):
-            gap = Gap(item, size, tuple(range(left + 1, right)), left, right)
-            first, last = left == -1 and item in away, right == len(steps) and item in away
-            if first or last:
-                anyway.append(replace(gap, leaves=None if first else left, returns=None if last else right))
-            else:
+        for use, next_use in zip((-1, *uses), (*uses, len(steps)), strict=True):
+            gap = Gap(item, size, tuple(range(use + 1, next_use)), use, next_use)
+            is_at_end = use == -1 or next_use == len(steps)
+            if item not in off_device or not is_at_end:
                 gaps.append(gap)
+                continue
+            # it is away before the evaluation, and has to be away behind it
+            if use == -1:
+                gap = replace(gap, leaves=None)
+            if next_use == len(steps):
+                gap = replace(gap, returns=None)
+            anyway.append(gap)
     return gaps, anyway
 
 
 def _uses(footprint: Footprint, pool: str, item: Item, steps: Sequence[Step]) -> list[int]:
-    return [at for at, step in enumerate(steps) if item in footprint.needs(pool, step)]
+    return [place for place, step in enumerate(steps) if item in footprint.needs(pool, step)]
 
 
-def _possible(gap: Gap, steps: Sequence[Step]) -> bool:
-    """Return whether it is one at all. Weights that a serve engine drops come back only by a sync, and those
-    that no sync brings stay, as adapters beside them do."""
+def _is_possible(gap: Gap, steps: Sequence[Step]) -> bool:
+    """Return whether an item can leave for a gap.
+
+    Weights that a serve engine drops come back only by a sync, and those that no sync brings stay, as do
+    adapters beside them.
+    """
     if gap.item.part in ("base", "adapters"):
         return False
     if gap.item.part == "weights" and gap.returns is not None:
@@ -151,15 +170,17 @@ def _fewest(
         room = _widened(room, gap)
     search = _Search(sorted(gaps, key=lambda gap: -gap.size))
     search.down((), frozenset(), room)
-    short = {at for at, left in enumerate(room) if left < 0}
-    helping = search.best if search.best is not None else [gap for gap in gaps if short & {*gap.inside}]
-    return [*helping], search.tries <= TRIES
+    is_proved = search.tries <= TRIES
+    if search.best is not None:
+        return [*search.best], is_proved
+    short = {place for place, free_bytes in enumerate(room) if free_bytes < 0}
+    return [gap for gap in gaps if short & {*gap.inside}], is_proved
 
 
 def _widened(room: Sequence[int], gap: Gap) -> list[int]:
     wider = [*room]
-    for at in gap.inside:
-        wider[at] += gap.size
+    for place in gap.inside:
+        wider[place] += gap.size
     return wider
 
 
@@ -178,46 +199,59 @@ class _Search:
 
     def down(self, chosen: tuple[Gap, ...], without: frozenset[Gap], room: Sequence[int]) -> None:
         """Try the sets that hold ``chosen`` and nothing of ``without``."""
-        short = {at: -left for at, left in enumerate(room) if left < 0}
-        left = [gap for gap in self.gaps if gap not in without and gap not in chosen]
-        sizes = {at: [gap.size for gap in left if at in gap.inside] for at in short}
-        more = max((_least(sizes[at], short[at]) for at in short), default=0)
-        cost = len(chosen) + more, sum(gap.size for gap in chosen) + max(short.values(), default=0)
-        self.tries += cost < self.cost
-        if cost >= self.cost or self.tries > TRIES:
+        lacking = {place: -free for place, free in enumerate(room) if free < 0}
+        candidates = [gap for gap in self.gaps if gap not in without and gap not in chosen]
+        more: float = 0  # gaps, at least
+        for place, lacking_bytes in lacking.items():
+            sizes = [gap.size for gap in candidates if place in gap.inside]
+            more = max(more, _least(sizes, lacking_bytes))
+        moved_bytes = sum(gap.size for gap in chosen) + max(lacking.values(), default=0)
+        cost = len(chosen) + more, moved_bytes
+        if cost >= self.cost:
             return
-        if not short:
+        self.tries += 1
+        if self.tries > TRIES:
+            return
+        if not lacking:
             self.best, self.cost = chosen, cost
             return
-        shortest = min(short, key=lambda at: (room[at], at))
-        for gap in left:
-            if shortest in gap.inside:
+        tightest = min(lacking, key=lambda place: (room[place], place))
+        for gap in candidates:
+            if tightest in gap.inside:
                 self.down((*chosen, gap), without, _widened(room, gap))
                 without |= {gap}
 
 
-def _least(sizes: Sequence[int], wanted: int) -> float:
-    """Return how many of these sizes, largest first, add up to what is wanted; infinity if all do not."""
+def _least(sizes: Sequence[int], lacking: int) -> float:
+    """Return how many of these sizes, largest first, add up to what is lacking; infinity if all do not."""
     sums = list(accumulate(sizes))
-    return 1 + bisect_left(sums, wanted) if sums and sums[-1] >= wanted else math.inf
+    if not sums or sums[-1] < lacking:
+        return math.inf
+    return 1 + bisect_left(sums, lacking)
 
 
 def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Sequence[Gap]]) -> MovesAround:
     """Return the moves that gaps ask for: one step for all parts of an engine that go the same way."""
     around: MovesAround = {}
     numbers = count(max((step.id for step in order), default=0) + 1)
-    for pool, of_pool in gaps.items():
+    for pool, gaps_of_pool in gaps.items():
         steps = footprint.on(pool, order)
-        for gap in of_pool:
+        for gap in gaps_of_pool:
             if gap.leaves is not None:
-                anchor, side = (steps[gap.leaves], 1) if gap.leaves >= 0 else (steps[0], 0)
-                why = _needs_room(footprint, pool, gap, steps)
-                _join(around, anchor, side, _move("off", pool, footprint, gap.item, why), numbers)
-            if gap.returns is not None:
-                last = gap.returns == len(steps)
-                anchor, side = (steps[-1], 1) if last else (steps[gap.returns], 0)
-                why = BETWEEN if last else f"`{_user(anchor, order)}` needs them"
-                _join(around, anchor, side, _move("back", pool, footprint, gap.item, why), numbers)
+                reason = _needs_room(footprint, pool, gap, steps)
+                move = _move("off", pool, footprint, gap.item, reason)
+                if gap.leaves >= 0:
+                    _join(around, steps[gap.leaves], BEHIND, move, numbers)
+                else:
+                    _join(around, steps[0], IN_FRONT, move, numbers)
+            if gap.returns == len(steps):
+                move = _move("back", pool, footprint, gap.item, BETWEEN)
+                _join(around, steps[-1], BEHIND, move, numbers)
+            elif gap.returns is not None:
+                anchor = steps[gap.returns]
+                reason = f"`{_user(anchor, order)}` needs them"
+                move = _move("back", pool, footprint, gap.item, reason)
+                _join(around, anchor, IN_FRONT, move, numbers)
     return around
 
 
@@ -231,14 +265,14 @@ def _user(step: Step, order: Sequence[Step]) -> str:
 
 
 def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]) -> str:
-    """Return the step of a gap that wants most room, and what it would take."""
-    sums = {at: footprint.transient(pool, steps[at]).total() for at in gap.inside}
-    at = max(sums, key=sums.__getitem__)
-    whole = sums[at] + footprint.resident(pool, set()).total()
-    if whole <= footprint.cluster.usable:
+    """Return the step of a gap that needs most room, and what it would take."""
+    sums = {place: footprint.transient(pool, steps[place]).total() for place in gap.inside}
+    largest = max(sums, key=sums.__getitem__)
+    total = sums[largest] + footprint.resident(pool, set()).total()
+    if total <= footprint.cluster.usable:
         return BETWEEN
     room = size_text(footprint.cluster.usable)
-    return f"with all engines on the device `{steps[at].node}` would take {size_text(whole)} of {room}"
+    return f"with all engines on the device `{steps[largest].node}` would take {size_text(total)} of {room}"
 
 
 def _move(

@@ -46,10 +46,14 @@ def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
         return plan
     took = weighed(plan, seconds or {step.id: guess(step) for step in plan.steps})
     limits = _limits(plan, leading, depth)
-    plans = [order for leads in _choices(plan, limits, depth) for order in _orders(plan, leads, took)]
-    costs = [(_cost(order, took, plan), sum(step.lead for step in order.steps)) for order in plans]
-    assert min(costs)[0] < math.inf, f"{plan.graph}: no order of its steps overlaps"
-    best = plans[costs.index(min(costs))]
+    best = plan
+    lowest = (math.inf, 0)  # seconds, and of equal ones the sum of leads
+    for leads in _choices(plan, limits, depth):
+        for candidate in _orders(plan, leads, took):
+            cost = _cost(candidate, took, plan), sum(step.lead for step in candidate.steps)
+            if cost < lowest:
+                best, lowest = candidate, cost
+    assert lowest[0] < math.inf, f"{plan.graph}: no order of its steps overlaps"
     _keeps_promises(best)
     return best
 
@@ -77,10 +81,10 @@ def guess(step: Step) -> float:
             return OTHER
 
 
-def _cost(ordered: Plan, took: Mapping[int, float], before: Plan) -> float:
-    """Return the seconds of an iteration in the steady state, for ever for an order that breaks a promise."""
-    names = {step.node: took[step.id] for step in before.steps}
-    seconds = {step.id: names[step.node] for step in ordered.steps}
+def _cost(ordered: Plan, took: Mapping[int, float], unordered: Plan) -> float:
+    """Return the seconds of an iteration in the steady state, infinity for an order that breaks a promise."""
+    seconds_of_node = {step.node: took[step.id] for step in unordered.steps}
+    seconds = {step.id: seconds_of_node[step.node] for step in ordered.steps}
     count = 4 * (1 + max(step.lead for step in ordered.steps))
     try:
         return round(period(simulate(steady(ordered), seconds, count), count), 9)
@@ -93,12 +97,12 @@ def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, i
     trained = {step.updated for step in plan.steps if step.updated}
     least, most = dict[int, int](), dict[int, int]()
     for step in plan.steps:
-        held = step.id not in leading and bool(trained & step.models.keys())
-        most[step.id] = min([0 if held else depth, *(most[number] for number in step.after)])
+        reads_trained = step.id not in leading and bool(trained & step.models.keys())
+        most[step.id] = min([0 if reads_trained else depth, *(most[number] for number in step.after)])
     for step in reversed(plan.steps):
-        own = depth if step.id in leading else 0
+        at_least = depth if step.id in leading else 0
         readers = plan.needs["train"].predecessors(step.id)
-        least[step.id] = max([own, *(least[number] for number in readers)])
+        least[step.id] = max([at_least, *(least[number] for number in readers)])
     limits = {number: (least[number], most[number]) for number in most}
     for region in plan.regions:  # a region is repeated as one piece
         inside = [step.id for step in plan.steps if step.region == region]
@@ -109,30 +113,46 @@ def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, i
 
 def _choices(plan: Plan, limits: Mapping[int, tuple[int, int]], depth: int) -> Iterator[dict[int, int]]:
     """Yield the leads of all steps, for every choice of how far each pool leads where its steps are free."""
-    movable = {step.pool for step in plan.steps if limits[step.id][0] < limits[step.id][1]}
+    movable = set()
+    for step in plan.steps:
+        low, high = limits[step.id]
+        if low < high:
+            movable.add(step.pool)
     free = [pool for pool in plan.pools if pool in movable]
-    every = (depth + 1) ** len(free) <= CHOICES
-    seen = set()
-    for chosen in product(range(depth + 1) if every else (0, depth), repeat=len(free)):
-        wanted = dict(zip(free, chosen, strict=True))
-        leads: dict[int, int] = {}
-        for step in plan.steps:
-            low, high = limits[step.id]
-            high = min([high, *(leads[number] for number in step.after)])
-            leads[step.id] = min(max(wanted.get(step.pool, low), low), high)
+    tries_all = (depth + 1) ** len(free) <= CHOICES
+    values = range(depth + 1) if tries_all else (0, depth)
+    known = set()
+    for choice in product(values, repeat=len(free)):
+        leads = _leads(plan, limits, dict(zip(free, choice, strict=True)))
         key = tuple(leads.values())
-        if key not in seen:
-            seen.add(key)
+        if key not in known:
+            known.add(key)
             yield leads
+
+
+def _leads(
+    plan: Plan, limits: Mapping[int, tuple[int, int]], lead_of_pool: Mapping[str, int]
+) -> dict[int, int]:
+    """Return how far each step leads: as its pool does within its limits, and no further than its inputs."""
+    leads: dict[int, int] = {}
+    for step in plan.steps:
+        low, high = limits[step.id]
+        high = min([high, *(leads[number] for number in step.after)])
+        leads[step.id] = min(max(lead_of_pool.get(step.pool, low), low), high)
+    return leads
 
 
 def _orders(plan: Plan, leads: Mapping[int, int], took: Mapping[int, float]) -> Iterator[Plan]:
     """Yield the plan with these leads, in the order of list scheduling, and with one lead after the other."""
     steps = [replace(step, lead=leads[step.id]) for step in plan.steps]
-    slots = map(_together, (_listed(steps, took), sorted(steps, key=lambda step: -step.lead)))
-    for order, slot in {tuple(step.id for step in slot): slot for slot in slots}.items():
-        # one iteration meets what leads first
-        yield with_order(plan, sorted(slot, key=lambda step: -step.lead), order)
+    by_lead = sorted(steps, key=lambda step: -step.lead)
+    orders = set()
+    for slot in (_together(_by_start(steps, took)), _together(by_lead)):
+        order = tuple(step.id for step in slot)
+        if order not in orders:
+            orders.add(order)
+            # one iteration meets what leads first
+            yield with_order(plan, sorted(slot, key=lambda step: -step.lead), order)
 
 
 def _together(steps: Sequence[Step]) -> list[Step]:
@@ -147,33 +167,37 @@ def _together(steps: Sequence[Step]) -> list[Step]:
     return order
 
 
-def _listed(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
+def _by_start(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
     """Return the steps of a slot by when they can start; of those that can, what begins the longest chain."""
-    by_id, needs = {step.id: step for step in steps}, _needs(steps)
+    by_id = {step.id: step for step in steps}
+    needs = _needs(steps)
     rank: dict[int, float] = {}  # seconds of the longest chain that a step begins
     for number in chain.from_iterable(needs.generations()):  # readers first
-        rank[number] = took[number] + max((rank[n] for n in needs.predecessors(number)), default=0.0)
+        longest_behind = max((rank[reader] for reader in needs.predecessors(number)), default=0.0)
+        rank[number] = took[number] + longest_behind
     open_needs = {number: len(needs.successors(number)) for number in needs}
-    known = dict.fromkeys(by_id, 0.0)  # step -> the time at which all it needs is there
-    free: dict[str, float] = {}
+    inputs_at = dict.fromkeys(by_id, 0.0)  # step -> the time at which all it needs is there
+    free_at: dict[str, float] = {}  # pool -> the time at which its steps so far have ended
     ready = [(0.0, -rank[number], number) for number, count in open_needs.items() if not count]
     heapq.heapify(ready)
     order: list[Step] = []
     while ready:
-        at, longest, number = heapq.heappop(ready)
+        time, negative_rank, number = heapq.heappop(ready)
         step = by_id[number]
         pools = occupied(step)
-        start = max([at, *(free.get(pool, 0.0) for pool in pools)])
-        if start > at:  # a pool is busy: another step may go first
-            heapq.heappush(ready, (start, longest, number))
+        start = max([time, *(free_at.get(pool, 0.0) for pool in pools)])
+        if start > time:  # a pool is busy: another step may go first
+            heapq.heappush(ready, (start, negative_rank, number))
             continue
         order.append(step)
-        free.update(dict.fromkeys(pools, start + took[number]))
+        end = start + took[number]
+        for pool in pools:
+            free_at[pool] = end
         for reader in needs.predecessors(number):
-            known[reader] = max(known[reader], start + took[number])
+            inputs_at[reader] = max(inputs_at[reader], end)
             open_needs[reader] -= 1
             if not open_needs[reader]:
-                heapq.heappush(ready, (known[reader], -rank[reader], reader))
+                heapq.heappush(ready, (inputs_at[reader], -rank[reader], reader))
     return order
 
 

@@ -14,7 +14,7 @@ from rlgraph.costs.pricing import Pricing, sizes_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.ir.plan import Plan, Step, Target
-from rlgraph.ir.prediction import Prediction
+from rlgraph.ir.prediction import Prediction, StreamForecast
 from rlgraph.planning.auto_settings import in_flight, settle, synced
 from rlgraph.planning.device_groups import inside_hosts
 from rlgraph.planning.headline import headline
@@ -88,13 +88,18 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
         DoesNotFitError: the plan does not fit; with where its memory goes.
         GraphError: a model of unknown size, or a pool larger than the cluster.
     """
-    alone = laid_out(plan, scenario)
-    pricing, before = lend_where_it_pays(plan, alone, lambda one: laid_out(one, scenario), _predicted)
-    peak = {pool: replace(one, host=+kept_on_host(pricing, pool)) for pool, one in pricing.peaks().items()}
-    if must_fit and not all(pool.fits for pool in peak.values()):
-        raise DoesNotFitError(pricing, before)
+
+    def lay(candidate: Plan) -> tuple[Pricing, Plan]:
+        return laid_out(candidate, scenario)
+
+    pricing, unmoved = lend_where_it_pays(plan, lay(plan), lay, _predicted)
+    peaks = {}
+    for pool, peak in pricing.peaks().items():
+        peaks[pool] = replace(peak, host=+kept_on_host(pricing, pool))
+    if must_fit and not all(peak.fits for peak in peaks.values()):
+        raise DoesNotFitError(pricing, unmoved)
     hosts_hold(pricing)
-    return replace(priced(pricing), peak=peak)
+    return replace(priced(pricing), peak=peaks)
 
 
 def priced(pricing: Pricing) -> Plan:
@@ -104,8 +109,8 @@ def priced(pricing: Pricing) -> Plan:
     if predicted.stream:
         steps = drawn_in_rounds(steps, predicted.stream)
     plan = replace(pricing.plan, steps=steps)
-    told = headline(replace(pricing, plan=plan), predicted)
-    return replace(plan, predicted=replace(predicted, headline=told))
+    figures = headline(replace(pricing, plan=plan), predicted)
+    return replace(plan, predicted=replace(predicted, headline=figures))
 
 
 def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
@@ -127,9 +132,9 @@ def laid_out(plan: Plan, scenario: Scenario) -> tuple[Pricing, Plan]:
 
     def lay(settled: Plan) -> tuple[Pricing, Plan]:
         guessed = replace(pricing, plan=settled)
-        before = pipeline(settled, {step.id: guessed.middle(step) for step in settled.steps})
-        laid = replace(pricing, plan=before)
-        return replace(laid, plan=reside(laid)), before
+        ordered = pipeline(settled, {step.id: guessed.middle(step) for step in settled.steps})
+        laid = replace(pricing, plan=ordered)
+        return replace(laid, plan=reside(laid)), ordered
 
     def seconds(laid: Pricing) -> float:
         return math.prod(_predicted(laid).seconds)
@@ -147,35 +152,46 @@ def _holds_a_sample(plan: Plan, work: Workload) -> None:
         if model.serve is None:
             continue
         tokens, copies = model.serve.cache_tokens, model.serve.attention_replicas
-        if isinstance(tokens, int) and tokens < work.most * copies:
-            law = f"models.{name}.serve.cache_tokens: {tokens:,} tokens hold no sample of {work.most:,.0f}, "
-            law += "which prompt and response may have together"
-            law += f", in each of {copies} copies of attention" if copies > 1 else ""
-            least = math.ceil(work.most) * copies
-            raise fail("cache-size", law, None, remedy=f"give at least {least:,}, or auto")
+        if not isinstance(tokens, int) or tokens >= work.most * copies:
+            continue
+        law = f"models.{name}.serve.cache_tokens: {tokens:,} tokens hold no sample of {work.most:,.0f}, "
+        law += "which prompt and response may have together"
+        if copies > 1:
+            law += f", in each of {copies} copies of attention"
+        least = math.ceil(work.most) * copies
+        raise fail("cache-size", law, None, remedy=f"give at least {least:,}, or auto")
 
 
 def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
     """Predict an iteration of these priced steps in the steady state, and how busy each pool is."""
     plan = pricing.plan
-    count = 4 * (depth(plan) + 1) if depth(plan) else 1
-    whole, pools, stream = [], [], forecast(pricing, steps)
+    stream = forecast(pricing, steps)
     if stream:
         steps = drawn_in_rounds(steps, stream)
-    for grade in (0, 1):
-        seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
-        if stream:
-            whole.append(stream.seconds[grade])
-        else:
-            whole.append(round(period(simulate(steady(plan), seconds, count), count), 6))
-        pools.append(busy(plan, seconds))
-    both = {pool: (round(pools[0][pool], 6), round(pools[1][pool], 6)) for pool in plan.pools}
-    on = pricing.calibration.calibration if pricing.calibration else ""
-    flights = {step.node: in_flight(pricing, step) for step in steps if step.generates}
-    cluster, held = pricing.cluster.cluster, held_bytes(plan, pricing.work).items()
-    rows = tuple(f"the rows that {node} holds take {size_text(size)} of its host" for node, size in held)
+    best, busy_at_best = _iteration(plan, steps, 0, stream)
+    worst, busy_at_worst = _iteration(plan, steps, 1, stream)
+    pools = {}
+    for pool in plan.pools:
+        pools[pool] = round(busy_at_best[pool], 6), round(busy_at_worst[pool], 6)
+    notes = [*pricing.work.assumed]
+    for node, size in held_bytes(plan, pricing.work).items():
+        notes.append(f"the rows that {node} holds take {size_text(size)} of its host")
     if plan.schedule.stream and not stream:
-        rows += ("what streams takes turns with training: several regions are not simulated together",)
+        notes.append("what streams takes turns with training: several regions are not simulated together")
+    flights = {step.node: in_flight(pricing, step) for step in steps if step.generates}
+    calibration = pricing.calibration.calibration if pricing.calibration else ""
     return Prediction(
-        cluster, (whole[0], whole[1]), both, (*pricing.work.assumed, *rows), flights, on, stream=stream
+        pricing.cluster.cluster, (best, worst), pools, tuple(notes), flights, calibration, stream=stream
     )
+
+
+def _iteration(
+    plan: Plan, steps: Sequence[Step], grade: int, stream: StreamForecast | None
+) -> tuple[float, dict[str, float]]:
+    """Return the seconds of an iteration at best or at worst, and for how many of them each pool is busy."""
+    seconds = weighed(plan, {step.id: step.seconds[grade] for step in steps if step.seconds})
+    busy_seconds = busy(plan, seconds)
+    if stream:
+        return stream.seconds[grade], busy_seconds
+    count = 4 * (depth(plan) + 1) if depth(plan) else 1
+    return round(period(simulate(steady(plan), seconds, count), count), 6), busy_seconds

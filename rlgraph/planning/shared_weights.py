@@ -32,21 +32,22 @@ def share_weights(plan: Plan) -> Plan:
     names.sort(key=lambda name: (plan.models[name].head != "lm", plan.models[name].frozen))
     holders: list[str] = []
     for name in names:
-        laws: dict[str, list[str]] = {}
+        obstacles = ""  # to sharing with the first of the holders that have the same weights
         for holder in holders:
-            if _weights(plan.models[holder]) == _weights(plan.models[name]):
-                shared = _on_weights_of(holder, name, plan)
-                laws[holder] = [f"weights are copied onto {n}" for n in (name, holder) if n in copied_onto]
-                laws[holder] += _differences(shared, name, holder)
-                if not laws[holder]:
-                    plan = shared
-                    break
+            if _weights(plan.models[holder]) != _weights(plan.models[name]):
+                continue
+            shared = _on_weights_of(holder, name, plan)
+            reasons = [f"weights are copied onto {model}" for model in (name, holder) if model in copied_onto]
+            reasons += _differences(shared, name, holder)
+            if not reasons:
+                plan = shared
+                break
+            if not obstacles:
+                obstacles = f"{holder} and {name} each hold the same frozen weights: {' and '.join(reasons)}"
         else:
             holders.append(name)
-            if laws:
-                holder, why = next(iter(laws.items()))
-                note = f"{holder} and {name} each hold the same frozen weights: {' and '.join(why)}"
-                plan = replace(plan, notes=(*plan.notes, note))
+            if obstacles:
+                plan = replace(plan, notes=(*plan.notes, obstacles))
     return plan
 
 
@@ -61,21 +62,26 @@ def _weights(model: ModelPlan) -> tuple[object, ...]:
 
 def _on_weights_of(holder: str, name: str, plan: Plan) -> Plan:
     """Return the plan in which a model is on the weights of another."""
-    model, held = plan.models[name], plan.models[holder].train
-    assert model.train and held
-    fields = TrainPlan.model_fields
-    open_keys = [k for k in LIKE_THE_HOLDER if model.frozen and getattr(model.train, k) == fields[k].default]
-    train = model.train.model_copy(update={key: getattr(held, key) for key in open_keys})
+    model = plan.models[name]
+    train, holders_train = model.train, plan.models[holder].train
+    assert train and holders_train
+    if model.frozen:
+        settings = {}
+        for key in LIKE_THE_HOLDER:
+            if getattr(train, key) == TrainPlan.model_fields[key].default:
+                settings[key] = getattr(holders_train, key)
+        train = train.model_copy(update=settings)
     return replace(plan, models={**plan.models, name: replace(model, shares=holder, train=train)})
 
 
 def _differences(plan: Plan, name: str, holder: str) -> Iterator[str]:
     """Yield why a model can't be on the weights of another."""
-    model, held = plan.models[name].train, plan.models[holder].train
-    assert model and held
+    train, holders_train = plan.models[name].train, plan.models[holder].train
+    assert train and holders_train
     for key in ("engine", "pool", "dtype"):
-        if getattr(model, key) != getattr(held, key):
-            both = f"{getattr(held, key)} and {getattr(model, key)}"
-            yield f"train.{key} is {both}"
-    if model.pool == held.pool and (own := plan.meshes[name]) != (theirs := plan.meshes[holder]):
-        yield f"their meshes are {theirs} and {own}"
+        value, holders_value = getattr(train, key), getattr(holders_train, key)
+        if value != holders_value:
+            yield f"train.{key} is {holders_value} and {value}"
+    mesh, holders_mesh = plan.meshes[name], plan.meshes[holder]
+    if train.pool == holders_train.pool and mesh != holders_mesh:
+        yield f"their meshes are {holders_mesh} and {mesh}"

@@ -76,12 +76,20 @@ def depth(plan: Plan) -> int:
 
 @dataclass
 class _Run:
+    """The events so far.
+
+    Invariants:
+
+    - A step starts once its pools are free, its inputs are there and the iteration before its slot is done.
+    - A pool carries out its steps in the order in which they were submitted.
+    """
+
     plan: Plan
     seconds: Mapping[int, float]
     iterations: int
     events: list[Event] = field(default_factory=list)
     # seconds, and the number of the event that ended then: of a pool, a step and iteration, an iteration
-    last: dict[str, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: BEGIN))
+    free: dict[str, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: BEGIN))
     ended: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
     complete: dict[int, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: BEGIN))
 
@@ -94,22 +102,24 @@ class _Run:
 
     def submit(self, slot: int, step: Step, iteration: int) -> None:
         pools = self.pools[step.id]
-        before = [self.complete[slot - 1], *map(self.last.__getitem__, pools)]
+        ends = [self.complete[slot - 1], *(self.free[pool] for pool in pools)]
         for number in self.needs[step.id]:
             need = self.plan.steps[number - 1]
-            if due(need.when, iteration + 1):  # it waits for no step that is left out
-                if (number, iteration) not in self.ended:
-                    late = f"waits for `{need.node}`, submitted behind it"
-                    raise BrokenPlanError(f"`{step.node}` of iteration {iteration} {late}")
-                before.append(self.ended[number, iteration])
-        start, waited = max(before)
+            if not due(need.when, iteration + 1):
+                continue  # it is left out, and nothing waits for it
+            if (number, iteration) not in self.ended:
+                problem = f"waits for `{need.node}`, submitted behind it"
+                raise BrokenPlanError(f"`{step.node}` of iteration {iteration} {problem}")
+            ends.append(self.ended[number, iteration])
+        start, waited = max(ends)
         if step.models:
             self.weights.check(step, iteration)
-        ended = start + self.seconds[step.id], len(self.events)
-        self.last.update(dict.fromkeys(pools, ended))
-        self.ended[step.id, iteration] = ended
-        self.complete[iteration] = max(self.complete[iteration], ended)
-        self.events.append(Event(step, iteration, start, ended[0], waited))
+        end = start + self.seconds[step.id], len(self.events)
+        for pool in pools:
+            self.free[pool] = end
+        self.ended[step.id, iteration] = end
+        self.complete[iteration] = max(self.complete[iteration], end)
+        self.events.append(Event(step, iteration, start, end[0], waited))
 
 
 class _Weights:
@@ -173,14 +183,18 @@ def period(events: Sequence[Event], iterations: int) -> float:
         complete[event.iteration] = max(complete[event.iteration], event.end)
     # an iteration may differ from the next, in a pattern as long as the pipeline is deep; the last ones have
     # nothing ahead of them
-    deep = 1 + max((event.step.lead for event in events), default=0)
-    late = iterations - deep
-    early = late - (late - iterations // 2) // deep * deep
-    if late <= early:
+    cycle = 1 + max((event.step.lead for event in events), default=0)
+    stop = iterations - cycle
+    start = stop - (stop - iterations // 2) // cycle * cycle
+    if stop <= start:
         return complete[iterations - 1] / iterations
+    measured = (complete[stop] - complete[start]) / (stop - start)
     # a pool with slack may still be falling behind: in the long run the busiest one decides
-    one = [(event.step, event.end - event.start) for event in events if event.iteration == iterations // 2]
-    return max([(complete[late] - complete[early]) / (late - early), *_by_pool(one).values()])
+    times = []
+    for event in events:
+        if event.iteration == iterations // 2:
+            times.append((event.step, event.end - event.start))
+    return max([measured, *_by_pool(times).values()])
 
 
 def busy(plan: Plan, seconds: Mapping[int, float]) -> dict[str, float]:
@@ -219,17 +233,19 @@ def critical_path(plan: Plan, seconds: Mapping[int, float]) -> list[CriticalStep
         >>> critical_path(plan, {step.id: 1.0 for step in plan.steps})
         [CriticalStep(step='examples', seconds=1.0), CriticalStep(step='update_policy', seconds=1.0)]
     """
-    deep = 1 + depth(plan)
-    events = simulate(steady(plan), seconds, 4 * deep)
-    ends = [max(event.end for event in events if event.iteration == n) for n in range(4 * deep)]
+    cycle = 1 + depth(plan)  # iterations that repeat together
+    events = simulate(steady(plan), seconds, 4 * cycle)
+    ends = [0.0] * (4 * cycle)
+    for event in events:
+        ends[event.iteration] = max(ends[event.iteration], event.end)
     # walked back from the last one's end, the chain settles into what each iteration repeats
-    since, until = ends[deep - 1], ends[2 * deep - 1]
+    window_start, window_end = ends[cycle - 1], ends[2 * cycle - 1]
     inside: dict[str, float] = {}
     chain = [max(events, key=lambda event: event.end)]
     while chain[-1].waited >= 0:
         chain.append(events[chain[-1].waited])
     for event in reversed(chain):
-        seconds_inside = min(event.end, until) - max(event.start, since)
+        seconds_inside = min(event.end, window_end) - max(event.start, window_start)
         if seconds_inside > SHORT:
-            inside[event.step.node] = inside.get(event.step.node, 0.0) + seconds_inside / deep
+            inside[event.step.node] = inside.get(event.step.node, 0.0) + seconds_inside / cycle
     return [CriticalStep(step, took) for step, took in inside.items()]

@@ -117,7 +117,8 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
     stream = plan.schedule.stream
     assert stream
     function = plan.functions[drawn.phase][drawn.node]
-    lengths, rows = work.limited(function), region.rows / region.expected
+    lengths = work.limited(function)
+    rows = region.rows / region.expected
     chunk = float(function.attributes.get("chunk") or lengths.longest)
     rounds = max(math.ceil(lengths.longest / chunk / ROUNDS), 1)  # that are simulated as one
     serve = pricing.serve(drawn.model)
@@ -127,24 +128,25 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
     in_region = [other for other in plan.steps if other.region == region.filter]
     inside = [other for other in in_region if other.kind is not Kind.COLLECT and other is not drawn]
     each = {here: [0.0, 0.0] for here in (True, False)}
-    for other in inside:
-        here = each[drawn.pool in occupied(other)]
-        here[0] += rounds * min(step, seconds[other.id])
-        here[1] += max(seconds[other.id] - step, 0.0) / rows
+    for measure in inside:
+        cost = each[drawn.pool in occupied(measure)]  # seconds of a round, and of each row in it
+        cost[0] += rounds * min(step, seconds[measure.id])
+        cost[1] += max(seconds[measure.id] - step, 0.0) / rows
     tokens = lengths.spread(round(rows))
     Random(SEED).shuffle(tokens)
-    engines = [pricing.generation(drawn, one) for one in (WORST, BEST)]
+    engines = [pricing.generation(drawn, end) for end in (WORST, BEST)]
 
     def decode(samples: float, context: float) -> float:
-        def price(one: int) -> float:
-            size, rates, graphs = engines[one]
+        def price(end: int) -> float:
+            size, rates, graphs = engines[end]
             return formulas.decode_step_seconds(size, rates, samples, context, graphs)
 
         return pricing.calibrated("generate", grade, price)
 
     def read(samples: float, length: float) -> float:
-        def price(one: int) -> float:
-            return formulas.prefill_seconds(*engines[one][:2], samples, length)
+        def price(end: int) -> float:
+            size, rates, _ = engines[end]
+            return formulas.prefill_seconds(size, rates, samples, length)
 
         return pricing.calibrated("generate", grade, price)
 

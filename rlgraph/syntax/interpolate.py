@@ -44,7 +44,9 @@ class Interpolation:
     """Fills in the values of one tree, noting every problem and counting what it makes."""
 
     def __init__(self, root: Tree) -> None:
-        self.root, self.size, self.problems = root, 0, list[Problem]()
+        self.root = root
+        self.size = 0  # values that references have been replaced by
+        self.problems = list[Problem]()
 
     def filled(self, chain: tuple[str, ...], tree: Tree) -> Tree:
         """Return a scalar with its references filled in; ``chain`` are those that led to it."""
@@ -90,10 +92,13 @@ class Interpolation:
 
     def _variable(self, name: str, mark: Mark) -> Tree:
         """Return the reference to a variable, or the value beside it where that is a number, not a text."""
-        if name[4:] not in os.environ:
-            law, remedy = f"the environment has no `{name[4:]}`", f"export {name[4:]}=... before the command"
+        variable = name.removeprefix("env:")
+        if variable not in os.environ:
+            law = f"the environment has no `{variable}`"
+            remedy = f"export {variable}=... before the command"
             self.problems.append(Problem("no-env", law, mark, remedy=remedy))
-        value, reference = source.scalar(os.environ.get(name[4:], "text")), f"${{{name}}}"
+        reference = f"${{{name}}}"
+        value = source.scalar(os.environ.get(variable, "text"))
         if not isinstance(value, str):
             return Tree(value, mark, reference=reference)
         referred(reference)  # errors show that from here on

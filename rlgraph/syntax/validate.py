@@ -64,7 +64,7 @@ def validate(
     tree: Tree,
     path: str,
     binder: Binder,
-    what: str = "",
+    reader: str = "",
     keys: tuple[str, ...] = (),
     elsewhere: Callable[[str], str] = lambda name: "",
 ) -> Any:
@@ -75,7 +75,7 @@ def validate(
         tree: the values.
         path: the graph's name for them, as ``models.policy``.
         binder: where problems are noted.
-        what: the name of the reader of the values, as ``op rollout``.
+        reader: the name of the reader of the values, as ``op rollout``.
         keys: further keys that are accepted.
         elsewhere: says, for the message, what has a key that this record lacks.
     """
@@ -88,7 +88,7 @@ def validate(
     except ValidationError as error:
         texts = _texts(error, tree)
         if texts is not tree:
-            return validate(section, texts, path, binder, what, keys, elsewhere)
+            return validate(section, texts, path, binder, reader, keys, elsewhere)
         wrong: dict[Mark, list[Any]] = {}
         for item in error.errors(include_url=False):
             place = tree.at(item["loc"])
@@ -96,7 +96,7 @@ def validate(
             if not is_open:
                 wrong.setdefault(place.key or place.mark, []).append(item)
         for items in wrong.values():
-            binder.problems += _explain(items, section, tree, path, what, keys, elsewhere)
+            binder.problems += _explain(items, section, tree, path, reader, keys, elsewhere)
         return None if wrong else _constructed(section, values)
 
 
@@ -139,7 +139,7 @@ def _explain(
     section: type[BaseModel],
     tree: Tree,
     path: str,
-    what: str,
+    reader: str,
     keys: tuple[str, ...],
     elsewhere: Callable[[str], str],
 ) -> Iterable[Problem]:
@@ -152,8 +152,8 @@ def _explain(
         if item["type"] == "extra_forbidden":
             known = [*_fields(section, item["loc"][:-1]), *keys]
             law = f"`{path}` has no attribute `{name}`"
-            if what:
-                law += f" ({what})"
+            if reader:
+                law += f" ({reader})"
             remedy = nearest(name, known) or elsewhere(name)
             yield Problem("unknown-attribute", law, mark, tuple(known), remedy)
         elif name == "[key]":  # of a mapping whose keys are a Literal
@@ -164,8 +164,8 @@ def _explain(
         elif item["type"] == "missing":
             inside = ".".join(map(str, (path, *item["loc"][:-1])))
             law = f"`{inside}` has no `{name}`"
-            if what:
-                law += f", which {what} needs"
+            if reader:
+                law += f", which {reader} needs"
             yield Problem("missing-attribute", law, mark, remedy=f"add `{name}: ...`")
         else:
             wrong_values.append(item)
@@ -176,17 +176,18 @@ def _explain(
 def _wrong_value(items: list[Any], tree: Tree, path: str) -> Problem:
     """Return the problem with one value, from pydantic's errors about each type that it may have."""
     place = tree.at(items[0]["loc"])
-    where = ".".join(map(str, (path, *_known_part(tree, items[0]["loc"]))))
-    wanted = " or ".join(dict.fromkeys(_wanted(item) for item in items)).replace("or must be", "or")
+    name = ".".join(map(str, (path, *_known_part(tree, items[0]["loc"]))))
+    requirements = dict.fromkeys(_requirement(item) for item in items)
+    wanted = " or ".join(requirements).replace("or must be", "or")
     value = place.written().plain()
     remedy = nearest(str(value), QUOTED.findall(wanted))
     may_be_list = any(item["type"] == "list_type" for item in items)
     if may_be_list and isinstance(value, str):
-        remedy = f"as a list: {where}: {flow([value])}; for a shell, '{where}={flow([value])}'"
-    return Problem("wrong-value", f"`{where}` {wanted}; it is {value!r}", place.mark, (), remedy)
+        remedy = f"as a list: {name}: {flow([value])}; for a shell, '{name}={flow([value])}'"
+    return Problem("wrong-value", f"`{name}` {wanted}; it is {value!r}", place.mark, (), remedy)
 
 
-def _wanted(item: Any) -> str:
+def _requirement(item: Any) -> str:
     """Return pydantic's message in our words: ``must be at least 1; ...``."""
     message = re.sub(r"^Value error, ", "", str(item["msg"]))
     message = re.sub(r"^(Input|Dictionary|List|String) should", "must", message)
@@ -197,18 +198,18 @@ def _wanted(item: Any) -> str:
 
 def _known_part(tree: Tree, loc: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return pydantic's location without the branches of unions, which name nothing in the tree."""
-    for count, part in enumerate(loc):
-        if tree.at((part,)) is tree:
+    for count, name in enumerate(loc):
+        if tree.at((name,)) is tree:
             return loc[:count]
-        tree = tree.at((part,))
+        tree = tree.at((name,))
     return loc
 
 
 def _fields(section: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     """Return the names that may stand at a location inside a section."""
     inner: type[BaseModel] | None = section
-    for part in loc:
-        inner = _nested(inner, part) if inner else None
+    for name in loc:
+        inner = _nested(inner, name) if inner else None
     return [*inner.model_fields] if inner else []
 
 

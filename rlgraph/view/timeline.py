@@ -80,7 +80,9 @@ def _streamed(plan: Plan, seconds: Mapping[int, float], period: float, lead: int
     syncs = [step for step in plan.steps if isinstance(step.action, Sync)]
     generation = [step for step in plan.steps if step.region and step.kind is not Kind.COLLECT]
     apart = {step.id for step in (*syncs, *generation)}
-    training_seconds = {step.id: 0.0 if step.id in apart else seconds[step.id] for step in plan.steps}
+    training_seconds = dict(seconds)
+    for number in apart:
+        training_seconds[number] = 0.0
     training = simulate(steady(plan), training_seconds, 1)
     training_end = max(event.end for event in training)
     for iteration in range(lead + 3):
@@ -95,9 +97,9 @@ def _streamed(plan: Plan, seconds: Mapping[int, float], period: float, lead: int
             yield Event(step, iteration, generation_time, generation_time + seconds[step.id])
             if not step.on_host:
                 generation_time += seconds[step.id]
+        shift = training_start + period - training_end
         for event in training:
             if event.step.id not in apart:
-                shift = training_start + period - training_end
                 yield Event(event.step, iteration, event.start + shift, event.end + shift)
 
 
@@ -130,8 +132,8 @@ def lanes(plan: Plan) -> list[Lane]:
             continue
         previous = lanes[-1] if lanes else None
         if previous and (previous.pool, previous.beside, previous.steps) == (pool, beside, steps):
-            adjacent = previous.last == device - 1
-            if adjacent:
+            is_neighbour = previous.last == device - 1
+            if is_neighbour:
                 lanes[-1] = replace(previous, last=device)
                 continue
         lanes.append(Lane(pool, device, device, steps, beside))
@@ -192,4 +194,8 @@ def memory(footprint: Footprint, pool: str) -> dict[int, Parts]:
     """Return step -> what a device of a pool holds during it, part by part; 0: between iterations."""
     moments = {step.id: sizes for step, sizes in footprint.moments(pool, footprint.in_order())}
     moments[0] = footprint.resident(pool, set(away_items(footprint.plan, pool)))
-    return {number: {part: sizes[part] for part in PARTS if sizes[part]} for number, sizes in moments.items()}
+    return {number: _in_order_of_parts(sizes) for number, sizes in moments.items()}
+
+
+def _in_order_of_parts(sizes: Mapping[str, int]) -> Parts:
+    return {part: sizes[part] for part in PARTS if sizes[part]}

@@ -79,7 +79,7 @@ def test_columns_of_an_attribute_are_repeated_as_others_are(tmp_path: Path, prom
         ("level: text", r"reads `level` as float32\[samples\]; column `level`.* is text\[prompts\]"),
         ("level: flaot32", "did you mean `float32`"),
         ("prompt: text", "names `prompt`, which op .* writes anyway"),
-        ("a-b: text", "`a-b` is no name"),
+        ("a-b: text", "`a-b` is not a name"),
     ],
 )
 def test_what_is_wrong_is_said_by_the_check(tmp_path: Path, prompts: str, level: str, said: str) -> None:

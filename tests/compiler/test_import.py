@@ -15,16 +15,16 @@ from rlgraph.check import check_report
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
-from rlgraph.importing.areal import BY as areal_converters
+from rlgraph.importing.areal import CONVERTERS as areal_converters
 from rlgraph.importing.importer import Imported
-from rlgraph.importing.nemo_rl import BY as nemo_rl_converters
+from rlgraph.importing.nemo_rl import CONVERTERS as nemo_rl_converters
 from rlgraph.importing.options import Options, read_settings
 from rlgraph.importing.table import table_of
-from rlgraph.importing.trl import BY as trl_converters
+from rlgraph.importing.trl import CONVERTERS as trl_converters
 from rlgraph.importing.trl import import_trl
-from rlgraph.importing.verl import BY as verl_converters
+from rlgraph.importing.verl import CONVERTERS as verl_converters
 from rlgraph.importing.verl import import_verl
-from rlgraph.importing.verl_sft import BY as sft_converters
+from rlgraph.importing.verl_sft import CONVERTERS as sft_converters
 from rlgraph.request import PlanRequest
 
 EXAMPLES = Path(__file__).parent / "imported"

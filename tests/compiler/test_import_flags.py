@@ -17,9 +17,9 @@ from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.importing.importer import Imported
-from rlgraph.importing.openrlhf import BY as openrlhf_converters
+from rlgraph.importing.openrlhf import CONVERTERS as openrlhf_converters
 from rlgraph.importing.openrlhf import import_openrlhf
-from rlgraph.importing.slime import BY as slime_converters
+from rlgraph.importing.slime import CONVERTERS as slime_converters
 from rlgraph.importing.slime import import_slime
 from rlgraph.importing.table import table_of
 from rlgraph.request import PlanRequest
@@ -81,7 +81,7 @@ def test_every_flag_of_a_parser_has_a_row_with_its_default(table: str, of: str, 
     wrong = {}
     for flag, default in flags.items():
         row = known.rows.get(flag)
-        if row is not None and "default" in row.says and row.default != default:
+        if row is not None and "default" in row.entry and row.default != default:
             wrong[flag] = (row.default, default)
     if of == "miles":  # its own defaults of what is not read here
         wrong = {

@@ -16,7 +16,7 @@ from rlgraph.check import check_report
 from rlgraph.cli.main import main
 from rlgraph.errors import GraphError
 from rlgraph.importing.importer import Imported
-from rlgraph.importing.prime_rl import BY, import_prime_rl
+from rlgraph.importing.prime_rl import CONVERTERS, import_prime_rl
 from rlgraph.importing.table import table_of
 from rlgraph.request import PlanRequest
 
@@ -61,7 +61,7 @@ def test_every_field_of_their_classes_has_a_row_with_its_default(kind: str) -> N
         row = table.rows.get(table.renamed(key))
         is_own = table.renamed(key) == key or kind == "sft"
         is_known = default not in (None, "...")
-        if row is not None and is_own and is_known and "default" in row.says and row.default != default:
+        if row is not None and is_own and is_known and "default" in row.entry and row.default != default:
             wrong[key] = (row.default, default)
     assert wrong == {}
 
@@ -71,7 +71,7 @@ def test_the_table_names_converters_that_there_are() -> None:
         for key, says in section.items():
             assert sum(word in says for word in ("to", "shape", "same")) <= 1, key
             assert any(word in says for word in ("to", "shape", "same", "hand", "none")), key
-            assert says.get("by", "natural") in BY, key
+            assert says.get("by", "natural") in CONVERTERS, key
             assert "hand" in says or "none" in says or "only" not in says, key
 
 
@@ -294,7 +294,7 @@ def test_images_are_said() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("a = [", "is no TOML"), ("[vllm]\nseed = 1\n", "train nothing"), (None, "No such file")],
+    [("a = [", "is not TOML"), ("[vllm]\nseed = 1\n", "train nothing"), (None, "No such file")],
 )
 def test_a_file_that_can_not_be_read_is_named(text: str | None, said: str) -> None:
     if text is not None:

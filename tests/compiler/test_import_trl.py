@@ -183,10 +183,10 @@ def test_every_setting_of_trl_is_known_with_its_default(kind: str) -> None:
         row = table.row(table.renamed(name))
         assert row is not None, f"{kind}: {name}"
         old_spelling = table.renamed(name) != name
-        if "default" in row.says and not old_spelling and default is not None:
+        if "default" in row.entry and not old_spelling and default is not None:
             assert row.default == default, f"{kind}: {name}"
         if row.to and not old_spelling and default not in (None, False, "auto") and name != "seed":
-            assert "default" in row.says or name in ("max_length",), f"{kind}: {name} has a default"
+            assert "default" in row.entry or name in ("max_length",), f"{kind}: {name} has a default"
 
 
 def test_every_setting_of_a_model_is_known() -> None:

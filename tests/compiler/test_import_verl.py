@@ -72,7 +72,7 @@ def test_defaults_are_verls_own(name: str, composed: str, least: int) -> None:
     theirs = RECORDED[composed]
     compared = 0
     for key, row in table_of(name).rows.items():
-        if "default" in row.says and key in theirs:
+        if "default" in row.entry and key in theirs:
             assert row.default == theirs[key] or (row.default, theirs[key]) == (None, None), key
             compared += 1
         if row.follows and key in theirs:

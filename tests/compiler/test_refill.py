@@ -94,7 +94,7 @@ def test_without_refill_rows_are_selected_and_an_evaluation_never_refills() -> N
 
 
 REFUSED = [
-    ("refill-of-no-filter", [("op: reward.exact", "op: reward.exact, refill: true")], "is no filter"),
+    ("refill-of-no-filter", [("op: reward.exact", "op: reward.exact, refill: true")], "is not a filter"),
     ("unknown-attribute", [("refill: true", "refill: {row: 3}")], "did you mean `rows`?"),
     ("wrong-value", [("refill: true", "refill: {expected: 0}")], "must be greater than 0"),
     ("no-file", [("refill: true", "refill: {policy: 'mine.py:first'}")], "there is no"),

@@ -58,9 +58,11 @@ def links(plan: Plan, phase: str, inserted: bool = True) -> list[Link]:
         hidden = [step.id for step in plan.phases[phase] if step.inserted]
         for number in hidden:
             _bypass(needs, number)
-    waits = [(b, a) for a, b in nx.transitive_reduction(needs).edges]
-    pairs = sorted({*columns, *waits}, key=lambda pair: (pair[1], pair[0]))
-    return [Link(source, target, columns.get((source, target), ())) for source, target in pairs]
+    pairs = {*columns}
+    for reader, writer in nx.transitive_reduction(needs).edges:
+        pairs.add((writer, reader))
+    in_order = sorted(pairs, key=lambda pair: (pair[1], pair[0]))
+    return [Link(source, target, columns.get((source, target), ())) for source, target in in_order]
 
 
 def _columns_through_copies(plan: Plan, phase: str) -> dict[tuple[int, int], tuple[str, ...]]:
@@ -112,11 +114,11 @@ def weights(steps: Sequence[Step]) -> list[WeightsBox]:
             if step.updated == model:
                 writers[model, version.next] = step.id
     models = list(dict.fromkeys(model for model, _ in (*readers, *writers)))
-    keys = sorted({*readers, *writers}, key=lambda key: (models.index(key[0]), key[1].offset))
-    return [
-        WeightsBox(model, version, writers.get((model, version)), tuple(readers.get((model, version), ())))
-        for model, version in keys
-    ]
+    boxes = []
+    for key in sorted({*readers, *writers}, key=lambda key: (models.index(key[0]), key[1].offset)):
+        model, version = key
+        boxes.append(WeightsBox(model, version, writers.get(key), tuple(readers.get(key, ()))))
+    return boxes
 
 
 @dataclass(frozen=True)
