@@ -167,12 +167,12 @@ pictures: demo  ## Make the pictures in docs/pictures anew (graphviz, chromium: 
 	$(SHOT) --screenshot=docs/pictures/plan.png 'file://$(CURDIR)/build/grpo.html#plan'
 	$(SHOT) --screenshot=docs/pictures/demo.png 'file://$(CURDIR)/build/demo.html#run'
 	$(SHOT) --screenshot=docs/pictures/samples.png 'file://$(CURDIR)/build/demo.html#samples'
-	$(BIN)/rlgraph view grpo 'pools={train: {devices: 4}, gen: {devices: 4}}' 'schedule.stream={staleness: 2}' prompts.batch=16 \
+	$(BIN)/rlgraph view grpo 'pools={train: {devices: 4}, gen: {devices: 4}}' 'schedule.buffer={staleness: 2}' prompts.batch=16 \
 	  update_policy.in.old_logprobs=rollout_logprobs rollout.max_new_tokens=8192 models.policy.path=Qwen/Qwen3-8B \
 	  --cluster h100-8 --response-tokens 1500 -o build/stream.html
 	rm -rf runs/streaming
 	$(BIN)/rlgraph run benchmarks/streaming.yaml models.policy.path=demo_files/model --run-dir runs/streaming \
-	  'schedule={iterations: 14, stream: {staleness: 2, chunk: 32}}' drawn.seconds=0.006 judged.seconds=0.3 update.seconds=0.5
+	  'schedule={iterations: 14, buffer: {staleness: 2, chunk: 32}}' drawn.seconds=0.006 judged.seconds=0.3 update.seconds=0.5
 	$(BIN)/rlgraph view runs/streaming -o build/streaming.html
 	$(SHOT) --window-size=1400,700 --screenshot=docs/pictures/stream_plan.png 'file://$(CURDIR)/build/stream.html#predicted-groups'
 	$(SHOT) --window-size=1400,820 --screenshot=docs/pictures/stream_run.png 'file://$(CURDIR)/build/streaming.html#groups'

@@ -2,7 +2,7 @@
 
     python benchmarks/overlap.py [--iterations 20]
 
-Generation and training take equally long, so with `staleness: 1` both pools are busy all the time but for
+Generation and training take equally long, so one iteration ahead both pools are busy all the time but for
 the first and the last slot: of n iterations, n + 1 halves against 2n. Also checked: each pool ran its
 steps in the order that the plan says.
 """
@@ -45,7 +45,8 @@ def main() -> None:
 def measure(staleness: int, count: int) -> float:
     """Seconds of all iterations of a run."""
     model = f"models.policy.path={Path('demo_files/model').resolve()}"
-    settings = [model, f"schedule={{iterations: {count}, staleness: {staleness}}}"]
+    buffer = f"{{staleness: {staleness}, by: batch}}"
+    settings = [model, f"schedule={{iterations: {count}, buffer: {buffer}}}"]
     run = run_graph(str(GRAPH), settings, run_dir=Path(f"staleness-{staleness}"))
     check_order(run, count)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -95,7 +95,7 @@ class Run:
             trained += ["ref"]
         if self.stream is not None:
             given += ["update_policy.in.old_logprobs=rollout_logprobs"]
-            given += [f"schedule.stream={{staleness: {self.stream}, too_old: correct, lend: false}}"]
+            given += [f"schedule.buffer={{staleness: {self.stream}, too_old: correct, lend: false}}"]
             trained += ["ref"] * (self.graph == "grpo")
             given += [f"models.ref.path={self.model}"] * (self.graph == "grpo")
         divided = {"expert_parallel": self.experts, "sequence_parallel": self.sequence}

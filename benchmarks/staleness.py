@@ -101,7 +101,7 @@ def train(
     run = Path(f"{folder_of(staleness, correction, rate)}-{seed}")
     if (run / "models").exists():
         return
-    stream = "" if staleness is None else f"stream: {{staleness: {staleness}}}, "
+    stream = "" if staleness is None else f"buffer: {{staleness: {staleness}}}, "
     schedule = f"schedule={{{stream}iterations: {iterations}, save_every: 0}}"
     optimizer = f"models.policy.optimizer.lr={rate}"
     own = [f"models.policy.path={START}", optimizer, f"seed={seed}", f"eval.every={EVERY}"]

@@ -55,9 +55,9 @@ def compare(tail: float, count: int) -> None:
     name = f"lengths up to {tail:g} x the median" if tail > 1 else "equal lengths"
     bound = max(TRAIN, work(tail, count) * SECOND / SLOTS)
     print(f"\n{name}: bound {bound:.3f} s an iteration")
-    schedules = {"synchronous": "{}", "one ahead": "{staleness: 1}"}
+    schedules = {"synchronous": "{}", "one ahead": "{buffer: {staleness: 1, by: batch}}"}
     schedules |= {
-        f"stream, staleness {k}": f"{{stream: {{staleness: {k}, chunk: {CHUNK}}}}}" for k in STREAMS
+        f"stream, staleness {k}": f"{{buffer: {{staleness: {k}, chunk: {CHUNK}}}}}" for k in STREAMS
     }
     last = f"stream, staleness {STREAMS[-1]}"
     took = {name: measure(tail, count, name, schedule) for name, schedule in schedules.items()}

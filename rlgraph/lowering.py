@@ -102,14 +102,9 @@ def digest(tree: Tree, device: str = "cpu") -> str:
     if "models" in decisive:
         models = decisive["models"].items()
         decisive["models"] = {name: _decisive_of_model(model) for name, model in models}
-    schedule = tree.get("schedule")
-    for key in ("staleness", "stream"):
-        ahead = schedule.get(key) if schedule else None
-        if ahead:
-            decisive[key] = ahead.plain()
-    stream = decisive.get("stream")
-    if isinstance(stream, dict):
-        stream.pop("lend", None)
+    buffer = tree.find(("schedule", "buffer"))
+    if buffer and buffer.value is not None:
+        decisive["buffer"] = buffer.with_item("lend", None).plain() if buffer.is_map else buffer.plain()
     if device != "cpu":
         decisive["device"] = device  # it settles data types and engines
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

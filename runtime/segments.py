@@ -139,7 +139,7 @@ def lead(plan: Plan) -> int:
 
 def _entry(plan: Plan, start: Entry, iteration: int) -> Entry:
     """Return the start of an iteration of a stretch that began at ``start``."""
-    oldest = max(start.iteration, iteration - plan.schedule.staleness)
+    oldest = max(start.iteration, iteration - plan.schedule.ahead)
     return Entry(iteration, _versions(plan, start, iteration), older=_versions(plan, start, oldest))
 
 

@@ -137,7 +137,7 @@ def decoupled_ppo_approx(
     Attributes:
         level: whose ratio rho is, token, sequence or product, as of ppo_clip.
         staleness: by how many updates the weights that sampled are older than those that an update starts
-            from, above 0: the graph's schedule.staleness.
+            from, above 0: the graph's schedule.buffer.staleness.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
         cap: the most that a token's weight may be, above 0; null for no cap.

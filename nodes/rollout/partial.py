@@ -64,7 +64,7 @@ def partial(
     ends where a share of its groups has, ``enough``: the engine then aborts the others. A group goes on to
     the next step once all its samples have ended; one that has not is taken up in the next round from the
     tokens that it has. So the first groups to end are the first to be used, and once there are enough the
-    rest waits for the next iteration, which goes on with newer weights (``refill.keep``), or is given up.
+    rest waits for the next iteration, which goes on with newer weights (``schedule.buffer``), or is given up.
     With ``chunk`` first is by tokens, not by seconds: it depends on nothing but the seed. With ``enough`` it
     is by what a device has: the embedded engine gives the same each time on as many devices, servers what
     they end first.
@@ -86,7 +86,7 @@ def partial(
     Attributes:
         chunk: the most tokens that a response gets in a round; null: all that it wants.
         enough: the share of a round's groups on a device after which the others are aborted; 1: none are.
-        stays: whether engines go on with what is unfinished from where it is; ``schedule.stream`` sets it.
+        stays: whether engines go on with what is unfinished from where it is; set where generation streams.
         repetition_penalty: by how much tokens that the round has become less likely; 1: not at all.
 
     Example:

@@ -32,14 +32,14 @@ class Given(NamedTuple):
     makes="samples",
     rows="all",
     holds=True,
-    roles={"rows": "batch", "capacity": "capacity", "fresh": "fresh", "oldest": "max_age"},
+    roles={"rows": "batch", "capacity": "capacity", "fresh": "fresh", "oldest": "staleness"},
 )
 def replay(
     ctx: Context,
     priority: float32[samples] | None,
     *,
     capacity: Annotated[int, Field(ge=1)],
-    max_age: Annotated[int, Field(ge=0)],
+    staleness: Annotated[int, Field(ge=0)],
     batch: Annotated[int, Field(ge=1)] | None = None,
     fresh: bool = False,
     order: Literal["random", "newest"] = "random",
@@ -57,7 +57,7 @@ def replay(
 
     Attributes:
         capacity: the most rows that stay from one iteration to the next.
-        max_age: the most iterations after the one in which it came that a row is given.
+        staleness: the most iterations after the one in which it came that a row is given.
         batch: how many rows are given, or as many as there are; null: all.
         fresh: whether rows are given in the iteration in which they come; else from the next on.
         order: ``newest`` takes the rows that came last, without chance.
@@ -65,15 +65,15 @@ def replay(
         half_life: iterations in which the weight of a row halves; null: it stays.
 
     Example:
-        replayed: {op: replay, rows: rollout, capacity: 1024, max_age: 8, batch: 128, half_life: 2}
+        replayed: {op: replay, rows: rollout, capacity: 1024, staleness: 8, batch: 128, half_life: 2}
     """
     rows = _with_rows(ctx, priority)
     if not rows:
         return Given(age=torch.empty(0, dtype=torch.int64))
     age = ctx.iteration - rows[CAME]
-    stay = (age < max_age).nonzero()[:, 0][-capacity:]
+    stay = (age < staleness).nonzero()[:, 0][-capacity:]
     youngest = 0 if fresh else 1
-    allowed = (age <= max_age) & (age >= youngest)
+    allowed = (age <= staleness) & (age >= youngest)
     if fresh:
         beyond_capacity = max(len(age) - capacity, 0)
         allowed[:beyond_capacity] = False

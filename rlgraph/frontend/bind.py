@@ -15,7 +15,7 @@ from typing import Any
 from rlgraph.errors import GraphError, Mark, fail, nearest, raise_problems
 from rlgraph.frontend.bind_model import bind_model
 from rlgraph.frontend.bind_node import bind_node, states_are_kept, with_leads
-from rlgraph.frontend.bind_schedule import evaluation_times, run_length
+from rlgraph.frontend.bind_schedule import evaluation_times, run_length, with_buffer
 from rlgraph.frontend.infer import Inference
 from rlgraph.frontend.ports import written
 from rlgraph.frontend.tree_paths import SECTIONS, changed
@@ -24,6 +24,7 @@ from rlgraph.laws.models import BOUND_LAWS, GROUP_SIZES
 from rlgraph.laws.views import BoundView
 from rlgraph.ops.declare import Port
 from rlgraph.section import Section
+from rlgraph.syntax.former_keys import present
 from rlgraph.syntax.settings import GRAPH_NAME, Eval, Pool, Schedule
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, Binder, validate
@@ -43,6 +44,8 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
         GraphError: with every problem found.
     """
     binder = Binder(removed=tree.removed)
+    tree, former = present(tree)
+    binder.problems += former
     _sections_known(tree, binder)
     sections = _section(tree, "models", binder)
     models = {}
@@ -81,6 +84,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     has_bad_name = any(problem.kind == "bad-name" for problem in binder.problems)
     if not binder.problems:
         _next_is_written(graph, binder)
+        graph = with_buffer(graph, tree, binder)
     elif are_ports_known and not has_bad_name:
         binder.problems += Inference(graph).walk().problems  # problems between nodes are reported, too
     raise_problems(binder.problems)

@@ -5,7 +5,6 @@ import re
 
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING
 from rlgraph.frontend.bind_call import resolved
-from rlgraph.frontend.moved_settings import without_moved_settings
 from rlgraph.ir.graph import Model
 from rlgraph.ir.schedules import rate_course
 from rlgraph.laws.models import MODEL_LAWS
@@ -20,7 +19,6 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*$")
 
 def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | None:
     """Return a model, or None with the problems noted and its name among the broken ones."""
-    tree = without_moved_settings(tree, f"models.{name}", binder)
     tree, rate = rate_course(tree, f"models.{name}", binder)
     spec = validate(ModelSection, tree, f"models.{name}", binder)
     if spec is None:

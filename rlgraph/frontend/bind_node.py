@@ -11,7 +11,6 @@ from rlgraph.ir.domains import Route
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.intervals import ALWAYS, Cadence, Cadences
 from rlgraph.ops.declare import Op, Role
-from rlgraph.ops.registry import find_function
 from rlgraph.syntax.settings import Refill
 from rlgraph.syntax.shipped_files import graphs_folder
 from rlgraph.syntax.source import OPEN, Tree
@@ -190,10 +189,7 @@ def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:
     if item.value is True:
         return Refill()
     refill: Refill | None = validate(Refill, item, f"{name}.refill", binder)
-    if refill is None or refill.policy in (None, OPEN):
-        return refill
-    policy = binder.attempt(find_function, refill.policy, "policy", item.items["policy"].mark)
-    return refill.model_copy(update={"policy": policy})
+    return refill
 
 
 def _node_pool(name: str, tree: Tree, op: Op, binder: Binder) -> str:

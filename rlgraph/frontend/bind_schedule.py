@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlgraph.errors import Mark, nearest
-from rlgraph.ir.graph import Node
+from rlgraph.ir.graph import Graph, Node
+from rlgraph.laws.streams import is_on_separate_pool, serving_trained
 from rlgraph.ops.registry import find_function
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.settings import Best, Eval, Schedule, Stop
@@ -14,6 +16,12 @@ from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder
 
 INTERVALS = ("save_every", "record_every")  # of the schedule, which an evaluation's `every` is like
+FIFO, IN_ORDER = "fifo", "in_order"
+# settings of `schedule.buffer` that only some buffers have -> by what these are filled
+FOR_GROUPS = {
+    "order": ("group", "surplus"),
+    **dict.fromkeys(("too_old", "in_flight", "chunk", "lend"), ("group",)),
+}
 
 
 def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, binder: Binder) -> Schedule:
@@ -34,7 +42,7 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
         _stop_is_measured(schedule.stop, tree, binder)
     if schedule.best:
         _best_is_measured(schedule.best, tree, binder)
-    schedule = _streamed(schedule, section, binder)
+    schedule = _ordered(schedule, section, binder)
     intervals = {}
     for key in INTERVALS:
         path = ("schedule", key)
@@ -85,35 +93,63 @@ def _interval(
 def _unforeseen(every: Interval, schedule: Schedule, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
     """Yield why an interval's end has to be foreseen and can't be, and what to do.
 
-    With ``schedule.staleness``, what comes between two iterations empties the pipeline, and rows behind it
-    are drawn by newer weights than else. Where that is may depend on nothing but the graph and its data.
+    Where generation runs whole iterations ahead, what comes between two iterations empties the pipeline,
+    and rows behind it are drawn by newer weights than else. Where that is may depend on nothing but the graph
+    and its data.
     """
-    if not schedule.staleness:
+    if not schedule.ahead:
         return
-    law = "generation runs ahead of training (`schedule.staleness`): where the pipeline is emptied, which "
+    law = "generation runs ahead of training (`schedule.buffer`): where the pipeline is emptied, which "
     law += "changes the weights, would depend on "
-    instead = "or let generation stream: schedule.stream in place of schedule.staleness"
+    instead = "or let generation stream: schedule.buffer.by=group"
     if every.seconds:
         yield f"{law}the clock", f"give iterations or epochs; {instead}"
     elif any(node.refill for node in nodes):
         yield f"{law}how many rows a filter with `refill` takes", f"give iterations; {instead}"
 
 
-def _streamed(schedule: Schedule, section: Tree, binder: Binder) -> Schedule:
-    """Return a schedule whose stream, if any, alone says how stale rows may be, and which come next."""
-    stream, ahead = schedule.stream, schedule.staleness
-    if stream is None:
+def _ordered(schedule: Schedule, section: Tree, binder: Binder) -> Schedule:
+    """Return a schedule whose buffer, if any, has found the user's function that orders its groups."""
+    buffer = schedule.buffer
+    if buffer is None or buffer.order in (FIFO, IN_ORDER, OPEN):
         return schedule
-    if ahead and stream.staleness not in (None, ahead):
-        law = f"`schedule.staleness` is {ahead}, and `schedule.stream.staleness` {stream.staleness}"
-        binder.problem("two-staleness", law, section.items["stream"].key, (), "remove: [schedule.staleness]")
-    settled: dict[str, Any] = {"staleness": stream.staleness}
-    if stream.staleness is None:
-        settled["staleness"] = ahead or 1
-    if stream.order not in ("fifo", "in_order", OPEN):
-        mark = section.items["stream"].items["order"].mark
-        settled["order"] = binder.attempt(find_function, stream.order, "policy", mark) or stream.order
-    return schedule.model_copy(update={"staleness": 0, "stream": stream.model_copy(update=settled)})
+    mark = section.items["buffer"].items["order"].mark
+    target = binder.attempt(find_function, buffer.order, "policy", mark) or buffer.order
+    return schedule.model_copy(update={"buffer": buffer.model_copy(update={"order": target})})
+
+
+def with_buffer(graph: Graph, tree: Tree, binder: Binder) -> Graph:
+    """Return a graph whose buffer, if any, says what waits in it."""
+    buffer = graph.schedule.buffer
+    if buffer is None:
+        return graph
+    place = tree.at(("schedule", "buffer"))
+    by = buffer.by or _filled_by(graph)
+    if by == "surplus" and not any(node.refill for node in graph.nodes):
+        law = "`schedule.buffer` is by surplus, what a filter kept and did not need, and no filter refills"
+        remedy = "set: {schedule.buffer: null}, or let one refill: set: {FILTER.refill: true}"
+        binder.problem("no-surplus", law, place.key, (), remedy)
+    for key, item in place.items.items():
+        if key in FOR_GROUPS and item.value is not None and by not in FOR_GROUPS[key]:
+            accepting = " or ".join(FOR_GROUPS[key])
+            law = f"`schedule.buffer.{key}` is for a buffer by {accepting}, and this one is by {by}"
+            remedy = f"remove: [schedule.buffer.{key}]"
+            binder.problem("buffer-setting", law, item.key, (), remedy)
+    if buffer.order == IN_ORDER and by == "surplus":
+        law = "`schedule.buffer.order` is in_order, which is for groups that stream; these are surplus"
+        mark = place.items["order"].mark
+        binder.problem("buffer-setting", law, mark, (), "set: {schedule.buffer.order: fifo}")
+    settled = buffer.model_copy(update={"by": by})
+    return replace(graph, schedule=graph.schedule.model_copy(update={"buffer": settled}))
+
+
+def _filled_by(graph: Graph) -> str:
+    """Return what waits in a buffer that does not say so."""
+    if any(is_on_separate_pool(graph, node) for node in serving_trained(graph)):
+        return "group"
+    if any(node.refill for node in graph.nodes):
+        return "surplus"
+    return "group"  # which is refused, with what generation lacks for it
 
 
 def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:

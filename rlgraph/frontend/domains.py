@@ -176,7 +176,7 @@ def reduced(
         part_of_group(reason, f"declare a parameter of {kind}, such as count: int64[{kind}]")
     leaver = next((ancestor.maker for ancestor in line if ancestor.maker in leaving), None)
     if leaver:
-        remedy = "set: {schedule.stream: null}" if streams else f"replace: {{{leaver}: {{op: rollout, ...}}}}"
+        remedy = "set: {schedule.buffer: null}" if streams else f"replace: {{{leaver}: {{op: rollout, ...}}}}"
         part_of_group(f"some of which `{leaver}` leaves for later iterations", f"{remedy}, which leaves none")
     return next(ancestor for ancestor in line if ancestor.kind == kind), problems
 

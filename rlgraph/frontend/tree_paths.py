@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from rlgraph.engines.registry import SERVING
 from rlgraph.errors import Mark, fail, nearest
+from rlgraph.syntax.former_keys import present_path
 from rlgraph.syntax.source import Tree
 
 SECTIONS = ("graph", "about", "seed", "models", "nodes", "eval", "pools", "schedule")
 # mappings that a graph may leave out, and that an edit may begin
-BEGUN = {"schedule", "pools", "eval", "nodes", "report", "in", "out", "loss"}
+BEGUN = {"schedule", "buffer", "pools", "eval", "nodes", "report", "in", "out", "loss"}
 BEGUN |= {"optimizer", "serve", "train", "lora", "config", "options", *SERVING}
 
 
@@ -57,7 +58,9 @@ def put(
     begins = above == ("pools",) or head in BEGUN  # nothing would run on a pool with a wrong name
     if here is None and (must_exist or (rest and not begins)):
         law = f"there is no `{head}` in " + (f"`{'.'.join(above)}`" if above else "the graph")
-        raise fail("edit-missing", law, mark, tree.items, nearest(head, tree.items))
+        present = present_path(".".join((*above, *path)))
+        remedy = f"it is called `{present}` now" if present else nearest(head, tree.items)
+        raise fail("edit-missing", law, mark, tree.items, remedy)
     if not rest:
         return tree.with_item(head, child)
     here = here or Tree({}, mark or tree.mark, mark)

@@ -300,7 +300,7 @@ def _places(draft: Draft, options: Options) -> None:
     draft.set("models.policy.train.pool", "train")
     draft.set("models.policy.serve.tensor_parallel", generates.get("t", 1))
     if ahead := options["rollout.max_head_offpolicyness"]:
-        draft.set("schedule.stream", {"staleness": int(ahead), "too_old": "wait"})
+        draft.set("schedule.buffer", {"staleness": int(ahead), "too_old": "wait"})
 
 
 def remarks(options: Options) -> Iterator[KeyOutcome]:

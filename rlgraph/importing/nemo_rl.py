@@ -456,9 +456,9 @@ def _pools(draft: Draft, options: Options) -> None:
         return
     age = int(options["grpo.async_grpo.max_trajectory_age_steps"])
     if options.is_on("grpo.async_grpo.in_flight_weight_updates"):
-        draft.set("schedule.stream", {"staleness": age, "too_old": "wait"})
-    else:
-        draft.set("schedule.staleness", age)
+        draft.set("schedule.buffer", {"staleness": age, "too_old": "wait"})
+    elif age:
+        draft.set("schedule.buffer", {"staleness": age, "by": "batch"})
 
 
 def _generating(options: Options, per_node: int, nodes: int) -> int:

@@ -363,11 +363,11 @@ def _pools(draft: Draft, options: Options) -> None:
     draft.set(f"models.{sampler}.serve.pool", "rollout")
     if sampler != "policy":  # what a frozen model generates is never too old
         return
-    stream: dict[str, Any] = {"too_old": "drop"}
+    buffer: dict[str, Any] = {"too_old": "drop"}
     flight = "orchestrator.concurrency.max_inflight"
     if options.values.get(flight):
-        stream["in_flight"] = max(int(options[flight]) // samples(options)[1], 1)
-    draft.set("schedule.stream", stream)
+        buffer["in_flight"] = max(int(options[flight]) // samples(options)[1], 1)
+    draft.set("schedule.buffer", buffer)
 
 
 def _engines(draft: Draft, options: Options) -> None:
@@ -566,7 +566,7 @@ def above_zero(value: float, _: Options) -> float:
 def routing(_: bool, options: Options) -> bool:
     raise Hand(
         "the choice of experts is not kept of a sample that is taken up again, and generation streams here; "
-        "with schedule.stream: null and schedule.staleness: 1 set rollout.routing: true"
+        "with schedule.buffer: {staleness: 1, by: batch} set rollout.routing: true"
     )
 
 

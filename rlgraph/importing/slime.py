@@ -47,7 +47,7 @@ def import_slime(
     if settings.program == "train_async.py" and kind == "rl":
         _ahead(draft)
     script_remarks = [*settings.outcomes(), *remarks(options)]
-    if draft.value("schedule.staleness"):
+    if draft.value("schedule.buffer"):
         text = options.table.facts["told"]["ahead"]
         script_remarks.append(remark("train_async.py", text))
     outcomes = [*script_remarks, *outcomes_of(options, draft, CONVERTERS)]
@@ -184,7 +184,7 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
 
 def _ahead(draft: Draft) -> None:
     """Generate an iteration ahead, as train_async does: the ratio is to what sampled (see ``remarks``)."""
-    draft.set("schedule.staleness", 1)
+    draft.set("schedule.buffer", {"staleness": 1, "by": "batch"})
     draft.set("update_policy.in.old_logprobs", "rollout_logprobs")
     draft.remove("old_logprobs", "rollout_weights")
 

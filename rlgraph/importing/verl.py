@@ -346,12 +346,12 @@ def _pools(draft: Draft, options: Options) -> None:
     trained = options["trainer.nnodes"] * options["trainer.n_gpus_per_node"]
     draft.edit("set", pools={"train": {"devices": trained}, "gen": {"devices": devices}})
     if not _streams(options):
-        draft.set("schedule.staleness", 1)
+        draft.set("schedule.buffer", {"staleness": 1, "by": "batch"})
         return
     # verl begins (1 + staleness_threshold) times the prompts of an iteration before its weights change, so
     # that rows are behind by the threshold, rounded up, at most
     ahead = math.ceil(float(options["async_training.staleness_threshold"]))
-    draft.set("schedule.stream", {"staleness": ahead, "too_old": "correct"})
+    draft.set("schedule.buffer", {"staleness": ahead, "too_old": "correct"})
     if total := options["rollout.total_rollout_steps"]:
         draft.set("schedule.iterations", max(1, round(int(total) / batch_of(options))))
 

@@ -60,7 +60,7 @@ class Region:
     over_sample: float  # how much more a later round asks for than it needs by what was measured
     keep: int
     policy: str = ""  # the target of a function that says which rows that wait come now; "": all of them
-    streams: bool = False  # its rounds go on through the iterations, as ``schedule.stream`` says
+    streams: bool = False  # its rounds go on through the iterations, as ``schedule.buffer`` by group says
 
     @property
     def begun(self) -> int:

@@ -1,7 +1,7 @@
 """Laws about the weights that sampled a node's rows: whose log-probs a ratio, a weight or a baseline is of.
 
 Rows are off-policy for an update where other weights sampled them than those that it changes: an older
-version (``schedule.staleness``), another model, the same before a first optimizer step, or the same in fewer
+version (``schedule.buffer``), another model, the same before a first optimizer step, or the same in fewer
 bits (``quantization`` of its serve engine). A ratio to what sampled makes up for it, and so do importance
 weights:
 

@@ -79,7 +79,7 @@ def _stream_has_rollout(view: RegionView) -> Iterator[Problem]:
     name = view.region.filter
     law = f"`{name}` refills, and where generation streams a filter behind it does"
     remedy = f"set: {{{name}.refill: false}}, add: {{whole: {{op: filter.all, refill: true}}}}, "
-    remedy += "or set: {schedule.stream: null}"
+    remedy += "or set: {schedule.buffer: null}"
     yield Problem("no-stream", law, view.graph.node(name).mark, (), remedy)
 
 
@@ -91,7 +91,7 @@ def _one_step_leaves_groups(view: RegionView) -> Iterator[Problem]:
     law = f"`{leaving[0].name}` and `{leaving[1].name}` both leave groups unfinished, "
     law += f"and `{view.region.filter}` refills"
     if view.region.streams:  # which makes every rollout such a step
-        remedy = "set: {schedule.stream: null}"
+        remedy = "set: {schedule.buffer: null}"
     else:
         remedy = f"replace: {{{leaving[1].name}: {{op: rollout, ...}}}}"
     yield Problem("two-partial", law, leaving[1].mark, (), remedy)

@@ -151,7 +151,7 @@ def _misses_rows(view: CadenceView, node: Node, writer: Node, runs: Cadences) ->
     law += f"`{origin.name}` comes {words(available)}"
     maker = graph.domains[str(writer.domain)].maker
     cadence = available[0]
-    replay = f"{{op: replay, rows: {maker}, fresh: true, capacity: 1024, max_age: {cadence.every - 1}}}"
+    replay = f"{{op: replay, rows: {maker}, fresh: true, capacity: 1024, staleness: {cadence.every - 1}}}"
     remedy = f"set: {{{node.name}.every: {cadence.every}, {node.name}.from: {cadence.first}}}; or let rows "
     remedy += f"last: add: {{kept: {replay}}}, and set: {{{node.name}.rows: kept}}"
     mark = origin.edited or origin.mark

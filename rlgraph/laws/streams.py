@@ -1,4 +1,4 @@
-"""Laws of ``schedule.stream`` and ``schedule.staleness``: generation that runs ahead of training."""
+"""Laws of ``schedule.buffer``: generation that runs ahead of training, by batch or by group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
 
 TWO_POOLS = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}}"
-NO_STREAM = "set: {schedule.stream: null}"
+NO_STREAM = "set: {schedule.buffer: null}"
 
 
 def serving_trained(graph: Graph) -> list[Node]:
@@ -24,21 +24,22 @@ def serving_trained(graph: Graph) -> list[Node]:
 
 
 def runs_ahead(graph: Graph) -> Iterator[Problem]:
-    """Yield a problem where ``schedule.staleness`` is asked for, and no node generates beside training."""
-    staleness = graph.schedule.staleness
+    """Yield a problem where generation is to run iterations ahead, and no node generates beside training."""
+    staleness = graph.schedule.ahead
     if not staleness or graph.report:
         return
     generating = serving_trained(graph)
     if any(is_on_separate_pool(graph, node) for node in generating):
         return
-    law = f"`schedule.staleness` is {staleness}: generation is to run ahead of training; "
+    law = f"`schedule.buffer` is {{staleness: {staleness}, by: batch}}: "
+    law += "generation is to run ahead of training; "
     if generating:
         node = generating[0]
         law += f"`{node.model}` generates and trains on one pool, {graph.engines[f'{node.model}.serve']}"
-        remedy = f"{TWO_POOLS}, or schedule.staleness=0"
+        remedy = f"{TWO_POOLS}, or schedule.buffer=null"
     else:
         law += "nothing generates with a model that is trained"
-        remedy = "set: {schedule.staleness: 0}"
+        remedy = NO_STREAM
     serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
     marks = [node.mark for node in (*generating, *serving, *graph.nodes)]
     yield Problem("no-overlap", law, marks[0] if marks else None, (), remedy)
@@ -52,11 +53,11 @@ def is_on_separate_pool(graph: Graph, node: Node) -> bool:
 def _generates_beside_training(view: StreamView) -> Iterator[Problem]:
     if view.generating:
         return
-    law = "`schedule.stream`: generation is to stream beside training; "
+    law = "`schedule.buffer`: generation is to stream beside training; "
     serving = serving_trained(view.graph)
     if serving:
         law += f"`{serving[0].model}` generates and trains on one pool"
-        yield Problem("no-stream", law, serving[0].mark, (), f"{TWO_POOLS}, or schedule.stream=null")
+        yield Problem("no-stream", law, serving[0].mark, (), f"{TWO_POOLS}, or schedule.buffer=null")
     else:
         law += "nothing generates with a model that is trained"
         yield Problem("no-stream", law, None, (), NO_STREAM)
@@ -89,27 +90,17 @@ def _kept_rows_are_read(view: StreamView) -> Iterator[Problem]:
     if not refills or any(refill.name in node.rows for refill in refills for node in nodes):
         return
     name = refills[0].name
-    law = f"`schedule.stream`: `{name}` refills, and nothing reads the rows that it keeps"
+    law = f"`schedule.buffer`: `{name}` refills, and nothing reads the rows that it keeps"
     updates = [node for node in nodes if node.updates]
     remedy = f"make a node behind it read the rows that it keeps: set: {{{updates[0].name}.rows: {name}}}"
     yield Problem("no-stream", law, refills[0].mark, (), remedy)
-
-
-def _stream_has_the_order(view: StreamView) -> Iterator[Problem]:
-    for node in view.graph.nodes:
-        if node.refill and node.refill.policy:
-            law = f"`{node.name}` has a policy for groups that wait; where generation streams, "
-            law += "`schedule.stream.order` says which come next"
-            remedy = f"set: {{{node.name}.refill.policy: null, schedule.stream.order: FILE.py:NAME}}"
-            yield Problem("stream-policy", law, node.mark, (), remedy)
-            return
 
 
 def _stream_has_the_surplus(view: StreamView) -> Iterator[Problem]:
     for node in view.graph.nodes:
         if node.refill and node.refill.over_sample > 1:
             law = f"`{node.name}` asks for more than it needs (`over_sample`); where generation streams, "
-            law += "`schedule.stream.staleness` says how much is begun"
+            law += "`schedule.buffer.staleness` says how much is begun"
             remedy = f"set: {{{node.name}.refill.over_sample: 1}}"
             yield Problem("stream-over-sample", law, node.mark, (), remedy)
             return
@@ -119,7 +110,7 @@ def _one_rollout_streams(view: StreamView) -> Iterator[Problem]:
     if len(view.generating) < 2 or any(node.refill for node in view.graph.nodes):
         return
     names = " and ".join(f"`{node.name}`" for node in view.generating)
-    law = f"`schedule.stream`: {names} generate with a model that is trained, and one alone can stream"
+    law = f"`schedule.buffer`: {names} generate with a model that is trained, and one alone can stream"
     yield Problem("no-stream", law, view.generating[1].mark, (), NO_STREAM)
 
 
@@ -127,7 +118,6 @@ STREAM_LAWS: tuple[Callable[[StreamView], Iterator[Problem]], ...] = (
     _generates_beside_training,
     _rollout_goes_on_later,
     _kept_rows_are_read,
-    _stream_has_the_order,
     _stream_has_the_surplus,
     _one_rollout_streams,
 )
@@ -153,9 +143,8 @@ def _source_goes_on_by_groups(view: StreamView) -> Iterator[Problem]:
 def _name_is_free(view: StreamView) -> Iterator[Problem]:
     for node in view.graph.nodes:
         if node.name == FINISHED:
-            law = (
-                f"`schedule.stream` names the rows that have finished `{FINISHED}`, and a node has that name"
-            )
+            law = f"where generation streams, the rows that have finished are called `{FINISHED}`, "
+            law += "and a node has that name"
             yield Problem("stream-name", law, node.mark, (), "give the node another")
 
 

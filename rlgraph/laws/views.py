@@ -104,7 +104,7 @@ class RegionView:
 
 @dataclass(frozen=True)
 class StreamView:
-    """A graph with ``schedule.stream``, and the nodes that generate beside training with a trained model."""
+    """A graph whose generation streams, and the nodes that generate beside training with a trained model."""
 
     graph: Graph
     generating: Sequence[Node]

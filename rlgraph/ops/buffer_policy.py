@@ -1,6 +1,6 @@
 """Buffer policies: a user's function chooses which of the waiting groups come next.
 
-A policy is a plain function in a file beside the graph: ``refill: {keep: 2, policy: my_buffer.py:newest}``.
+A policy is a plain function in a file beside the graph: ``buffer: {order: my_buffer.py:newest}``.
 
     def newest(waiting: Sequence[Group], wanted: int) -> list[int]:
         return sorted(range(len(waiting)), key=lambda i: waiting[i].age)

@@ -80,7 +80,7 @@ def _collected(graph: Graph, filtering: Node) -> Graph:
 def _why_collected(region: Region) -> str:
     if region.streams:
         updates = "update" if region.keep == 1 else "updates"
-        reason = f"`schedule.stream`: rows come as they finish, and an iteration takes {region.rows} that "
+        reason = f"`schedule.buffer`: rows come as they finish, and an iteration takes {region.rows} that "
         return reason + f"were begun at most {region.keep} {updates} before"
     tries = f"in {region.rounds} rounds at most" if region.rounds > 1 else "in one round"
     reason = f"`{region.filter}` refills: the steps from `{region.source}` on are repeated with the next "
@@ -103,7 +103,9 @@ def _recorded_columns(graph: Graph, filtering: Node, selects: Sequence[Node]) ->
 
 def _region(graph: Graph, filtering: Node) -> Region:
     assert filtering.refill
-    refill = filtering.refill
+    refill, schedule = filtering.refill, graph.schedule
+    waiting = schedule.stream or schedule.surplus
+    has_policy = schedule.surplus is not None and schedule.surplus.order != "fifo"
     line = graph.ancestors(filtering.domain)
     source = graph.node(line[-1].maker)
     batch = source.called.value("rows", 0)
@@ -118,7 +120,7 @@ def _region(graph: Graph, filtering: Node) -> Region:
         rounds=refill.rounds,
         expected=refill.expected,
         over_sample=refill.over_sample,
-        keep=refill.keep,
-        policy=refill.policy or "",
-        streams=graph.schedule.stream is not None,
+        keep=waiting.staleness if waiting else 0,
+        policy=schedule.surplus.order if schedule.surplus and has_policy else "",
+        streams=schedule.stream is not None,
     )

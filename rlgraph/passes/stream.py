@@ -1,4 +1,4 @@
-"""Makes generation for training a region that streams: ``schedule.stream``.
+"""Makes generation for training a region that streams: ``schedule.buffer`` by group.
 
     prompts ─> rollout ─> rewards ─┐                              groups, each as it finishes
                   └── tokens ──────┴─> finished ─> collect ─> advantages ─> update
@@ -36,7 +36,7 @@ KEEPS_ALL = "filter.all"
 
 
 def stream(graph: Graph) -> Graph:
-    """Give a graph with ``schedule.stream`` the filter behind which its rows are collected as they finish.
+    """Give a graph whose generation streams the filter behind which its rows are collected as they finish.
 
     Raises:
         GraphError: nothing generates on a pool of its own, a node before the rollout can't be repeated, or a
@@ -48,24 +48,16 @@ def stream(graph: Graph) -> Graph:
     generating = [node for node in serving_trained(graph) if is_on_separate_pool(graph, node)]
     view = StreamView(graph, generating)
     raise_problems(problem for law in STREAM_LAWS for problem in law(view))
-    staleness = settings.staleness or 0
     names = {node.name for node in generating}
     nodes = [_leaving(node, settings.chunk) if node.name in names else node for node in graph.nodes]
     if any(node.refill for node in nodes):
-        return replace(graph, nodes=tuple(_keeping(node, staleness) for node in nodes))
+        return replace(graph, nodes=tuple(nodes))
     typed = infer(replace(graph, nodes=tuple(nodes)))
     view = StreamView(typed, generating)
     raise_problems(problem for law in TYPED_STREAM_LAWS for problem in law(view))
     readers = _readers_of(typed, _going_on_by_groups(typed, generating))
     behind = [_reading_finished(node, names) if node.name in readers else node for node in nodes]
-    return replace(graph, nodes=(*behind, _finished(generating[0], staleness)))
-
-
-def _keeping(node: Node, staleness: int) -> Node:
-    """Return a filter with ``refill`` that keeps its surplus for as long as the stream says."""
-    if not node.refill:
-        return node
-    return replace(node, refill=node.refill.model_copy(update={"keep": staleness}))
+    return replace(graph, nodes=(*behind, _finished(generating[0])))
 
 
 def _leaving(node: Node, chunk: int) -> Node:
@@ -127,8 +119,8 @@ def _readers_of(graph: Graph, names: Collection[str]) -> set[str]:
     return readers
 
 
-def _finished(rollout: Node, staleness: int) -> Node:
+def _finished(rollout: Node) -> Node:
     """Return the filter that keeps all rows of what has ended."""
     ins = {"group": rollout.called.outs.get("group", "group")}
     call = Call(load(OPS[KEEPS_ALL], KEEPS_ALL), OPS[KEEPS_ALL], {}, ins)
-    return Node(name=FINISHED, call=call, refill=Refill(keep=staleness), mark=rollout.mark)
+    return Node(name=FINISHED, call=call, refill=Refill(), mark=rollout.mark)

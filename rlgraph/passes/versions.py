@@ -1,7 +1,7 @@
 """Weights as versions: readers of ``policy@v``, writers of ``policy@v+1``, and the order that follows.
 
-With ``schedule.staleness: k``, a node that generates on another pool than its model trains on reads the
-weights that the model had k iterations ago, ``policy@v-k``: it runs that far ahead.
+With ``schedule.buffer: {staleness: k, by: batch}``, a node that generates on another pool than its model
+trains on reads the weights that the model had k iterations ago, ``policy@v-k``: it runs that far ahead.
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ def ahead(graph: Graph, node: Node) -> int:
     """Return the iterations that a node runs ahead of its model's updates: generation on its own pool."""
     if graph.report or node.op.engine != "serve":
         return 0
-    return graph.schedule.staleness if is_on_separate_pool(graph, node) else 0
+    return graph.schedule.ahead if is_on_separate_pool(graph, node) else 0

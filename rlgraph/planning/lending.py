@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlgraph.planning.auto_settings import Laid
 
 LEAST = 0.02  # of an iteration: the least gain for which a pool is lent
-ASKED = "the graph asks for it (`schedule.stream.lend`)"
+ASKED = "the graph asks for it (`schedule.buffer.lend`)"
 
 
 def lend_asked(plan: Plan) -> Plan:
@@ -42,8 +42,8 @@ def lend_asked(plan: Plan) -> Plan:
     if stream is None or stream.lend is not True:
         return plan
     if reason := unfit(plan):
-        law = f"`schedule.stream.lend: true`, and {reason}"
-        raise fail("no-lend", law, None, remedy="set: {schedule.stream.lend: false}")
+        law = f"`schedule.buffer.lend: true`, and {reason}"
+        raise fail("no-lend", law, None, remedy="set: {schedule.buffer.lend: false}")
     return lent(plan, ASKED)
 
 

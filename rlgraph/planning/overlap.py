@@ -1,7 +1,7 @@
 """Overlap generation with training: how far ahead each step runs, and the order of submission.
 
 Time is cut into slots. In slot t a step runs for iteration t + its lead; updates have lead 0, generation on a
-pool of its own has lead k = ``schedule.staleness``:
+pool of its own has lead k, the staleness of ``schedule.buffer`` by batch:
 
     slot       -1            0             1             2
     gen     rollout(0)   rollout(1)    rollout(2)                     lead 1
@@ -40,7 +40,7 @@ def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
     A plan without anything that may run ahead comes back as it is. It has no moves of engines yet. Seconds
     are by a step's number; they are rough guesses unless given.
     """
-    depth = plan.schedule.staleness
+    depth = plan.schedule.ahead
     leading = {step.id for step in plan.steps if any(v and v.is_older for v in step.models.values())}
     if not depth or not leading:
         return plan
@@ -62,7 +62,7 @@ def _keeps_promises(plan: Plan) -> None:
     """Prove the versions again where some iterations leave out steps: through a whole cycle of them."""
     when = [step.when for step in plan.steps]
     if any(when):
-        iterations = min(settled(when) + cycle(when), PROVED) + plan.schedule.staleness
+        iterations = min(settled(when) + cycle(when), PROVED) + plan.schedule.ahead
         simulate(plan, dict.fromkeys((step.id for step in plan.steps), 1.0), iterations)
 
 

@@ -147,7 +147,7 @@ class _Weights:
 
     def _promised(self, model: str, version: Version, iteration: int) -> int:
         if version.is_older:
-            return self._entry(max(0, iteration - self.plan.schedule.staleness))[model]
+            return self._entry(max(0, iteration - self.plan.schedule.ahead))[model]
         return self._entry(iteration)[model] + self.plan.since_entry(model, version, iteration + 1)
 
     def _entry(self, iteration: int) -> Counter[str]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.prediction import Figure, Headline, Peak, StreamForecast
-from rlgraph.syntax.settings import Stream
 from rlgraph.units import middle, number_text, range_text, seconds_text, size_text
 
 LABEL = 14  # characters before a figure
@@ -48,8 +47,8 @@ def _figures(plan: Plan, figures: Headline) -> Iterator[tuple[str, str]]:
     if figures.utilisation:
         updates = [f"`{node}` {_figure_text(mfu, _percent)}" for node, mfu in figures.utilisation.items()]
         yield "MFU", ", ".join(updates)
-    if plan.predicted.stream and plan.schedule.stream:
-        yield from _streaming(plan.predicted.stream, plan.schedule.stream)
+    if plan.predicted.stream:
+        yield from _streaming(plan.predicted.stream)
     for node, (in_flight, waves) in plan.predicted.in_flight.items():
         wave_count = "1 wave" if waves == 1 else f"{waves} waves"
         yield "in flight", f"`{node}` {in_flight:,} samples per engine, {wave_count}"
@@ -75,11 +74,11 @@ def _memory(peak: Peak) -> str:
     return f"{size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`, {remainder}"
 
 
-def _streaming(forecast: StreamForecast, stream: Stream) -> Iterator[tuple[str, str]]:
+def _streaming(forecast: StreamForecast) -> Iterator[tuple[str, str]]:
     """Yield what streaming gains, or loses, on these devices, and how old rows are."""
     gains = [_gain(forecast.seconds, "synchronous", forecast.synchronous)]
     if forecast.ahead:
-        gains.append(_gain(forecast.seconds, f"`staleness: {stream.staleness}`", forecast.ahead))
+        gains.append(_gain(forecast.seconds, "`by: batch`", forecast.ahead))
     yield "streaming", ", ".join(gains)
     mean = _figure_text(Figure.of(forecast.age), number_text)
     bound = "no bound" if forecast.bound is None else f"bound {forecast.bound}"
@@ -96,10 +95,10 @@ def _gain(seconds: tuple[float, float], name: str, other: tuple[float, float]) -
     """Return what is gained or lost against another way to run on the same devices.
 
     Example:
-        >>> _gain((1, 4), "synchronous", (2, 8)), _gain((1, 4), "`staleness: 1`", (1, 4))
-        ('2 x as fast as synchronous (2 s to 8 s)', 'no gain over `staleness: 1` (1 s to 4 s)')
-        >>> _gain((2, 2), "`staleness: 1`", (1, 1))
-        'slower than `staleness: 1` (1 s to 1 s) by 100%'
+        >>> _gain((1, 4), "synchronous", (2, 8)), _gain((1, 4), "`by: batch`", (1, 4))
+        ('2 x as fast as synchronous (2 s to 8 s)', 'no gain over `by: batch` (1 s to 4 s)')
+        >>> _gain((2, 2), "`by: batch`", (1, 1))
+        'slower than `by: batch` (1 s to 1 s) by 100%'
     """
     speedup = middle(other) / middle(seconds)
     name_and_time = f"{name} ({range_text(other)})"

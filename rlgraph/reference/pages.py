@@ -22,7 +22,7 @@ SECTIONS: dict[str, type[Section]] = {
     "models.NAME.train": model_settings.Train,
     "models.NAME.train.lora": model_settings.Lora,
     "nodes.FILTER.refill": settings.Refill,
-    "schedule.stream": settings.Stream,
+    "schedule.buffer": settings.Buffer,
     "schedule.stop": settings.Stop,
     "schedule.best": settings.Best,
     "pools.NAME": settings.Pool,

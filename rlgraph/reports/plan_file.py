@@ -33,7 +33,7 @@ from rlgraph.ir.function import Function
 from rlgraph.ir.plan import VERSION, Origin, Plan, checksum
 from rlgraph.ops import registry
 from rlgraph.printing.plan_diff import differences
-from rlgraph.reports.older_plans import translated
+from rlgraph.reports.former_plans import present_plan
 from rlgraph.request import PlanRequest
 from rlgraph.syntax.settings import GRAPH_NAME
 from rlgraph.syntax.source import OPEN, Tree
@@ -80,6 +80,7 @@ def parse(text: str, name: str = "plan") -> Plan:
     """
     fields = _fields(text, name)
     rest = {key: value for key, value in fields.items() if key not in ("version", "checksum")}
+    rest = present_plan(rest)
     try:
         plan = _adapter().validate_json(json.dumps(rest), context=OPEN)
     except ValidationError as error:
@@ -92,7 +93,7 @@ def parse(text: str, name: str = "plan") -> Plan:
     if fields.get("checksum") != checksum(fields):
         law = f"{name} was changed after rlgraph wrote it (its checksum says so)"
         raise fail("bad-plan", law, None, remedy=f"change the graph, and {_plan_again(plan.origin)}")
-    return translated(plan)
+    return plan
 
 
 def compilation_of(request: PlanRequest, inline: bool) -> Compilation:

@@ -13,7 +13,7 @@ PREFIX = "perf/stage/"  # of metrics; then come a stage and one of STATES
 BEHIND = "behind/"  # of stages: the steps of a pool between generation and the update
 STATES = ("busy", "starved", "held")
 LITTLE = 0.1  # share of an iteration; a stage that waits for less than that does not wait
-MORE = "raise schedule.stream.staleness, so that more groups are under way"
+MORE = "raise schedule.buffer.staleness, so that more groups are under way"
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ from rlgraph.search.candidate import Candidate
 from rlgraph.search.evaluate import Evaluator
 from rlgraph.search.moves import (
     Move,
+    Settings,
     ahead,
     generates,
     overrides,
     scaled_serving,
     scaled_training,
     streaming,
+    surplus_stays,
     with_pools,
 )
 from rlgraph.units import middle
@@ -103,15 +105,18 @@ def _pool_moves(plan: Plan, most: int) -> Iterator[Move]:
             sizes = {**pools, source: pools[source] - moved, target: pools[target] + moved}
             yield Move("pools", with_pools(sizes))
     if len(names) > 1:
-        yield Move("together", {**with_pools({names[0]: total}), "schedule.staleness": 0})
+        together: Settings = with_pools({names[0]: total})
+        if plan.schedule.ahead:
+            together = {**together, "schedule.buffer": None}
+        yield Move("together", together)
         if not plan.schedule.stream:
-            if not plan.schedule.staleness:
+            if not plan.schedule.ahead:
                 yield ahead(plan, {})
             yield from streaming(plan, {})
     elif generates(plan):
         for generating in sorted({total // 4, total // 2, 3 * total // 4} - {0}):
             split = with_pools({names[0]: total - generating, "gen": generating})
-            yield Move("apart", split)
+            yield Move("apart", {**split, **surplus_stays(plan)})
             yield ahead(plan, split)
             yield from streaming(plan, split)
 

@@ -10,7 +10,7 @@ from rlgraph.costs.optimizers import may_step_on_host
 from rlgraph.ir.plan import ModelPlan, Plan, TrainPlan
 from rlgraph.planning.device_groups import has_groups, whole_hosts
 from rlgraph.planning.model_limits import dividing, sharing
-from rlgraph.search.moves import Settings
+from rlgraph.search.moves import Settings, surplus_stays
 
 # settings of models that train, by what is on the host: each is tried where nothing fits with those before it
 HOST: Mapping[str, tuple[str, ...]] = {
@@ -66,6 +66,7 @@ class PoolLayout:
         if self.generating:
             pools[generating_pool] = self.generating
         settings: dict[str, Any] = {"pools": {name: _pool(plan, name, size) for name, size in pools.items()}}
+        settings |= surplus_stays(plan)
         settings |= self._shared_settings(plan)
         for name, model in plan.models.items():
             if model.train:

@@ -50,6 +50,11 @@ def with_pools(sizes: Mapping[str, int]) -> dict[str, Any]:
     return {"pools": {name: {"devices": count} for name, count in sizes.items()}}
 
 
+def surplus_stays(plan: Plan) -> dict[str, Any]:
+    """Return the setting by which a buffer of surplus rows stays one where generation gets its own pool."""
+    return {"schedule.buffer.by": "surplus"} if plan.schedule.surplus else {}
+
+
 def group_sizes(per_host: int) -> list[int]:
     """Return how many devices of a host a server may span."""
     return [size for size in GROUPS if per_host % size == 0]
@@ -125,16 +130,15 @@ def scaled_training(name: str, model: ModelPlan, train: TrainPlan, on_gpus: bool
 
 def ahead(plan: Plan, pools: Settings) -> Move:
     """Return the move to generation that is one iteration ahead, on other pools or on those of the plan."""
-    return Move("ahead", {**pools, "schedule.staleness": 1, **corrections(plan, 1)}, AHEAD)
+    buffer = {"staleness": 1, "by": "batch"}
+    return Move("ahead", {**pools, "schedule.buffer": buffer, **corrections(plan, 1)}, AHEAD)
 
 
 def streaming(plan: Plan, pools: Settings) -> Iterator[Move]:
     """Yield moves to generation that streams, with corrections for rows of older weights."""
     for staleness in STALENESS:
         settings = dict(pools)
-        if plan.schedule.staleness:
-            settings["schedule.staleness"] = staleness
-        settings["schedule.stream"] = {"staleness": staleness}
+        settings["schedule.buffer"] = {"staleness": staleness}
         settings |= corrections(plan, staleness)
         yield Move("stream", settings, STREAM.format(staleness=staleness))
 

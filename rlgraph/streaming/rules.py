@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.ir.graph import Region
-from rlgraph.syntax.settings import Stream
+from rlgraph.syntax.settings import Buffer
 
 Arrange = Callable[[Sequence[int]], Sequence[int]]  # places of rows -> the order in which they are taken
 
@@ -40,7 +40,7 @@ class Window:
     refill: Region | None = None
 
     @staticmethod
-    def of_stream(region: Region, stream: Stream) -> Window:
+    def of_stream(region: Region, stream: Buffer) -> Window:
         """Return the window of a region that streams, as the schedule says."""
         return Window(
             rows=region.rows,

@@ -12,6 +12,7 @@ from functools import partial
 
 from rlgraph.errors import GraphError, Mark, Problem, fail, nearest
 from rlgraph.syntax import source
+from rlgraph.syntax.former_keys import present_path
 from rlgraph.syntax.source import MAX_SIZE, Tree
 from rlgraph.variables import referred
 
@@ -83,7 +84,8 @@ class Interpolation:
         for part in name.split("."):
             if part not in tree.items:
                 law = f"`${{{name}}}` refers to what is not there: no `{part}`"
-                hint = nearest(part, tree.items)
+                path = present_path(name)
+                hint = f"write `${{{path}}}`" if path else nearest(part, tree.items)
                 self.problems.append(Problem("no-reference", law, mark, tuple(tree.items), hint))
                 return Tree(None, mark)
             tree = tree.items[part]

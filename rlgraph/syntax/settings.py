@@ -41,12 +41,6 @@ class Refill(Section):
     by what was measured in the iteration."""
     over_sample: Annotated[float, Field(ge=1)] = 1.0
     """how much more than needed, by what was measured, later rounds ask for."""
-    keep: Natural = 0
-    """iterations that a row may wait which stays and is not needed; it comes before new ones, and is
-    off-policy by as many versions. 0: it is dropped."""
-    policy: str | None = None
-    """a function in a file, as my_buffer.py:name: which of the groups that wait come now, in which order;
-    the others wait on. null: all, the oldest first."""
 
 
 class Pool(Section):
@@ -81,27 +75,35 @@ class Best(Section):
     keep: Count = option(1, "how many of the best stay; of equal ones the first.")
 
 
-class Stream(Section):
-    """Streaming: groups go on as they finish, and new weights reach generation while the rest of it goes on.
+class Buffer(Section):
+    """Rows that are drawn before the iteration that trains on them: how old they may be, and which come next.
 
-    ``stream: {}`` is all of the defaults.
+    ``buffer: {}`` is all of the defaults.
     """
 
-    staleness: Natural | None = None
-    """by how many updates the weights that draw a token may be older than those that an update of it starts
-    from. 0: only what one iteration needs is begun. null: `schedule.staleness`, or 1."""
+    staleness: Natural = 1
+    """by how many updates the weights that draw a token may be older than those that its update starts from.
+    An iteration that updates a model twice counts once. 0: only what one iteration needs is begun."""
+    by: Literal["batch", "group", "surplus"] | None = None
+    """what waits in the buffer. batch: generation, on a pool of its own, runs whole iterations ahead. group:
+    generation, on a pool of its own, streams: groups go on as they finish, and new weights reach it between
+    two tokens. surplus: rows that a filter with `refill` kept and its iteration did not need. null: group
+    where generation has a pool of its own, else surplus where a filter refills."""
     order: str = "fifo"
-    """which groups an iteration takes. fifo: the first to finish, and before them those that would be too old
-    in the next. in_order: in the order of their prompts, and weights change only where nothing is begun, so
-    that runs repeat. Or a function in a file, as my_buffer.py:name, as of `refill.policy`."""
+    """which groups an iteration takes, by group and by surplus. fifo: the first to finish, and before them
+    those that would be too old in the next. in_order, by group alone: in the order of their prompts, and
+    weights change only where nothing is begun, so that runs repeat. Or a function in a file, as
+    my_buffer.py:name."""
     too_old: Literal["wait", "drop", "correct"] = "wait"
-    """what becomes of a group that would be older. wait: the iteration waits for it. drop: it is dropped.
-    correct: it is used, and the loss corrects for any age."""
-    in_flight: Count | None = option(None, "groups begun at a time, at most; null: as staleness allows.")
-    chunk: Count = option(64, "tokens of each sample between two looks at what has finished.")
+    """by group: what becomes of a group that would be older. wait: the iteration waits for it. drop: it is
+    dropped. correct: it is used, and the loss corrects for any age."""
+    in_flight: Count | None = None
+    """by group: groups begun at a time, at most; null: as staleness allows."""
+    chunk: Count = option(64, "by group: tokens of each sample between two looks at what has finished.")
     lend: bool | Literal["auto"] = "auto"
-    """whether the pool that trains generates too while it waits for rows, a `chunk` at a time. auto: where a
-    plan for a cluster finds that its devices hold the engine and that an iteration is shorter."""
+    """by group: whether the pool that trains generates too while it waits for rows, a `chunk` at a time.
+    auto: where a plan for a cluster finds that its devices hold the engine and that an iteration is
+    shorter."""
 
 
 class Schedule(Section):
@@ -111,12 +113,9 @@ class Schedule(Section):
     epochs: Positive | dict[str, Positive] | None = None
     """passes through the rows of the data, in place of `iterations`; of several sources those of one, as
     {prompts: 3}. A run counts the iterations before it starts, as `check --files` does."""
-    staleness: Natural = 0
-    """how many iterations generation may run ahead of training, on a pool of its own: as many iterations old
-    are its weights. 0: both take turns."""
-    stream: Stream | None = None
-    """whether generation, on a pool of its own, streams, and how stale rows may be. null: an iteration's
-    rows are drawn as a whole."""
+    buffer: Buffer | None = None
+    """how much older than an update's weights the rows may be that it trains on, and what waits till then.
+    null: every iteration trains on rows of its own, which are drawn as a whole."""
     stop: Stop | None = option(None, "the metric that ends the run early; null: none does.")
     save_every: Natural | Interval = 0
     """iterations between checkpoints; or a duration of the run, as 30 min, or epochs, as 0.5 epochs, or
@@ -128,8 +127,8 @@ class Schedule(Section):
     from the first on, for data.recorded and `rlgraph replay`; 0: none."""
     restarts: Natural = 0
     """how often a run whose worker or host is lost starts its workers anew and resumes. Above 0, a
-    checkpoint is written with every iteration (with `staleness`, only as `save_every` says) and replaced by
-    the next; those of `save_every` stay."""
+    checkpoint is written with every iteration (with a `buffer` by batch, only as `save_every` says) and
+    replaced by the next; those of `save_every` stay."""
     on_nan: Literal["skip", "stop", "dump"] | None = None
     """what happens where a number is not finite. null: a column that an op writes ends the run, naming the
     op; an update whose gradient is not finite leaves out that optimizer step and counts it in the metric
@@ -139,6 +138,21 @@ class Schedule(Section):
     runtime_env: dict[RuntimeEnvKey, Any] = Field(default={})
     """what Ray gives the run's processes, as its runtime_env: {env_vars: {NAME: value}, working_dir: ...,
     pip: [...]}; nothing of it reaches a run --inline."""
+
+    @property
+    def ahead(self) -> int:
+        """Return how many whole iterations generation runs ahead of training."""
+        return self.buffer.staleness if self.buffer and self.buffer.by == "batch" else 0
+
+    @property
+    def stream(self) -> Buffer | None:
+        """Return the buffer of generation that streams; None where it does not."""
+        return self.buffer if self.buffer and self.buffer.by == "group" else None
+
+    @property
+    def surplus(self) -> Buffer | None:
+        """Return the buffer of rows that filters kept and did not need; None where they drop them."""
+        return self.buffer if self.buffer and self.buffer.by == "surplus" else None
 
 
 class Eval(Section):

@@ -40,7 +40,7 @@ class StreamedGroup(NamedTuple):
 def predicted_stream(plan: Plan) -> dict[str, Any] | None:
     """Return some iterations of the steady state at best; None if nothing streams or prices are unknown."""
     pricing, stream = footprint(plan), plan.schedule.stream
-    if pricing is None or stream is None or stream.staleness is None:
+    if pricing is None or stream is None:
         return None
     ahead = stream.staleness + 1
     start = 3 * (ahead + 1)  # until then the pools fill

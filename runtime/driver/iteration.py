@@ -38,7 +38,7 @@ class FinishedStep:
 class Entry:
     """The start of an execution: the iteration, from 0, and the versions of the train engines before it.
 
-    ``older`` are those that generation running ahead reads: on entry to the iteration ``schedule.staleness``
+    ``older`` are those that generation running ahead reads: on entry to the iteration ``schedule.ahead``
     before it, or to the first in flight.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlgraph.ir.actions import Collect, MoveEngine
 from rlgraph.ir.graph import Region
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.syntax.settings import Stream
+from rlgraph.syntax.settings import Buffer
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class RegionPlan:
     """
 
     region: Region
-    stream: Stream | None  # the schedule of a region that streams; None: a refill
+    stream: Buffer | None  # the schedule of a region that streams; None: a refill
     steps: tuple[Step, ...]  # of a round
     collect: Step  # gathers what the filter keeps
     rollout: Step | None  # may leave samples unfinished

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rlgraph.errors import RunError
 from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_diff import changed_values, value_text
-from rlgraph.reports.older_plans import translated_graph
+from rlgraph.reports.former_plans import present_plan
 from rlgraph.syntax.validate import NODE_KEYS
 
 ALLOWED = (
@@ -22,7 +22,7 @@ ALLOWED = (
     *("models.*.train", "models.*.train.*", "nodes.*.*"),
 )
 REFUSED = (
-    *("schedule.staleness", "schedule.stream", "schedule.stream.staleness"),
+    *("schedule.buffer", "schedule.buffer.staleness", "schedule.buffer.by"),
     *("models.*.optimizer.kind", "models.*.train.engine", "models.*.train.dtype"),
     *("models.*.train.lora", "models.*.train.lora.*", "*.adaptive"),
     *(f"nodes.*.{key}" for key in ({*NODE_KEYS} | {"every", "from"}) - {"pool"}),
@@ -51,11 +51,12 @@ def changes(path: Path, saved: Mapping[str, Any], plan: Plan) -> list[ChangedSet
         law = f"{path} was planned for {saved['device']} devices, and this is for {plan.device}"
         remedy = "data types and engines that are `auto` differ: go on where it began, or start anew"
         raise RunError(f"{law}\n  {remedy} in another --run-dir")
+    saved = present_plan(saved)
     changed: list[ChangedSetting] = []
     refused: list[str] = []
     nodes_with_state = _nodes_with_state(plan)
-    saved_graph = _composed(saved["origin"])
-    graph = _composed(plan.fields["origin"])
+    saved_graph = _composed(saved)
+    graph = _composed(plan.fields)
     for place, saved_value, value in changed_values(saved_graph, graph):
         change = ChangedSetting(".".join(place), saved_value, value)
         changed.append(change)
@@ -66,16 +67,24 @@ def changes(path: Path, saved: Mapping[str, Any], plan: Plan) -> list[ChangedSet
         remedy = "set them back; or begin a run with its weights: "
         remedy += f"rlgraph export {path} --to DIR, then models.NAME.path=DIR and another --run-dir"
         raise RunError("\n  ".join([law, *refused, remedy]))
-    if not changed and saved["digest"] != plan.digest:
+    is_same_text = saved["origin"]["composed"] == plan.fields["origin"]["composed"]
+    if not changed and is_same_text and saved["digest"] != plan.digest:
         law = f"{path} was made from another graph, or with other values of the environment"
         remedy = "compare its graph.yaml and plan.txt with yours, or start anew"
         raise RunError(f"{law}\n  {remedy} in another --run-dir")
     return changed
 
 
-def _composed(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the graph that a plan was made from; an engine section that is absent becomes an empty one."""
-    graph = translated_graph(origin["composed"])
+def _composed(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the graph that a plan was made from; an engine section that is absent becomes an empty one.
+
+    Its buffer says by what it is filled, as the plan does: that may depend on the pools.
+    """
+    graph: dict[str, Any] = dict(plan["origin"]["composed"])
+    buffer = plan["schedule"]["buffer"]
+    if buffer:
+        schedule = graph["schedule"]
+        graph["schedule"] = {**schedule, "buffer": {**schedule["buffer"], "by": buffer["by"]}}
     models: dict[str, Any] = {}
     for name, model in (graph.get("models") or {}).items():
         models[name] = {**model, "serve": model.get("serve") or {}, "train": model.get("train") or {}}

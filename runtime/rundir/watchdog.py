@@ -127,7 +127,7 @@ class Watchdog:
 
 def _has_old_rows(plan: Plan) -> bool:
     """Return whether updates train on rows of older weights: streamed, kept by a refill, or replayed."""
-    if plan.schedule.staleness:
+    if plan.schedule.ahead:
         return True
     if any(region.keep for region in plan.regions.values()):
         return True

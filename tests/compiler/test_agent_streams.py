@@ -10,7 +10,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.printing.plan_text import plan_text
 
 POOLS = ["pools={train: {devices: 1}, gen: {devices: 1}}", "update_policy.in.old_logprobs=rollout_logprobs"]
-STREAM = "schedule.stream={staleness: 1, chunk: 32}"
+STREAM = "schedule.buffer={staleness: 1, chunk: 32}"
 
 
 def plan(*settings: str) -> Plan:

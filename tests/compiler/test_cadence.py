@@ -22,7 +22,7 @@ from rlgraph.printing.plan_diff import differences
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import parse
 
-APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 2}"
+APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 2, by: batch}}"
 DECOUPLED = "replace: {update_policy.loss: {kind: decoupled_ppo}}"
 REFRESH = "add: {refresh: {op: update.copy, model: ref, of: policy@next, every: 50}}"
 
@@ -237,7 +237,7 @@ def test_a_refreshed_reference_has_versions() -> None:
 
 
 def test_a_reference_that_changes_does_not_run_ahead() -> None:
-    ref = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+    ref = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
     leads = {step.node: step.lead for step in planned("grpo", ref, DECOUPLED, REFRESH).steps}
     assert leads["ref_logprobs"] == leads["refresh"] == 0 < leads["rollout"]
 

@@ -108,7 +108,7 @@ def test_the_multiples_come_back() -> None:
 
 def test_what_a_pool_waits_between_rounds_comes_back() -> None:
     """Rounds of 0.5 s with 0.03 s between them, and another step in some of the gaps."""
-    streamed = ("pools={train: {devices: 2}, gen: {devices: 2}}", "schedule.stream={staleness: 1}")
+    streamed = ("pools={train: {devices: 2}, gen: {devices: 2}}", "schedule.buffer={staleness: 1}")
     plan = planned(Target("cpu", PROMPT), *streamed, "update_policy.in.old_logprobs=rollout_logprobs")
     run = a_run(plan)
     drawn, source = (

@@ -292,7 +292,7 @@ def test_servers_at_addresses_take_no_memory_and_get_weights_from_afar(folder: l
 SPLIT = (
     "pools={train: {devices: 4}, gen: {devices: 4}}",
     "models.policy.serve.pool=gen",
-    "schedule.staleness=1",
+    "schedule.buffer={staleness: 1, by: batch}",
 )
 CORRECTED = "update_policy.in.old_logprobs=rollout_logprobs"
 

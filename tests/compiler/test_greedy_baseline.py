@@ -151,6 +151,8 @@ def test_a_baseline_of_anything_else_is_refused_and_its_remedy_accepted(edits: l
 
 
 def test_both_rollouts_of_a_stale_schedule_sample_with_the_same_weights() -> None:
-    apart = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+    apart = (
+        "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
+    )
     graph = lowered("remax", apart, "add: {rollout_weights: {op: correction.tis}}")
     assert graph.node("greedy").weights == graph.node("rollout").weights == "policy@v-1"

@@ -14,8 +14,8 @@ from rlgraph.printing.column_text import lineage_text
 from rlgraph.printing.plan_text import plan_text
 
 GROW = "set: {rollout.every: 5, rollout.from: 1}"
-KEPT = "add: {kept: {op: replay, rows: rollout, fresh: true, capacity: 1024, max_age: 4}}"
-AGAIN = "add: {again: {op: replay, rows: rollout, capacity: 2048, max_age: 4, batch: 256}}"
+KEPT = "add: {kept: {op: replay, rows: rollout, fresh: true, capacity: 1024, staleness: 4}}"
+AGAIN = "add: {again: {op: replay, rows: rollout, capacity: 2048, staleness: 4, batch: 256}}"
 OF_KEPT = "set: {update_policy.rows: kept}"
 OF_BOTH = "set: {update_policy.rows: [rollout, again]}"
 BEFORE = "set: {advantages.rows: rollout}"
@@ -121,7 +121,9 @@ def test_rows_that_were_sampled_by_older_weights_ask_for_a_correction_by_the_sam
 
 
 def test_rows_that_are_as_old_as_generation_leads_are_older_still() -> None:
-    apart = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+    apart = (
+        "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
+    )
     both = "set: {old_logprobs.rows: [rollout, again]}"
     assert "the rows are sampled by policy@v-5" in problem("grpo", apart, AGAIN, OF_BOTH, both)
     plan = planned("grpo", apart, GROW, KEPT, OF_KEPT, RATIO)
@@ -144,10 +146,10 @@ def test_a_loss_without_a_ratio_is_off_policy_and_its_remedy_helps() -> None:
         ("misses-rows", (GROW,), ("set: {update_policy.every: 5, update_policy.from: 1}", COPY)),
         (
             "no-rows-held",
-            ("set: {rollout.every: 5}", KEPT, OF_KEPT, "set: {kept.fresh: false, kept.max_age: 2}"),
-            ("set: {kept.fresh: true, kept.max_age: 4, rollout.from: 1}",),
+            ("set: {rollout.every: 5}", KEPT, OF_KEPT, "set: {kept.fresh: false, kept.staleness: 2}"),
+            ("set: {kept.fresh: true, kept.staleness: 4, rollout.from: 1}",),
         ),
-        ("no-rows-held", (GROW, KEPT, OF_KEPT, "set: {kept.max_age: 3}"), ("set: {kept.max_age: 4}",)),
+        ("no-rows-held", (GROW, KEPT, OF_KEPT, "set: {kept.staleness: 3}"), ("set: {kept.staleness: 4}",)),
         ("no-union", (KEPT, "set: {update_policy.rows: [rollout, kept]}"), ("set: {kept.fresh: false}",)),
         ("held-groups", (KEPT, OF_KEPT, "set: {advantages.rows: kept}"), (BEFORE,)),
     ],

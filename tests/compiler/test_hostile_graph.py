@@ -40,7 +40,8 @@ graph: own
 extends: grpo
 edits:
   - replace: {rewards: {op: "ops.py:mine"}}
-  - add: {mixed: {op: filter.mixed, refill: {policy: "ops.py:policy"}}}
+  - add: {mixed: {op: filter.mixed, refill: true}}
+  - set: {schedule.buffer: {order: "ops.py:policy"}}
   - set: {update_policy.loss: {kind: "ops.py:lossy"}}
 """
 

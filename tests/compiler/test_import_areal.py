@@ -62,7 +62,7 @@ def test_the_decoupled_loss_weighs_by_what_sampled() -> None:
     assert (scaled["shift"], scaled["factor"], scaled["low"], scaled["high"]) == (-0.5, 10.0, -20.0, 20.0)
     assert (value(result, "normal.mean"), value(result, "normal.std")) == ("group", "batch")
     assert value(result, "advantages.whiten") is True
-    assert value(result, "schedule.stream.staleness") == 2
+    assert value(result, "schedule.buffer.staleness") == 2
     assert value(result, "pools") == {"train": {"devices": 4}, "gen": {"devices": 4}}
     assert value(result, "update_policy.minibatches") == 4
     unweighed = value(imported(*GSM8K, "actor.use_decoupled_loss=true"), "rollout_weights")

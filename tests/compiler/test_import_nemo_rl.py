@@ -167,7 +167,7 @@ def test_generation_that_runs_ahead_has_a_pool() -> None:
         "loss_fn.use_importance_sampling_correction=true",
     )
     assert (value(result, "pools.train.devices"), value(result, "pools.gen.devices")) == (6, 2)
-    assert value(result, "schedule.stream.staleness") == 1
+    assert value(result, "schedule.buffer.staleness") == 1
 
 
 def test_an_engine_of_more_devices_than_a_host_spans_several() -> None:

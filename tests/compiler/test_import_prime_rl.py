@@ -157,7 +157,7 @@ def test_a_frozen_model_that_generates_is_imitated() -> None:
     made = graph(ALGORITHM, "sft", "--orchestrator.algo.sampling.source.name", "Qwen/Qwen3-8B")
     assert made["nodes"]["rollout"]["model"] == "teacher"
     assert made["nodes"]["update_policy"]["loss"] == {"kind": "sft"}
-    assert "stream" not in made["schedule"]
+    assert "buffer" not in made["schedule"]
 
 
 def test_an_algorithm_that_there_is_none_of_is_refused() -> None:
@@ -174,7 +174,7 @@ def test_groups_of_one_have_no_advantage_and_are_said() -> None:
 def test_generation_has_its_own_devices_and_streams() -> None:
     made = graph("--deployment.num-infer-gpus", "6", "--orchestrator.max-off-policy-steps", "3")
     assert made["pools"] == {"main": {"devices": 1}, "rollout": {"devices": 6}}
-    assert made["schedule"]["stream"] == {"too_old": "drop", "staleness": 3}
+    assert made["schedule"]["buffer"] == {"too_old": "drop", "staleness": 3}
     assert made["models"]["policy"]["serve"]["pool"] == "rollout"
     nodes = ("--deployment.type", "multi_node", "--deployment.num-train-nodes", "2")
     split = ("--inference.deployment.type", "disaggregated", "--deployment.num-infer-replicas", "2")

@@ -188,7 +188,7 @@ def test_a_fully_async_run_has_the_batch_of_what_happens_between_two_syncs() -> 
     assert graph["nodes"]["update_policy"]["minibatches"] == 2 * 4
     assert graph["models"]["policy"]["optimizer"]["warmup_steps"] == 10 * 2  # the rate moves once per fetch
     assert graph["schedule"]["iterations"] == 51200 / 256
-    assert graph["schedule"]["stream"]["too_old"] == "correct"
+    assert graph["schedule"]["buffer"]["too_old"] == "correct"
     assert graph["pools"] == {"train": {"devices": 8}, "gen": {"devices": 4}}
     # verl's file of this trainer has bypass_mode: the ratio is to what sampled
     assert graph["nodes"]["update_policy"]["in"] == {"old_logprobs": "rollout_logprobs"}
@@ -198,14 +198,14 @@ def test_a_fully_async_run_has_the_batch_of_what_happens_between_two_syncs() -> 
 def test_rows_are_as_far_behind_as_verl_lets_them(threshold: float, behind: int) -> None:
     pools = ("rollout.nnodes=1", "rollout.n_gpus_per_node=4", "actor_rollout_ref.hybrid_engine=False")
     graph = verl(*GRPO, *pools, f"async_training.staleness_threshold={threshold}")
-    assert graph["schedule"]["stream"] == {"staleness": behind, "too_old": "correct"}
+    assert graph["schedule"]["buffer"] == {"staleness": behind, "too_old": "correct"}
 
 
 def test_one_step_off_makes_up_for_nothing_where_verl_does_not() -> None:
     ahead = ("actor_rollout_ref.hybrid_engine=False", "rollout.nnodes=1", "rollout.n_gpus_per_node=2")
     imported = import_verl(None, [*GRPO, *ahead, f"{CORRECTION}.bypass_mode=False"])
     graph = graph_of(imported)
-    assert graph["schedule"]["staleness"] == 1
+    assert graph["schedule"]["buffer"] == {"staleness": 1, "by": "batch"}
     assert graph["nodes"]["rollout_weights"] == {"op": "correction.tis", "floor": 1.0, "cap": 1.0}
     assert outcome(imported, "the weights")[0] == "hand"
 

@@ -91,8 +91,8 @@ def test_bounds_hold_whatever_is_lent(
 
 
 def test_a_plan_lends_where_it_pays_and_says_why() -> None:
-    plan = planned("schedule.stream.staleness=1", response_tokens=2000)
-    forbidden = planned("schedule.stream.lend=false", response_tokens=2000)
+    plan = planned("schedule.buffer.staleness=1", response_tokens=2000)
+    forbidden = planned("schedule.buffer.lend=false", response_tokens=2000)
     step = lending(plan)
     assert step and isinstance(step.action, Lend)
     assert (step.pool, step.action.path, [*step.models]) == ("train", "ipc", ["policy"])
@@ -107,7 +107,7 @@ def test_a_plan_lends_where_it_pays_and_says_why() -> None:
 
 
 def test_on_the_page_weights_come_with_the_sync_of_the_other_pool() -> None:
-    plan = planned("schedule.stream.lend=true")
+    plan = planned("schedule.buffer.lend=true")
     syncs = [step for step in plan.steps if isinstance(step.action, Sync)]
     assert [isinstance(step.action, Lend) for step in syncs] == [False, True]
 
@@ -143,7 +143,7 @@ LARGE = (
     ("settings", "reason"),
     [
         (LARGE, "with its engine a device takes 85.5 GB of 80 GB in `lend:train`"),
-        (("schedule.stream.order=in_order",), "`order: in_order` repeats to the bit"),
+        (("schedule.buffer.order=in_order",), "`order: in_order` repeats to the bit"),
         (("pools={train: {devices: 7}, gen: {devices: 1}}",), "do not hold rows as the 1 of pool gen"),
         (("models.policy.serve.tensor_parallel=2", "pools.train.devices=3"), "divide into servers of 2"),
         (("rollout.max_new_tokens=64", "pools={train: {devices: 2}, gen: {devices: 6}}"), "it waits for "),
@@ -156,13 +156,13 @@ def test_a_plan_that_does_not_lend_says_why(settings: tuple[str, ...], reason: s
 
 
 def test_what_can_not_be_lent_is_refused_where_it_is_asked_for() -> None:
-    with pytest.raises(GraphError, match=r"`schedule.stream.lend: true`, and `order: in_order` repeats"):
-        compile_graph("grpo", [*STREAMED, "schedule.stream={lend: true, order: in_order}"], 8)
+    with pytest.raises(GraphError, match=r"`schedule.buffer.lend: true`, and `order: in_order` repeats"):
+        compile_graph("grpo", [*STREAMED, "schedule.buffer={lend: true, order: in_order}"], 8)
 
 
 def test_without_a_cluster_a_pool_is_lent_where_the_graph_asks() -> None:
-    asked = compile_graph("grpo", [*STREAMED, "schedule.stream.lend=true"], 8)
+    asked = compile_graph("grpo", [*STREAMED, "schedule.buffer.lend=true"], 8)
     assert (step := lending(asked)) and "asks for it" in step.because
     assert lending(compile_graph("grpo", [*STREAMED], 8)) is None
-    small = compile_graph("grpo", [*STREAMED, "schedule.stream.lend=true"], 8, Target("h100-8"))
+    small = compile_graph("grpo", [*STREAMED, "schedule.buffer.lend=true"], 8, Target("h100-8"))
     assert lending(small) and small.predicted

@@ -14,7 +14,7 @@ from rlgraph.frontend.compose import compose
 from rlgraph.ir.graph import Graph
 from rlgraph.lowering import lower
 
-APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
 REINFORCE = "set: {update_policy.loss: {kind: reinforce}, update_policy.minibatches: 1}"
 TIS = "add: {rollout_weights: {op: correction.tis}}"
 TO_ROLLOUT = "set: {update_policy.in.old_logprobs: rollout_logprobs}"

@@ -35,7 +35,7 @@ nodes:
   update_policy:
     {op: update.policy, model: policy, minibatches: 2, loss: {kind: ppo_clip}, kl_coef: 0.1,
      in: {old_logprobs: rollout_logprobs}}
-schedule: {iterations: 3, staleness: STALENESS}
+schedule: {iterations: 3, buffer: {staleness: STALENESS, by: batch}}
 pools: {train: {devices: 1}, gen: {devices: 1}MORE}
 """
 

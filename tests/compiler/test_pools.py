@@ -17,7 +17,7 @@ from rlgraph.runtime.cluster.devices import Devices, agree
 from rlgraph.runtime.cluster.placement import units
 
 TWO = ["pools.train.devices=auto", "pools.gen.devices=auto"]
-AHEAD = ["schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs"]
+AHEAD = ["schedule.buffer={staleness: 1, by: batch}", "update_policy.in.old_logprobs=rollout_logprobs"]
 
 
 @pytest.fixture
@@ -97,21 +97,23 @@ def test_a_sync_goes_from_pool_to_pool(split: Callable[..., Plan]) -> None:
 
 
 def test_generation_ahead_reads_older_weights(split: Callable[..., Plan]) -> None:
-    one = "set: {schedule.staleness: 2, update_policy.in: {old_logprobs: rollout_logprobs}}"
+    one = "set: {schedule.buffer: {staleness: 2, by: batch}, update_policy.in.old_logprobs: rollout_logprobs}"
     plan = split("grpo", one, "remove: [old_logprobs]")
     assert step(plan, "rollout").models == step(plan, "sync:policy").models == {"policy": "v-2"}
     assert step(plan, "update_policy").models == {"policy": "v"}
 
 
 def test_an_evaluation_reads_the_weights_of_now(split: Callable[..., Plan]) -> None:
-    one = "set: {schedule.staleness: 1, update_policy.in: {old_logprobs: rollout_logprobs}}"
+    one = "set: {schedule.buffer: {staleness: 1, by: batch}, update_policy.in.old_logprobs: rollout_logprobs}"
     plan = split("demo", one, "remove: [old_logprobs]")
     assert {v for step in plan.eval_steps for v in step.models.values()} == {"v"}
 
 
 def test_staleness_is_part_of_what_a_run_is(split: Callable[..., Plan]) -> None:
     edits = ("set: {update_policy.in: {old_logprobs: rollout_logprobs}}", "remove: [old_logprobs]")
-    fresh, stale = (split("grpo", *edits, f"set: {{schedule.staleness: {k}}}") for k in (0, 1))
+    fresh, stale = (
+        split("grpo", *edits, f"set: {{schedule.buffer: {{staleness: {k}, by: batch}}}}") for k in (0, 1)
+    )
     assert fresh.digest != stale.digest
 
 
@@ -125,7 +127,7 @@ def test_the_plan_as_text(
     split: Callable[..., Plan], golden: Callable[[str, str], None], devices: int
 ) -> None:
     loss = "replace: {update_policy.loss: {kind: decoupled_ppo}}"
-    plan = split("grpo", loss, "set: {schedule.staleness: 1}", devices=devices)
+    plan = split("grpo", loss, "set: {schedule.buffer: {staleness: 1, by: batch}}", devices=devices)
     golden(f"plan/split-{devices}.txt", plan_text(plan))
 
 

@@ -34,7 +34,7 @@ nodes:
   advantages: {op: advantage.grpo, rows: mixed}
   update_policy: {op: update.policy, model: policy, minibatches: 2, loss: {kind: ppo_clip}}
 """
-AHEAD = "{iterations: 3, staleness: 1}\npools: {train: {devices: 1}, gen: {devices: 1}}"
+AHEAD = "{iterations: 3, buffer: {staleness: 1, by: batch}}\npools: {train: {devices: 1}, gen: {devices: 1}}"
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_the_steps_of_a_region_stand_together_in_front_of_what_collects_their_ro
 
 
 def test_what_a_plan_says_of_a_region_is_data_too() -> None:
-    plan = planned(changed(("refill: true", "refill: {rows: 24, rounds: 5, keep: 0}")))
+    plan = planned(changed(("refill: true", "refill: {rows: 24, rounds: 5}")))
     region = plan.regions["mixed"]
     assert (region.source, region.kind, region.rows, region.times) == ("prompts", "prompts", 24, 4)
     assert "repeat steps 2 to 6 until 24 rows stay, at most 5 rounds" in plan_text(plan)
@@ -97,8 +97,9 @@ REFUSED = [
     ("refill-of-no-filter", [("op: reward.exact", "op: reward.exact, refill: true")], "is not a filter"),
     ("unknown-attribute", [("refill: true", "refill: {row: 3}")], "did you mean `rows`?"),
     ("wrong-value", [("refill: true", "refill: {expected: 0}")], "must be greater than 0"),
-    ("no-file", [("refill: true", "refill: {policy: 'mine.py:first'}")], "there is no"),
-    ("unknown-policy", [("refill: true", "refill: {policy: 'own.py:frst'}")], "did you mean `first`?"),
+    ("no-file", [("{iterations: 3}", "{iterations: 3, buffer: {order: 'mine.py:first'}}")], "there is no"),
+    ("unknown-policy", [("{iterations: 3}", "{iterations: 3, buffer: {order: 'own.py:frst'}}")],
+      "did you mean `first`?"),
     ("no-batch", [("batch: 8", "batch: all")], "set: {prompts.batch: 128}"),
     ("cut-groups", [("refill: true", "refill: {rows: 30}")], "set: {mixed.refill.rows: 28}"),
     ("before-refill", [("policy, rows: mixed}", "policy}"), ("advantages: {op: advantage.grpo, rows: mixed}",
@@ -129,7 +130,7 @@ def test_what_cannot_be_repeated_is_refused(kind: str, changes: list[tuple[str, 
 
 
 def test_rows_that_wait_are_older_and_a_loss_has_to_correct_for_them() -> None:
-    waiting = ("refill: true", "refill: {keep: 2}")
+    waiting = ("{iterations: 3}", "{iterations: 3, buffer: {staleness: 2}}")
     with pytest.raises(GraphError, match=r"sampled by policy@v-2") as caught:
         planned(changed(waiting))
     assert "set: {update_policy.in.old_logprobs: rollout_logprobs}" in str(caught.value)
@@ -162,7 +163,7 @@ def test_engines_stay_where_they_are_between_two_rounds() -> None:
 
 def test_where_generation_streams_the_rows_of_a_rollout_are_those_that_have_finished() -> None:
     pools = "pools={train: {devices: 1}, gen: {devices: 1}}"
-    plan = compile_graph("replay", [pools, "schedule.stream={}"], 0)
+    plan = compile_graph("replay", [pools, "schedule.buffer={}"], 0)
     held = next(step for step in plan.steps if step.node == "replayed")
     assert held.reads and all(column.partition("/")[2] == "finished" for column in held.reads[:2])
     inside = {step.node for step in plan.steps if step.region == "finished" and not step.inserted}

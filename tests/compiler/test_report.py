@@ -25,7 +25,7 @@ from rlgraph.search.faster import LEAST_SAVING
 from rlgraph.units import middle
 
 PROMPT, LENGTHS = 200.0, (500.0, 600.0, 550.0)
-SPLIT = ("pools={train: {devices: 4}, gen: {devices: 4}}", "schedule.staleness=1")
+SPLIT = ("pools={train: {devices: 4}, gen: {devices: 4}}", "schedule.buffer={staleness: 1, by: batch}")
 AHEAD = (*SPLIT, "nodes.update_policy.in.old_logprobs=rollout_logprobs")
 
 
@@ -134,7 +134,9 @@ def test_streaming_is_told_with_what_corrects_for_it(corrected: tuple[str, ...])
     folder, _ = a_run(SPLIT[0], *corrected)
     found = single_changes_of(Priced.of(folder), counted(read_metrics(folder)))
     (change,) = [
-        change for change in found.changes if any("schedule.stream=" in edit for edit in change.edits)
+        change
+        for change in found.changes
+        if any("schedule.buffer=" in edit and "batch" not in edit for edit in change.edits)
     ]
     assert "nodes.update_policy.loss.kind=decoupled_ppo" in change.edits
     assert "updates old" in change.alters
@@ -175,7 +177,7 @@ def test_a_graph_that_has_changed_is_not_guessed_at() -> None:
 
 # -- the stages of a stream
 
-STREAMED = (SPLIT[0], "schedule.stream={staleness: 1}", AHEAD[-1])
+STREAMED = (SPLIT[0], "schedule.buffer={staleness: 1}", AHEAD[-1])
 BUFFER, UPDATE = (5.0, 0.0, 5.0), (2.0, 8.0, 0.0)
 
 

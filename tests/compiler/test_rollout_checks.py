@@ -17,7 +17,7 @@ from rlgraph.ir.trace import sampler, writer
 from rlgraph.lowering import lower
 from rlgraph.printing.plan_text import plan_text
 
-APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
 RECORDED = "replace: {rollout: {op: data.recorded, model: policy, run: runs/ppo, columns: %s}}"
 REWARDS = '{rewards: "float32[samples]"}'
 WITHOUT = "remove: [prompts, rewards]"

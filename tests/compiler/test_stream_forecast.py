@@ -175,7 +175,7 @@ def planned(*settings: str, **assumed: Any) -> tuple[Plan, StreamForecast]:
 
 
 def test_a_plan_tells_where_streaming_gains() -> None:
-    plan, told = planned("schedule.stream.staleness=4", response_tokens=2000)
+    plan, told = planned("schedule.buffer.staleness=4", response_tokens=2000)
     assert plan.predicted and plan.predicted.headline and told.ahead
     assert plan.predicted.seconds == told.seconds
     assert plan.predicted.headline.iteration.low == pytest.approx(told.seconds[0])
@@ -192,11 +192,11 @@ def test_a_plan_claims_no_gain_of_short_equal_lengths() -> None:
     plan, told = planned("rollout.max_new_tokens=256", response_tokens=256)
     assert told.ahead
     assert all(told.seconds[grade] >= told.ahead[grade] * 0.999 for grade in (0, 1))
-    assert "no gain over `staleness: 1`" in headline(plan)["streaming"]
+    assert "no gain over `by: batch`" in headline(plan)["streaming"]
 
 
 def test_a_plan_tells_where_streaming_loses() -> None:
-    plan, told = planned("schedule.stream={staleness: 0, chunk: 32}", response_tokens=2000)
+    plan, told = planned("schedule.buffer={staleness: 0, chunk: 32}", response_tokens=2000)
     assert told.ahead is None and told.seconds[1] > told.synchronous[1]
     assert "slower than synchronous" in headline(plan)["streaming"]
 
@@ -204,8 +204,11 @@ def test_a_plan_tells_where_streaming_loses() -> None:
 def test_synchronous_and_ahead_are_what_those_graphs_are_predicted_to_take() -> None:
     _, told = planned(response_tokens=2000)
     others = []
-    for schedule in ("schedule.staleness=0", "schedule.staleness=1"):
-        settings = [*STREAMED, "schedule.stream=null", schedule]
+    for schedule in (
+        "schedule.buffer={staleness: 0, by: batch}",
+        "schedule.buffer={staleness: 1, by: batch}",
+    ):
+        settings = [*STREAMED, "schedule.buffer=null", schedule]
         target = Target("h100-8", response_tokens=2000)
         plan = compile_graph("grpo", settings, target=target)
         assert plan.predicted
@@ -219,7 +222,7 @@ def test_a_heavier_tail_gains_more() -> None:
     gains = []
     for p99 in (1.0, 10.0):
         lengths = {"mean": 500, "p50": 1.0, "p99": p99}
-        _, told = planned("schedule.stream.staleness=4", response_tokens=lengths)
+        _, told = planned("schedule.buffer.staleness=4", response_tokens=lengths)
         assert told.ahead
         gains.append(middle(told.ahead) / middle(told.seconds))
     assert gains[1] > 1.5 * gains[0]
@@ -247,13 +250,13 @@ def test_calibrated_generation_is_that_of_rounds_too(tmp_path: Path) -> None:
 def test_the_page_is_calibrated_as_the_plan_is(tmp_path: Path) -> None:
     factors = tmp_path / "factors.yaml"
     factors.write_text("calibration: slow\ngenerate: [5, 5]\n")
-    plan, told = planned("schedule.stream.staleness=0", response_tokens=2000, calibration=str(factors))
+    plan, told = planned("schedule.buffer.staleness=0", response_tokens=2000, calibration=str(factors))
     begin, end = contents(Subject(plan, compiled=True))["stream"]["window"]
     assert (end - begin) / 3 == pytest.approx(told.seconds[0], rel=0.1)
 
 
 def test_few_in_flight_take_longer() -> None:
-    _, told = planned("schedule.stream.in_flight=8", response_tokens=2000)
+    _, told = planned("schedule.buffer.in_flight=8", response_tokens=2000)
     _, free = planned(response_tokens=2000)
     assert told.seconds[0] > 1.5 * free.seconds[0]
 
@@ -282,7 +285,7 @@ def test_a_search_offers_what_streams_and_does_not_take_it() -> None:
     assert offered.seconds < 0.8 * found[0].seconds
     told = contest_text(found, offer=offered)
     assert "where generation streams an iteration takes 0." in told
-    assert all(setting in told for setting in ("schedule.stream=", "loss.kind=decoupled_ppo"))
+    assert all(setting in told for setting in ("schedule.buffer=", "loss.kind=decoupled_ppo"))
     again = compile_graph("grpo", [*settings, *overrides(offered.settings)], target=target)
     assert again.predicted and again.predicted.seconds == offered.plan.predicted.seconds
 
@@ -318,7 +321,7 @@ def test_a_streamed_plan(golden: Callable[[str, str], None]) -> None:
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_the_page_draws_what_is_predicted(staleness: int) -> None:
     """Each iteration takes as long as the prediction says, no pool does two things at once, none overlaps."""
-    plan, told = planned(f"schedule.stream.staleness={staleness}", response_tokens=2000)
+    plan, told = planned(f"schedule.buffer.staleness={staleness}", response_tokens=2000)
     events, took = expected(plan)
     assert took == pytest.approx(middle(told.seconds))
     update = next(step.id for step in plan.steps if step.updated)

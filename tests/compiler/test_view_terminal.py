@@ -25,7 +25,7 @@ extends: ppo
 edits:
   - add: {pools.train: {devices: 6}, pools.gen: {devices: 2}}
   - remove: [pools.main]
-  - set: {schedule.staleness: 1, update_policy.in.old_logprobs: rollout_logprobs}
+  - set: {schedule.buffer: {staleness: 1, by: batch}, update_policy.in.old_logprobs: rollout_logprobs}
 """
 
 

@@ -56,7 +56,7 @@ MENDED = {
         "set: {update_policy.in.old_logprobs: old_logprobs, "
         "update_policy.loss.kind: decoupled_ppo, update_policy.loss.cap: 2.0}, "
         "add: {old_logprobs: {op: logprobs, model: policy}}",
-        "set: {schedule.stream.staleness: 1}",
+        "set: {schedule.buffer.staleness: 1}",
     ],
     "too_long": ["set: {rollout.max_new_tokens: 32256}"],
     "too_long_prompts": ["set: {prompts.max_prompt_tokens: 31744}"],
@@ -96,7 +96,8 @@ def edited(graph: str, *texts: str) -> list[Problem]:
 def test_a_remedy_of_a_stale_clip_has_the_columns_of_the_rows_that_it_is_for(
     graph: str, node: str, column: str
 ) -> None:
-    edit = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}, schedule.staleness: 2, "
+    edit = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}, "
+    edit += "schedule.buffer: {staleness: 2, by: batch}, "
     edit += f"{'rollout.out.rollout_logprobs: drawn, ' if column == 'drawn' else ''}"
     edit += f"update_policy.in.old_logprobs: {column if graph == 'grpo' else 'rollout_logprobs'}}}"
     remedies = [one.remedy for one in edited(graph, edit) if one.kind == "stale-clip"]
@@ -185,7 +186,7 @@ LIVE = [
     ("grpo", "set: {update_policy.kl: k1, update_policy.kl_coef: {linear: [0.0, 0.1], over: 9}}"),
     ("grpo", "set: {update_policy.kl: k1, update_policy.kl_coef: '???'}"),
     ("demo", "set: {rollout.top_p: 0.9, eval.nodes.rollout.temperature: 0}"),
-    ("dapo", "set: {informative.refill: {rounds: 10, expected: 1.0, over_sample: 1.0, keep: 0}}"),
+    ("dapo", "set: {informative.refill: {rounds: 10, expected: 1.0, over_sample: 1.0}}"),
     ("distill", "set: {models.teacher.path: a/b, models.policy.vocabulary: v, models.teacher.vocabulary: v}"),
     ("calculator_tool", "set: {rollout.tools.calculator.kind: calculator}"),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from rlgraph.streaming.simulate import RegionWork
 
 STREAMED = (
     "pools={train: {devices: 4}, gen: {devices: 4}}",
-    "schedule.stream={staleness: 1}",
+    "schedule.buffer={staleness: 1}",
     "update_policy.in.old_logprobs=rollout_logprobs",
     "rollout.max_new_tokens=8192",
 )

@@ -79,7 +79,7 @@ class Counts:
 
 STREAMED_ITERATIONS, STREAMED_S = 24, 8.0  # of a run; after a moment within it
 STREAMED = (
-    f"schedule={{iterations: {STREAMED_ITERATIONS}, save_every: 2, stream: {{staleness: 2}}}}",
+    f"schedule={{iterations: {STREAMED_ITERATIONS}, save_every: 2, buffer: {{staleness: 2}}}}",
     "models.policy.optimizer.lr=1e-3",
     "rewards.seconds=0.6",
 )

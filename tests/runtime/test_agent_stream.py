@@ -449,7 +449,7 @@ def test_a_slow_tool_holds_up_no_other_conversation() -> None:
 @pytest.mark.usefixtures("in_folder")
 def test_in_order_a_run_repeats_however_long_tools_take() -> None:
     runs = [
-        run(name, "schedule.stream.order=in_order", f"walked.tools.visit.seconds={seconds}", steps=3)
+        run(name, "schedule.buffer.order=in_order", f"walked.tools.visit.seconds={seconds}", steps=3)
         for name, seconds in (("a", 0.0), ("b", 0.01))
     ]
     assert runs[0] == runs[1]
@@ -481,7 +481,7 @@ def test_workers_go_on_with_what_they_have_begun() -> None:
 @pytest.mark.parametrize("chunk", ["null", "6"])
 def test_a_filter_refills_with_conversations_where_nothing_streams(chunk: str) -> None:
     text = f"graph: refilled\nextends: {GRAPH}\nedits:\n"
-    text += f"  - set: {{schedule.stream: null, walked.chunk: {chunk}}}\n"
+    text += f"  - set: {{schedule.buffer: null, walked.chunk: {chunk}}}\n"
     text += f"  - add: {{some: {{op: '{OPS}:some', refill: {{rounds: 60}}}}}}\n"
     text += f"  - set: {{update: {{op: '{OPS}:used', model: policy, rows: some}}}}\n"
     Path("refilled.yaml").write_text(text)

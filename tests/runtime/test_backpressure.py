@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("in_demo")
 
 def run(*settings: str, inline: bool = False, count: int = 5) -> Path:
     """Iterations of 16 rows in 8 groups."""
-    schedule = f"schedule={{iterations: {count}, stream: {{staleness: 2, chunk: 6}}}}"
+    schedule = f"schedule={{iterations: {count}, buffer: {{staleness: 2, chunk: 6}}}}"
     note = f"update.note={Path('used.jsonl').resolve()}"
     return run_graph(GRAPH, (schedule, note, *settings), run_dir=Path("run"), inline=inline)
 

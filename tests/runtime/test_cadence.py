@@ -10,7 +10,7 @@ import pytest
 from cadenced import checkpoint, graph, ran, same, versions
 from safetensors.torch import load_file
 
-APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_resuming_gives_the_same(edits: tuple[str, ...], steps: int) -> None:
 
 
 def test_generation_ahead_reads_the_weights_of_the_iteration_before() -> None:
-    unsaved = "set: {schedule: {iterations: 5, staleness: 1}}"
+    unsaved = "set: {schedule: {iterations: 5, buffer: {staleness: 1, by: batch}}}"
     path = graph(
         "ppo", APART, *PPO, DECOUPLED, "set: {update_policy.every: 3, update_policy.from: 2}", unsaved
     )

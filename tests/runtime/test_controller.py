@@ -15,7 +15,7 @@ from rlgraph.runtime.replay import replay
 from rlgraph.runtime.run import run_graph
 
 ONE = "set: {pools: {main: {devices: 1}}}"
-APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
 SIX = "set: {schedule: {iterations: 6, save_every: 3, keep: 9}}"
 SAMPLES = 12  # of an iteration
 

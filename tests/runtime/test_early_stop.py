@@ -14,7 +14,7 @@ from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
-AHEAD = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs")
+AHEAD = ("schedule.buffer={staleness: 1, by: batch}", "update_policy.in.old_logprobs=rollout_logprobs")
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
 
 
@@ -77,7 +77,7 @@ def test_an_evaluation_ends_it_after_so_many_in_a_row() -> None:
 @pytest.mark.parametrize("graph", [ONE, pytest.param(TWO, marks=pytest.mark.nightly)])
 def test_the_last_iteration_has_a_samples_file_whatever_ends_the_run(graph: str) -> None:
     """An evaluation that ends it is done when the next iteration is, where it streams."""
-    stream = "schedule.stream={staleness: 1, chunk: 4}"
+    stream = "schedule.buffer={staleness: 1, chunk: 4}"
     ahead = (stream, AHEAD[1]) if graph == TWO else ()
     for run, ends in (("a", stop("eval/accuracy", 0, times=2)), ("b", stop("reward/mean", -9))):
         last = train(run, *ahead, "eval.every=1", ends, graph=graph)[-1]["step"]

@@ -10,7 +10,11 @@ import pytest
 from rlgraph.runtime.run import run_graph
 
 POOLS = ("pools={train: {devices: 1}, gen: {devices: 1}}", "models.policy.serve.pool=gen")
-STALE = (*POOLS, "schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs")
+STALE = (
+    *POOLS,
+    "schedule.buffer={staleness: 1, by: batch}",
+    "update_policy.in.old_logprobs=rollout_logprobs",
+)
 
 
 @pytest.mark.parametrize("more", [(), POOLS, STALE], ids=["together", "apart", "stale"])

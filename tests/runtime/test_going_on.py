@@ -152,6 +152,6 @@ def test_what_no_checkpoint_holds_may_change(setting: str, path: str) -> None:
 def test_attributes_that_made_what_a_checkpoint_holds_stay() -> None:
     replay = compile_graph("replay", devices=1)
     held = next(node for node, f in replay.functions["train"].items() if f.holds)
-    key = next(iter({*replay.functions["train"][held].attributes} & {"capacity", "max_age", "keep"}))
+    key = next(iter({*replay.functions["train"][held].attributes} & {"capacity", "staleness", "keep"}))
     with pytest.raises(RunError, match=rf"nodes\.{held}\.{key}"):
         changes(Path("a"), replay.fields, compile_graph("replay", [f"{held}.{key}=7"], 1))

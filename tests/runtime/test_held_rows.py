@@ -15,16 +15,16 @@ from rlgraph.nodes.support.record_file import about, read, steps_of
 from rlgraph.runtime.replay import replay
 
 ONE = "set: {pools: {main: {devices: 1}}}"
-APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
 RATIO = "set: {update_policy.in.old_logprobs: rollout_logprobs}"
 SELDOM = (
     "set: {rollout.every: 2, rollout.from: 1, update_policy.minibatches: 1, schedule.record_every: 1}",
-    "add: {kept: {op: replay, rows: rollout, fresh: true, capacity: 12, max_age: 1}}",
+    "add: {kept: {op: replay, rows: rollout, fresh: true, capacity: 12, staleness: 1}}",
     "set: {update_policy.rows: kept}",
 )
 JOINED = (
     "set: {update_policy.minibatches: 1, schedule.iterations: 6, schedule.record_every: 1}",
-    "add: {again: {op: replay, rows: rollout, capacity: 30, max_age: 3, batch: 5, half_life: 1, "
+    "add: {again: {op: replay, rows: rollout, capacity: 30, staleness: 3, batch: 5, half_life: 1, "
     "in: {priority: rewards}}}",
     "set: {update_policy.rows: [rollout, again]}",
     RATIO,

@@ -27,7 +27,7 @@ from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
-AHEAD = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs")
+AHEAD = ("schedule.buffer={staleness: 1, by: batch}", "update_policy.in.old_logprobs=rollout_logprobs")
 TEN = ("prompts.files=[ten.jsonl]", "prompts.batch=4")  # epochs end inside the third batch and with the fifth
 
 
@@ -96,7 +96,11 @@ def test_epochs_of_a_filter_that_refills_are_counted_as_it_takes_them() -> None:
 
 
 def test_a_pipeline_is_emptied_where_epochs_end_and_goes_on_from_there_bit_for_bit() -> None:
-    settings = (*TEN, *AHEAD, "schedule={iterations: 6, save_every: 1 epoch, keep: 9, staleness: 1}")
+    settings = (
+        *TEN,
+        *AHEAD,
+        "schedule={iterations: 6, save_every: 1 epoch, keep: 9, buffer: {staleness: 1, by: batch}}",
+    )
     whole = train("whole", *settings, graph=TWO)
     assert saved("whole") == [3, 5, 6]
     train("part", *settings, graph=TWO, steps=3)
@@ -232,7 +236,7 @@ def test_a_resumed_run_keeps_the_best_of_before() -> None:
 
 
 def test_where_generation_streams_the_evaluation_decides_behind_the_next_iteration() -> None:
-    stream = ("schedule.stream={staleness: 1, chunk: 4, order: in_order}", AHEAD[1])
+    stream = ("schedule.buffer={staleness: 1, chunk: 4, order: in_order}", AHEAD[1])
     lines = train("a", *EVERY, *stream, best(), graph=TWO)
     first = ranked(lines)[0]
     assert saved("a") == sorted({first, 6})

@@ -22,7 +22,7 @@ def lent_rounds(run_dir: str) -> float:
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_rounds_run_on_both_pools_and_no_promise_changes(staleness: int) -> None:
-    iterations = run("a", f"schedule.stream={{staleness: {staleness}, chunk: 2, lend: true}}")
+    iterations = run("a", f"schedule.buffer={{staleness: {staleness}, chunk: 2, lend: true}}")
     check(iterations, staleness)
     assert lent_rounds("a") > 0
     assert max(line["finished/age_max"] for line in metrics("a")) <= staleness
@@ -30,13 +30,13 @@ def test_rounds_run_on_both_pools_and_no_promise_changes(staleness: int) -> None
 
 @pytest.mark.parametrize("too_old", ["drop", "correct"])
 def test_what_is_too_old_is_dropped_or_used(too_old: str) -> None:
-    iterations = run("a", f"schedule.stream={{staleness: 1, too_old: {too_old}, chunk: 2, lend: true}}")
+    iterations = run("a", f"schedule.buffer={{staleness: 1, too_old: {too_old}, chunk: 2, lend: true}}")
     check(iterations, 1 if too_old == "drop" else 8, whole=False)
     assert lent_rounds("a") > 0
 
 
 def test_a_run_goes_on_with_what_both_pools_have_begun() -> None:
-    settings = "schedule={iterations: 8, save_every: 3, stream: {staleness: 2, chunk: 4, lend: true}}"
+    settings = "schedule={iterations: 8, save_every: 3, buffer: {staleness: 2, chunk: 4, lend: true}}"
     run("a", settings, steps=3)
     state = json.loads(Path("a/checkpoints/step-000003/state.json").read_text())
     assert state["waiting"]["finished"]
@@ -45,7 +45,7 @@ def test_a_run_goes_on_with_what_both_pools_have_begun() -> None:
 
 def test_a_pool_is_lent_with_its_own_weights_while_an_evaluation_has_newer_ones(run_on_devices: Any) -> None:
     """Evaluations bring weights to the pool that generates, and to no pool that is lent."""
-    stream = "schedule={iterations: 4, stream: {staleness: 1, chunk: 2, lend: true}}"
+    stream = "schedule={iterations: 4, buffer: {staleness: 1, chunk: 2, lend: true}}"
     settings = ("pools={train: {devices: 1}, gen: {devices: 1}}", "rollout.max_new_tokens=24", "eval.every=1")
     run_on_devices(
         ONES, "--run-dir", "a", *settings, "update_policy.in.old_logprobs=rollout_logprobs", stream
@@ -72,7 +72,7 @@ def recorded(run_dir: str) -> dict[tuple[int, ...], list[tuple[Any, Any]]]:
 
 def test_a_sample_is_the_same_whichever_pool_draws_it(run_on_devices: Any) -> None:
     """Of an iteration all is drawn in it, and rounds of processes are under way on both pools at once."""
-    stream = "schedule={iterations: 4, record_every: 1, stream: {staleness: 0, chunk: 2, lend: LEND}}"
+    stream = "schedule={iterations: 4, record_every: 1, buffer: {staleness: 0, chunk: 2, lend: LEND}}"
     settings = ("models.policy.optimizer={lr: 1e-30, weight_decay: 0}", "eval.before=false")  # weights stay
     settings += ("pools={train: {devices: 1}, gen: {devices: 2}}", "rollout.max_new_tokens=24")
     settings += ("update_policy.in.old_logprobs=rollout_logprobs",)

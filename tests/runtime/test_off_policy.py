@@ -10,8 +10,8 @@ import pytest
 from rlgraph.runtime.run import run_graph
 
 HERE = Path(__file__).parent
-APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
-FRESH = "set: {pools: {main: {devices: 1}}, schedule.staleness: 0}"
+APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
+FRESH = "set: {pools: {main: {devices: 1}}, schedule.buffer: {staleness: 0, by: batch}}"
 TIS = "add: {rollout_weights: {op: correction.tis}}"
 DATA = "demo_files/train.parquet"
 

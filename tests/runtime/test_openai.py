@@ -346,7 +346,7 @@ def test_a_judge_behind_an_endpoint_gives_the_rewards_of_one_in_the_worker(
 @pytest.mark.usefixtures("in_demo")
 def test_a_judge_may_be_on_a_pool_that_is_lent(serving: Callable[..., Completer], tmp_path: Path) -> None:
     there = f'{{engine: openai, openai: {{addresses: ["{serving().url}"]}}, pool: train}}'
-    settings = ["schedule={iterations: 2, stream: {staleness: 0, chunk: 2, lend: true}}"]
+    settings = ["schedule={iterations: 2, buffer: {staleness: 0, chunk: 2, lend: true}}"]
     settings += ["pools={train: {devices: 1}, gen: {devices: 1}}", "models.policy.train.pool=train"]
     settings += ["models.policy.serve.pool=gen", "update_policy.in.old_logprobs=rollout_logprobs"]
     run_graph(judged(tmp_path, there), settings, inline=True, run_dir=Path("run"))

@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 ONE, TWO = str(HERE / "ones.yaml"), str(HERE / "ones_two.yaml")
 OPS = HERE / "ones_ops.py"
 # with generation ahead, the denominator of the ratio is what the rollout itself computed
-AHEAD = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs")
+AHEAD = ("schedule.buffer={staleness: 1, by: batch}", "update_policy.in.old_logprobs=rollout_logprobs")
 pytestmark = pytest.mark.usefixtures("in_demo")
 
 
@@ -88,17 +88,30 @@ def test_two_pools_give_the_numbers_of_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_generation_uses_weights_as_old_as_the_plan_says() -> None:
-    graph, settings = with_versions(TWO), (*AHEAD, "schedule={iterations: 6, save_every: 3, staleness: 1}")
+    graph, settings = (
+        with_versions(TWO),
+        (*AHEAD, "schedule={iterations: 6, save_every: 3, buffer: {staleness: 1, by: batch}}"),
+    )
     lines = inline(graph, *settings, run_dir="ahead")
     # the pipeline empties at the checkpoint after iteration 3, and with it the lead
     assert [line["served/version"] for line in lines[1:]] == [0, 0, 1, 3, 3, 4]
-    lines = inline(graph, *settings, "schedule.staleness=2", "schedule.save_every=0", run_dir="further")
+    lines = inline(
+        graph,
+        *settings,
+        "schedule.buffer={staleness: 2, by: batch}",
+        "schedule.save_every=0",
+        run_dir="further",
+    )
     assert [line["served/version"] for line in lines[1:]] == [0, 0, 0, 1, 2, 3]
     assert Path("ahead/samples/step-000003.jsonl").is_file()
 
 
 def test_a_resume_at_a_boundary_is_the_run_with_that_boundary() -> None:
-    settings = (*AHEAD, "schedule={iterations: 6, save_every: 3, staleness: 1}", "prompts.batch=5")
+    settings = (
+        *AHEAD,
+        "schedule={iterations: 6, save_every: 3, buffer: {staleness: 1, by: batch}}",
+        "prompts.batch=5",
+    )
     whole = inline(TWO, *settings, run_dir="whole")
     inline(TWO, *settings, run_dir="halves", steps=3)
     halves = inline(TWO, *settings, run_dir="halves", steps=6, resume=True)

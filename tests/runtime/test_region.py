@@ -29,7 +29,7 @@ def refilled() -> Plan:
 
 @pytest.fixture
 def streamed() -> Plan:
-    return compile_graph(str(HERE / "streamed.yaml"), ["schedule.stream={staleness: 1, chunk: 6}"], 1)
+    return compile_graph(str(HERE / "streamed.yaml"), ["schedule.buffer={staleness: 1, chunk: 6}"], 1)
 
 
 def begin(plan: Plan, position: int = 0) -> RunningRegion:

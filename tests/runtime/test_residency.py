@@ -28,7 +28,7 @@ SMALL = (
     "models.policy.train.micro_tokens=64",
     "models.ref.train.micro_tokens=64",
 )
-AHEAD = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs")
+AHEAD = ("schedule.buffer={staleness: 1, by: batch}", "update_policy.in.old_logprobs=rollout_logprobs")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def run(graph: str, settings: tuple[str, ...], name: str, cluster: str | None = 
 
 @pytest.mark.parametrize(
     ("graph", "settings"),
-    [(ONE, ()), (TWO, AHEAD), (TWO, (*AHEAD, "schedule.staleness=2"))],
+    [(ONE, ()), (TWO, AHEAD), (TWO, (*AHEAD, "schedule.buffer={staleness: 2, by: batch}"))],
     ids=["one pool", "one ahead", "two ahead"],
 )
 def test_moves_change_no_number(graph: str, settings: tuple[str, ...]) -> None:

@@ -46,7 +46,7 @@ def test_weights_that_are_sent_end_a_round() -> None:
     text = f"graph: due\nextends: {GRAPH}\nedits:\n"
     text += f"  - replace: {{drawn: {{op: '{OPS}:draw_until_due', model: policy, n: 2}}}}\n"
     Path("due.yaml").write_text(text)
-    stream = "schedule={iterations: 2, stream: {staleness: 1}}"
+    stream = "schedule={iterations: 2, buffer: {staleness: 1}}"
     assert check(run("a", stream, graph="due.yaml", inline=False), 1) == [*range(16)]
 
 

@@ -56,7 +56,7 @@ def test_a_slow_worker_gets_fewer_rows_where_their_order_is_free(order: str) -> 
     pools = "pools={train: {devices: 1}, gen: {devices: 2}}"
     with slowed(note):
         iterations = run(
-            "a", f"schedule={{iterations: 14, stream: {stream}}}", pools, graph="slow.yaml", inline=False
+            "a", f"schedule={{iterations: 14, buffer: {stream}}}", pools, graph="slow.yaml", inline=False
         )
     check(iterations, 3)
     lines = rounds(note)

@@ -22,7 +22,7 @@ from rlgraph.runtime.run import run_graph
 
 OPS = HERE / "state_ops.py"
 ONE = "set: {pools: {main: {devices: 1}}}"
-APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.staleness: 1}"
+APART = "set: {pools: {train: {devices: 1}, gen: {devices: 1}}, schedule.buffer: {staleness: 1, by: batch}}"
 KEPT = f"insert: {{kept: {{op: '{OPS}:less_its_mean', on: rewards}}}}"
 READ = f"insert: {{read: {{op: '{OPS}:plus_the_mean', on: kept, state: kept, in: {{rewards: kept}}}}}}"
 TIS = "add: {rollout_weights: {op: correction.tis}}"

@@ -145,7 +145,7 @@ def test_new_weights_sleep_and_other_calls_forget_what_was_kept(tmp_path: Path) 
 
 
 POOLS = "pools={train: {devices: 1}, gen: {devices: 1}}"
-STREAM = "schedule={iterations: 4, stream: {staleness: 1, order: in_order, chunk: 3}}"
+STREAM = "schedule={iterations: 4, buffer: {staleness: 1, order: in_order, chunk: 3}}"
 
 
 @pytest.mark.usefixtures("in_demo")

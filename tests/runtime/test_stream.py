@@ -52,16 +52,16 @@ def check(iterations: list[dict[str, Any]], staleness: int, whole: bool = True) 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_every_prompt_is_used_once_and_no_row_is_too_old(staleness: int) -> None:
-    iterations = run("a", f"schedule.stream.staleness={staleness}")
+    iterations = run("a", f"schedule.buffer.staleness={staleness}")
     check(iterations, staleness)
     ages = [line["finished/age_max"] for line in metrics("a")]
     assert max(ages) <= staleness and len(ages) == 8
 
 
 def test_in_order_prompts_come_as_they_are_and_each_is_of_one_version() -> None:
-    iterations = run("a", "schedule.stream.order=in_order")
+    iterations = run("a", "schedule.buffer.order=in_order")
     assert check(iterations, 2) == [*range(8 * ROWS // N)]
-    assert iterations == run("b", "schedule.stream={order: in_order, staleness: 2, chunk: 3}")
+    assert iterations == run("b", "schedule.buffer={order: in_order, staleness: 2, chunk: 3}")
 
 
 def test_a_filter_drops_groups_and_iterations_are_full() -> None:
@@ -76,31 +76,31 @@ def test_a_filter_drops_groups_and_iterations_are_full() -> None:
 
 
 def test_what_is_too_old_is_dropped_where_the_graph_says_so() -> None:
-    iterations = run("a", "schedule.stream={staleness: 1, too_old: drop, chunk: 2}")
+    iterations = run("a", "schedule.buffer={staleness: 1, too_old: drop, chunk: 2}")
     check(iterations, 1, whole=False)
     assert sum(line["finished/dropped"] for line in metrics("a")) > 0
 
 
 def test_what_is_too_old_is_used_where_a_loss_corrects() -> None:
-    iterations = run("a", "schedule.stream={staleness: 1, too_old: correct, chunk: 2}")
+    iterations = run("a", "schedule.buffer={staleness: 1, too_old: correct, chunk: 2}")
     ages = [one["iteration"] - version for one in iterations for version in one["versions"]]
     assert max(ages) > 1
 
 
 def test_a_run_goes_on_with_what_was_begun() -> None:
-    run("a", "schedule={iterations: 4, stream: {staleness: 2, chunk: 6}}")
+    run("a", "schedule={iterations: 4, buffer: {staleness: 2, chunk: 6}}")
     kept = json.loads(Path("a/checkpoints/step-000004/state.json").read_text())
     assert kept["positions"]["numbers"] == 4 * ROWS // N  # nothing more is begun for a run that ends
-    whole = run("b", "schedule={iterations: 8, save_every: 3, stream: {staleness: 2, chunk: 6}}", steps=3)
+    whole = run("b", "schedule={iterations: 8, save_every: 3, buffer: {staleness: 2, chunk: 6}}", steps=3)
     waiting = json.loads(Path("b/checkpoints/step-000003/state.json").read_text())["waiting"]["finished"]
     assert waiting
-    whole = run("b", "schedule={iterations: 8, save_every: 3, stream: {staleness: 2, chunk: 6}}", resume=True)
+    whole = run("b", "schedule={iterations: 8, save_every: 3, buffer: {staleness: 2, chunk: 6}}", resume=True)
     check(whole, 2)
 
 
 def test_in_order_a_run_is_the_same_on_any_number_of_devices() -> None:
     graph, runs = str(Path(__file__).parent / "ones.yaml"), ((1, True), (1, True), (2, False))
-    stream = "schedule={iterations: 3, stream: {staleness: 1, order: in_order, chunk: 2}}"
+    stream = "schedule={iterations: 3, buffer: {staleness: 1, order: in_order, chunk: 2}}"
     settings = (stream, "update_policy.in.old_logprobs=rollout_logprobs", "eval.before=false")
     for number, (devices, inline) in enumerate(runs):
         pools = f"pools={{train: {{devices: 1}}, gen: {{devices: {devices}}}}}"
@@ -114,7 +114,7 @@ def test_in_order_a_run_is_the_same_on_any_number_of_devices() -> None:
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_in_order_a_resumed_run_is_the_one_that_went_on(staleness: int) -> None:
     stream = f"{{staleness: {staleness}, order: in_order, chunk: 6}}"
-    settings = f"schedule={{iterations: 8, save_every: 3, stream: {stream}}}"
+    settings = f"schedule={{iterations: 8, save_every: 3, buffer: {stream}}}"
     run("a", settings, steps=3)
     assert run("a", settings, resume=True) == run("b", settings)
 
@@ -125,7 +125,7 @@ def test_prompts_that_a_filter_drops_before_generation_leave_others_as_they_are(
     text = f"graph: chosen\nextends: {GRAPH}\nedits:\n  - add: {{{nodes}}}\n"
     text += "  - set: {numbers.pool: gen, drawn.rows: few, update.rows: whole}\n"
     Path("chosen.yaml").write_text(text)
-    prompts = check(run("a", "schedule.stream.chunk=3", graph="chosen.yaml"), 2, whole=False)
+    prompts = check(run("a", "schedule.buffer.chunk=3", graph="chosen.yaml"), 2, whole=False)
     assert all(prompt % 3 != 1 for prompt in prompts)
 
 
@@ -144,7 +144,7 @@ def late(waiting, wanted):
 def test_a_function_says_which_groups_come_next_and_one_that_takes_none_leaves_the_order() -> None:
     Path("policies.py").write_text(POLICIES)
     orders = {"a": "fifo", "b": "policies.py:none", "c": "policies.py:late"}
-    stream = "schedule.stream={{staleness: 3, chunk: 40, order: '{}'}}"
+    stream = "schedule.buffer={{staleness: 3, chunk: 40, order: '{}'}}"
     first, same, other = (run(name, stream.format(order)) for name, order in orders.items())
     assert first == same
     assert min(other[0]["groups"]) > max(first[0]["groups"])
@@ -162,7 +162,7 @@ def test_nothing_is_kept_of_rows_that_are_dropped(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("rlgraph.runtime.segments.RunningRegion", noted)
     Path("policies.py").write_text(POLICIES)
-    run("a", "schedule.stream={staleness: 1, too_old: drop, chunk: 8, order: 'policies.py:late'}")
+    run("a", "schedule.buffer={staleness: 1, too_old: drop, chunk: 8, order: 'policies.py:late'}")
     assert sum(line["finished/dropped"] for line in metrics("a")) > 0
     (region,) = regions
     assert region.clock.times.keys() <= {*region.ledger.in_flight, *region.buffer.prompts.tolist()}

@@ -25,7 +25,7 @@ COLUMNS = ("tokens", "loss_mask", "rollout_logprobs", "token_versions")
 @pytest.mark.usefixtures("in_demo")
 def test_a_token_has_the_log_prob_of_the_version_that_drew_it_at_any_age() -> None:
     settings = [f"schedule.{key}={value}" for key, value in SCHEDULE.items()]
-    settings += [f"schedule.stream.staleness={STALENESS}", "rollout.chunk=5"]
+    settings += [f"schedule.buffer.staleness={STALENESS}", "rollout.chunk=5"]
     run_graph(GRAPH, settings, inline=True, run_dir=Path("run"))
     of_version = [scorer(version) for version in range(ITERATIONS)]
     ages, mixed, moved = set[int](), 0, list[float]()

@@ -26,7 +26,7 @@ extends: {TWO}
 edits:
   - remove: [eval]
   - set:
-      schedule: {{iterations: 4, stream: {{staleness: {staleness}, chunk: 5}}}}
+      schedule: {{iterations: 4, buffer: {{staleness: {staleness}, chunk: 5}}}}
       update_policy.rows: kept
       update_policy.in.old_logprobs: rollout_logprobs
       ref_logprobs.rows: kept
@@ -54,7 +54,7 @@ def test_a_run_takes_what_its_ledger_says_and_each_prompt_once(
         return places
 
     monkeypatch.setattr(GroupLedger, "take", noted)
-    stream = f"schedule.stream={{staleness: 1, chunk: 3, order: {order}}}"
+    stream = f"schedule.buffer={{staleness: 1, chunk: 3, order: {order}}}"
     settings = [stream, "schedule.iterations=5", "update_policy.in.old_logprobs=rollout_logprobs"]
     run_graph(TWO, settings, 1, run_dir=Path("run"), inline=True)
     used = Counter(prompt for prompts in takes for prompt in prompts)

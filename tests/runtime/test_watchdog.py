@@ -18,6 +18,7 @@ from rlgraph.printing.alarm import alarm_text
 from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.watchdog import Rule, Watchdog, rules
+from rlgraph.syntax.settings import Buffer
 
 HERE = Path(__file__).parent
 ONES = str(HERE / "ones.yaml")
@@ -83,7 +84,9 @@ def plan() -> Plan:
 
 def stale(plan: Plan) -> Plan:
     """The same, as if its updates had rows of older weights."""
-    return replace(plan, schedule=plan.schedule.model_copy(update={"staleness": 2}))
+    return replace(
+        plan, schedule=plan.schedule.model_copy(update={"buffer": Buffer(staleness=2, by="batch")})
+    )
 
 
 def lines(wrong: Mapping[str, float], count: int = 40) -> Iterator[Line]:
@@ -171,7 +174,7 @@ def test_what_older_weights_explain_is_no_difference_of_engines(plan: Plan, in_d
     graph, note = str(HERE / "learned.yaml"), "rollout_weights.note=note"
     streamed = compile_graph(graph, (note,), 2)
     assert [alarm["rule"] for alarm in said(streamed, lines(wrong))] == ["rows-old"]
-    at_once = compile_graph(graph, (note, "schedule.stream.staleness=0"), 2)
+    at_once = compile_graph(graph, (note, "schedule.buffer.staleness=0"), 2)
     assert [alarm["rule"] for alarm in said(at_once, lines(wrong))] == ["engines-apart"]
 
 

@@ -79,7 +79,11 @@ def assert_sane(metrics: list[dict[str, Any]], iterations: int = 3) -> None:
 
 @pytest.mark.nightly
 def test_two_pools_one_ahead_and_two_servers(files: Path, tmp_path: Path) -> None:
-    args = ("schedule.staleness=1", "update_policy.in.old_logprobs=rollout_logprobs", "pools.gen.devices=2")
+    args = (
+        "schedule.buffer={staleness: 1, by: batch}",
+        "update_policy.in.old_logprobs=rollout_logprobs",
+        "pools.gen.devices=2",
+    )
     assert_sane(run(files, tmp_path / "run", TWO, *args))
     assert len([*(tmp_path / "run" / "logs").glob("sglang-*.log")]) == 2
 
@@ -190,7 +194,7 @@ def test_what_streams_is_in_flight_while_weights_change(files: Path, tmp_path: P
     """`drawn` refuses samples whose tokens, prompts and versions do not belong together."""
     graph, settings = ONES.with_name("partial.yaml"), ["mixed.refill={}", "rollout.max_new_tokens=48"]
     settings += ["pools={train: {devices: 1}, gen: {devices: 2}}", "models.policy.serve.pool=gen"]
-    settings += ["schedule={iterations: 6, stream: {staleness: 2}}"]
+    settings += ["schedule={iterations: 6, buffer: {staleness: 2}}"]
     found = run(files, tmp_path / "run", graph, *settings)
     assert [line["rows/used"] for line in found] == [14] * 6
     assert all(line["update_policy/grad_norm"] > 0 and line["versions/age"] <= 2 for line in found)
@@ -201,7 +205,7 @@ def test_what_streams_is_in_flight_while_weights_change(files: Path, tmp_path: P
 def test_a_pool_that_waits_has_servers_that_draw_until_it_trains(files: Path, tmp_path: Path) -> None:
     graph, settings = ONES.with_name("partial.yaml"), ["mixed.refill={}", "rollout.max_new_tokens=48"]
     settings += ["pools={train: {devices: 1}, gen: {devices: 1}}", "models.policy.serve.pool=gen"]
-    settings += ["schedule={iterations: 6, stream: {staleness: 1, lend: true}}"]
+    settings += ["schedule={iterations: 6, buffer: {staleness: 1, lend: true}}"]
     found = run(files, tmp_path / "run", graph, *settings)
     assert [line["rows/used"] for line in found] == [14] * 6
     assert all(line["update_policy/grad_norm"] > 0 and line["versions/age"] <= 1 for line in found)

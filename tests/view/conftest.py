@@ -20,13 +20,14 @@ extends: dapo
 edits:
   - add: {pools.train: {devices: 6}, pools.gen: {devices: 2}}
   - remove: [pools.main]
-  - set: {schedule.staleness: 1, update_policy.in.old_logprobs: rollout_logprobs, informative.refill: true}
+  - set: {schedule.buffer: {staleness: 1, by: batch}, informative.refill: true}
+  - set: {update_policy.in.old_logprobs: rollout_logprobs}
 """
 
 
 STREAMED = (
     "pools={train: {devices: 4}, gen: {devices: 4}}",
-    "schedule.stream={staleness: 2}",
+    "schedule.buffer={staleness: 2}",
     "update_policy.in.old_logprobs=rollout_logprobs",
     "prompts.batch=16",
 )

@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[3]
-sys.path += [str(TESTS / "sglang"), str(TESTS / "helpers")]
+sys.path.extend(str(Path(__file__).parents[3] / folder) for folder in ("sglang", "helpers"))
 
 import fake
 import torch

@@ -13,9 +13,10 @@ from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, checksum
 from rlgraph.lowering import digest
 from rlgraph.printing.plan_diff import differences
-from rlgraph.reports.older_plans import translated_graph, translated_override
+from rlgraph.reports.former_plans import present_override
 from rlgraph.reports.plan_file import compile_again, load
 from rlgraph.runtime.rundir.changes import changes
+from rlgraph.syntax.former_keys import present_graph
 from rlgraph.syntax.source import Tree
 
 SETTINGS = (
@@ -78,14 +79,14 @@ def test_a_graph_has_the_digest_that_it_had() -> None:
     ],
 )
 def test_an_override_goes_where_its_setting_is(older: str, now: str) -> None:
-    assert translated_override(older, {"judge": "openai"}) == now
+    assert present_override(older, {"judge": "openai"}) == now
 
 
 @pytest.mark.parametrize(
     "graph", [{}, {"models": None}, {"models": {"a": None}}, {"models": {"a": {"serve": 1}}}]
 )
 def test_a_graph_without_such_settings_stays(graph: dict[str, Any]) -> None:
-    assert translated_graph(graph) == graph
+    assert present_graph(graph) == graph
 
 
 def test_a_remedy_is_an_edit_that_mends_the_graph() -> None:
