@@ -79,7 +79,7 @@ def preflight(plan: Plan, tree: Tree, strict: bool = False) -> Inspection:
 
 
 @dataclass(frozen=True)
-class RowReader:
+class TokenReader:
     """A node whose model sees the tokens of a source: how many it adds, and how many rows may have.
 
     Limits are named as the attributes that set them, for errors.
@@ -389,7 +389,9 @@ class Preflight:
             modified(file)
         return None
 
-    def _check_context(self, node: str, function: Function, reader: RowReader, data: Any, mark: Mark) -> None:
+    def _check_context(
+        self, node: str, function: Function, reader: TokenReader, data: Any, mark: Mark
+    ) -> None:
         """Check that the longest row of a source, and what a reader adds to it, fit the reader's model."""
         place, tokens = data.longest()
         prompt_limit = f"{node}.{function.roles.get('prompt_limit', 'max_tokens')}"
@@ -460,7 +462,7 @@ class Preflight:
     def _warn(self, kind: str, law: str, mark: Mark, remedy: str) -> None:
         self.warnings.append(Problem(kind, law, mark, remedy=remedy, grade="warning"))
 
-    def _readers(self, phase: str, source: Function) -> list[RowReader]:
+    def _readers(self, phase: str, source: Function) -> list[TokenReader]:
         """Return the nodes whose model sees the tokens of a source."""
         written = set(source.outs.values())
         columns = self.plan.columns[phase]
@@ -476,7 +478,7 @@ class Preflight:
                     origins.add(column.origin)
             if origins & written:
                 readers.append(
-                    RowReader(
+                    TokenReader(
                         model=function.model,
                         response=int(function.value("response_limit", 0)),
                         response_limit=f"{node}.{function.roles.get('response_limit')}",

@@ -18,7 +18,7 @@ def everything(group: int64[samples]) -> boolean[samples]:
     Partial rollouts without a filter of rewards, as of Kimi k1.5 (arXiv 2501.12599).
 
     Example:
-        finished: {op: filter.all, refill: {keep: 1}}
+        finished: {op: filter.all, refill: {rows: 8}}
     """
     return torch.ones_like(group, dtype=torch.bool)
 

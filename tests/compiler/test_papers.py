@@ -39,10 +39,12 @@ def stated(name: str) -> list[tuple[str, str, Any]]:
 
 
 def value(functions: dict[str, Function], name: str, node: str, key: str) -> Any:
-    if node == "schedule" or key in ("op", "every", "from"):
-        tree = as_written(name).at((node,) if node == "schedule" else ("nodes", node))
-        return tree.items[key].value
-    function, path = functions[node], key.split(".")
+    path = key.split(".")
+    if node == "schedule":
+        return as_written(name).at(("schedule", *path)).value
+    if key in ("op", "every", "from"):
+        return as_written(name).at(("nodes", node, key)).value
+    function = functions[node]
     if path == ["in"]:
         return {port: column.partition("@")[0] for port, column in function.ins.items()}
     if key in function.courses:

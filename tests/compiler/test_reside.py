@@ -22,7 +22,7 @@ from rlgraph.ir.plan import Plan, Step
 from rlgraph.lowering import plan_tree
 from rlgraph.planning import offload
 from rlgraph.planning.auto_settings import fixed
-from rlgraph.planning.offload import Gap, _over_iterations, _Search, _taken, reside
+from rlgraph.planning.offload import Gap, _chosen_gaps, _over_iterations, _Search, reside
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.syntax.source import Source, parse
 from share import examples
@@ -104,7 +104,7 @@ def test_no_fewer_moves_would_do(share: float) -> None:
     cluster = tight(plan, H100, share)
     print_ = footprint(plan, cluster)
     order = print_.in_order()
-    made, taken = _taken(print_, order, _over_iterations)
+    made, taken = _chosen_gaps(print_, order, _over_iterations)
     chosen = taken["main"]
     assert made.notes == plan.notes  # which would say that it is not proved
     room = [
@@ -112,7 +112,7 @@ def test_no_fewer_moves_would_do(share: float) -> None:
         for s in order
     ]
     cramped = footprint(plan, cluster.model_copy(update={"memory": 1.0}))
-    every = _taken(cramped, order, _over_iterations)[1]["main"]
+    every = _chosen_gaps(cramped, order, _over_iterations)[1]["main"]
 
     def enough(gaps: Sequence[object]) -> bool:
         return all(left + sum(g.size for g in gaps if at in g.inside) >= 0 for at, left in enumerate(room))  # type: ignore[attr-defined]

@@ -121,16 +121,16 @@ def test_of_several_launches_one_is_chosen_and_it_is_said(tmp_path: Path) -> Non
     script = tmp_path / "run.sh"
     script.write_text("python train.py --x 1\npython train.py --x 2\npython train.py --x 2\n")
     first = read_flags([str(script)], ("train.py",))
-    assert first.given == {"x": 1}
+    assert first.flags == {"x": 1}
     assert "it has 2 launches, and this is the one of line 1" in first.outcomes()[0].text
-    assert read_flags([str(script), "--y", "3"], ("train.py",), launch=2).given == {"x": 2, "y": 3}
+    assert read_flags([str(script), "--y", "3"], ("train.py",), launch=2).flags == {"x": 2, "y": 3}
     with pytest.raises(GraphError, match="no launch 3"):
         read_flags([str(script)], ("train.py",), launch=3)
 
 
 def test_flags_alone_and_a_pasted_command(tmp_path: Path) -> None:
-    assert read_flags(["--x", "1", "--on"], ("train.py",)).given == {"x": 1, "on": True}
-    assert read_flags(["python3", "train.py", "--x", "1"], ("train.py",)).given == {"x": 1}
+    assert read_flags(["--x", "1", "--on"], ("train.py",)).flags == {"x": 1, "on": True}
+    assert read_flags(["python3", "train.py", "--x", "1"], ("train.py",)).flags == {"x": 1}
     with pytest.raises(GraphError, match="there are no settings"):
         read_flags([], ("train.py",))
     with pytest.raises(GraphError, match=r"there is no file none\.sh"):

@@ -8,6 +8,7 @@ import pytest
 
 from rlgraph.compiler import compile_graph
 from rlgraph.frontend.compose import compose
+from rlgraph.ir.actions import RunOp
 from rlgraph.ir.plan import Plan, Step, Target
 from rlgraph.printing.plan_text import plan_text
 
@@ -57,7 +58,8 @@ def test_the_update_frees_what_has_joined_it() -> None:
     imitate, lead = step(plan, "imitate"), step(plan, "update_policy")
     assert imitate.id < lead.id and imitate.id in lead.after
     assert not imitate.frees and {*imitate.reads} <= {*lead.frees}
-    assert not imitate.updates and [one.node for one in plan.updates("policy")] == ["update_policy"]
+    assert isinstance(imitate.action, RunOp) and not imitate.action.updates
+    assert [one.node for one in plan.updates("policy")] == ["update_policy"]
     assert plan.new_versions(1) == {"policy": 1}
 
 
