@@ -61,7 +61,7 @@ def test_every_row_has_what_the_node_of_its_route_wrote(
         "add: {mixed: {op: filter.mixed, in: {rewards: told}, refill: true}}\n"
         "  - set: {advantages.rows: mixed, old_logprobs.rows: mixed}",
         "replace: {pools: {train: {devices: 1}, serve: {devices: 1}}}\n"
-        "  - set: {schedule.buffer: {staleness: 1, by: batch}}",
+        "  - set: {schedule.buffer: {staleness: 1, by: batch}}\n"
         "  - set: {update_policy.in.old_logprobs: rollout_logprobs}",
     ],
     ids=["refilled", "ahead"],
