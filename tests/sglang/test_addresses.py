@@ -122,7 +122,7 @@ def test_a_sample_that_takes_too_long_is_asked_for_again_elsewhere_and_not_for_e
 def test_what_a_server_never_saw_is_asked_for_again_where_new_weights_come(
     path: str, model: torch.nn.Module, tmp_path: Path, fakes: list[Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "SWEEPS", 5)
+    monkeypatch.setattr(calls, "MAX_ABORTS", 5)
     engine = reaching(path, tmp_path, fakes)
     engine.load_weights(model.named_parameters(), 0)
     fakes[0].paused = True

@@ -162,5 +162,5 @@ def test_an_engine_brings_its_server_weights_in_8_bits(
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0), (12, 0)])
 def test_other_gpus_are_refused(capability: tuple[int, int]) -> None:
     check_device((9, 0))
-    with pytest.raises(RunError, match=r"of Hopper GPUs(.|\n)*leave out serve.quantization"):
+    with pytest.raises(RunError, match=r"of Hopper GPUs(.|\n)*leave out serve.sglang.quantization"):
         check_device(capability)

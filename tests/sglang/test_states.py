@@ -117,7 +117,7 @@ def test_the_version_is_that_of_the_last_sync(
 def test_what_a_paused_server_never_saw_is_given_up(
     any_engine: SglangEngine, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "SWEEPS", 5)
+    monkeypatch.setattr(calls, "MAX_ABORTS", 5)
     with ThreadPoolExecutor(1) as pool:
         client.hold()
         try:

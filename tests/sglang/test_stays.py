@@ -232,12 +232,12 @@ def test_of_servers_that_stream_nothing_samples_go_on_too(
         ended.extend(now)
         return len(ended) >= 2
 
-    monkeypatch.setattr(calls, "MOMENT", 60.0)
+    monkeypatch.setattr(calls, "STAY_SECONDS", 60.0)
     first = engine.generate(requests, Sampling(4000), enough, stays=True)
     assert [(len(one.tokens), one.finish) for (one,) in first] == [(3, "length")] * 2 + [(0, "abort")] * 2
     assert sum(one.served for one in fakes) == 4 and sorted(ended) == [0, 1]
     # one is given up, the other goes on; new weights end it, and it is asked for from what it has
-    monkeypatch.setattr(calls, "MOMENT", 0.2)
+    monkeypatch.setattr(calls, "STAY_SECONDS", 0.2)
     assert [len(one.tokens) for (one,) in engine.generate(requests[2:3], Sampling(4000), stays=True)] == [0]
     while len(engine.calls.asks) > 1:
         threading.Event().wait(0.01)

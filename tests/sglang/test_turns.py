@@ -57,7 +57,7 @@ def drawn(client: Client) -> int:
 def main(rank: int, folder: Path, path: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    fake.STEP, calls.MOMENT = 0.05, 0.2
+    fake.STEP, calls.STAY_SECONDS = 0.05, 0.2
     server = Drawing()
     place = {"client": server.client, "log": folder / "log", "port": SimpleNamespace(close=lambda: None)}
     place |= {"wait": lambda timeout: None, "is_alive": lambda: not server.dead, "close": server.close}
