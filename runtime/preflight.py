@@ -43,11 +43,13 @@ class Inspection:
         iterations: how many the run's epochs are; None where it is not given in epochs.
         rows: of each source whose rows are counted before it gives them.
         warnings: what is likely a mistake, though the run could go on.
+        unchecked: a sentence about each source whose data could not be looked at.
     """
 
     iterations: int | None
     rows: Mapping[str, int]
     warnings: Sequence[Problem]
+    unchecked: Sequence[str]
 
 
 def preflight(plan: Plan, tree: Tree, strict: bool = False) -> Inspection:
@@ -75,7 +77,7 @@ def preflight(plan: Plan, tree: Tree, strict: bool = False) -> Inspection:
         checks.problems += [replace(warning, grade="error") for warning in checks.warnings]
     if checks.problems:
         raise GraphError(checks.problems)
-    return Inspection(iterations, checks.rows, checks.warnings)
+    return Inspection(iterations, checks.rows, checks.warnings, checks.unchecked)
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Preflight:
         self.tree = tree
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
+        self.unchecked: list[str] = []
         self.endless: set[str] = set()  # models whose files name no token that ends a text
         self.tokenizers: dict[str, Any] = {}
         self.context: dict[str, int | None] = {}  # model -> tokens that fit
@@ -308,9 +311,13 @@ class Preflight:
     def data(self) -> None:
         """Check that every source's files can be read, and that their rows fit the models that read them."""
         for phase, node, function in self._functions():
-            declared = load(function.target).declared
-            if declared.load is not None:
-                self._source(phase, node, function, declared.load)
+            op = load(function.target)
+            if op.declared.load is not None:
+                self._source(phase, node, function, op.declared.load)
+            elif op.source:
+                law = f"node `{node}`: its data were not looked at, as {_op_name(function)} has no load="
+                remedy = "add @op(..., load=FUNCTION), where FUNCTION takes the op's attributes and reads all"
+                self.unchecked.append(f"{law}; {remedy}")
             elif function.target == OPS["rollout.agent"] and function.model in self.tokenizers:
                 self._agent(phase, node, function)
 

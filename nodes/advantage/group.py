@@ -174,11 +174,11 @@ def grpo_passk(
     """
     centred, members, count = centred_by_group(rewards, group)
     scores = rewards.double()
-    first = _largest(scores, members, len(count))
-    best = scores == first[members]
+    largest = _largest(scores, members, len(count))
+    best = scores == largest[members]
     second = _largest(scores.masked_fill(best, -torch.inf), members, len(count))
     winners = torch.bincount(members[best], minlength=len(count))
-    margin = (first - second.masked_fill(count == 1, 0.0)).masked_fill(winners > 1, 0.0)
+    margin = (largest - second.masked_fill(count == 1, 0.0)).masked_fill(winners > 1, 0.0)
     if scale:
         margin = margin / (deviation(centred, members, count, alone=1.0) + eps)
     return loss_mask.where_true(torch.where(best, margin[members], 0))
@@ -220,9 +220,11 @@ def gdpo(
     Example:
         advantages: {op: advantage.gdpo, in: {rewards_2: formatted}, weight_2: 0.5}
     """
-    weighed = [(rewards, weight), (rewards_2, weight_2), (rewards_3, weight_3), (rewards_4, weight_4)]
-    read = [(column, factor) for column, factor in weighed if column is not None]
-    weighted = [factor * _normalised(column, group, eps) for column, factor in read]
+    columns = [(rewards, weight), (rewards_2, weight_2), (rewards_3, weight_3), (rewards_4, weight_4)]
+    weighted = []
+    for column, factor in columns:
+        if column is not None:
+            weighted.append(factor * _normalised(column, group, eps))
     per_sample = functools.reduce(torch.add, weighted)
     if over == "tokens":
         return whitened(loss_mask.spread(per_sample), loss_mask)
@@ -263,13 +265,15 @@ def group_peer(
     Example:
         peers: {op: group.peer}
     """
-    best: dict[int, list[int]] = {}
-    order = rewards.argsort(descending=True, stable=True).tolist()
-    for row in order:
-        if rewards[row] >= least and len(own := best.setdefault(int(group[row]), [])) < 2:
-            own.append(row)
-    others = ([b for b in best.get(number, ()) if b != row] for row, number in enumerate(group.tolist()))
-    return [responses[other[0]] if other else "" for other in others]
+    best: dict[int, list[int]] = {}  # group -> its rows by reward: two are enough, as one may be the reader's
+    for row in rewards.argsort(descending=True, stable=True).tolist():
+        if rewards[row] >= least:
+            best.setdefault(int(group[row]), []).append(row)
+    hints = []
+    for row, number in enumerate(group.tolist()):
+        peers = [peer for peer in best.get(number, [])[:2] if peer != row]
+        hints.append(responses[peers[0]] if peers else "")
+    return hints
 
 
 def centred_by_group(

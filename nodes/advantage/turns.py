@@ -60,7 +60,7 @@ def turns(
     if not last_turn.any():
         return loss_mask.like(torch.zeros(len(written)))
     exists = torch.arange(int(last_turn.max())) < last_turn[:, None]  # [samples, turns]
-    earned = _earned(rewards, turn_rewards, last_turn, exists)
+    earned = _rewards_of_turns(rewards, turn_rewards, last_turn, exists)
     returns = _summed(earned, gamma)
     states, ways = _states(group, tokens, turn, loss_mask, exists)
     alone = torch.bincount(states[exists])[states] == 1
@@ -77,7 +77,7 @@ def turns(
     return loss_mask.like(torch.where(loss_mask.values, spread, 0).float())
 
 
-def _earned(rewards: Any, turn_rewards: Any, last: Any, exists: Any) -> Any:
+def _rewards_of_turns(rewards: Any, turn_rewards: Any, last_turn: Any, exists: Any) -> Any:
     """Return the reward of each turn, float64 ``[samples, turns]``, 0 where a sample has none."""
     earned = torch.zeros(exists.shape, dtype=torch.float64)
     if turn_rewards is not None:
@@ -85,7 +85,8 @@ def _earned(rewards: Any, turn_rewards: Any, last: Any, exists: Any) -> Any:
             law = f"a sample has {exists.shape[1]} turns, and `turn_rewards` {turn_rewards.shape[1]}"
             raise ValueError(f"{law}; give its node as many `turns` as the rollout's `max_turns`")
         earned += turn_rewards[:, : exists.shape[1]]
-    earned[last > 0, last[last > 0] - 1] += rewards[last > 0].double()
+    has_turns = last_turn > 0
+    earned[has_turns, last_turn[has_turns] - 1] += rewards[has_turns].double()
     return earned * exists
 
 
@@ -99,14 +100,16 @@ def _summed(numbers: Any, factor: float) -> Any:
 
 def _states(group: Any, tokens: Ragged, turn: Ragged, loss_mask: Ragged, exists: Any) -> tuple[Any, Any]:
     """Return numbers of the states before turns, and of their groups and turns: ``[samples, turns]``."""
-    known: dict[Any, int] = {}
-    states, ways = torch.zeros(exists.shape, dtype=torch.int64), torch.zeros(exists.shape, dtype=torch.int64)
+    numbers: dict[Any, int] = {}
+    states = torch.zeros(exists.shape, dtype=torch.int64)
+    groups_and_turns = torch.zeros(exists.shape, dtype=torch.int64)
     for row, t in exists.nonzero().tolist():
-        heard = tokens[row][(turn[row] == t) & ~loss_mask[row]]
-        way = int(group[row]), t
-        ways[row, t] = known.setdefault(way, len(known))
-        states[row, t] = known.setdefault((*way, tuple(heard.tolist())), len(known))
-    return states, ways
+        observed = tokens[row][(turn[row] == t) & ~loss_mask[row]]
+        group_and_turn = (int(group[row]), t)
+        state = (*group_and_turn, tuple(observed.tolist()))
+        groups_and_turns[row, t] = numbers.setdefault(group_and_turn, len(numbers))
+        states[row, t] = numbers.setdefault(state, len(numbers))
+    return states, groups_and_turns
 
 
 def _means(returns: Any, keys: Any, exists: Any) -> Any:

@@ -63,6 +63,11 @@ class Turn:
 class Chat:
     """One sample's conversation. An agent loop calls ``turn``, ``use`` and ``say``; the rest is for reading.
 
+    Invariants:
+    * ``tokens``, ``written``, ``logprobs``, ``versions``, ``forgotten`` and ``turn_of`` have one value per
+      token behind the prompt, and tokens are only ever added at the end;
+    * ``tokens`` stays below ``limits.max_new_tokens`` by at least one where a turn is still to be written.
+
     Example:
         async def loop(chat: Chat) -> None:
             while (turn := await chat.turn()).calls:
@@ -99,23 +104,29 @@ class Chat:
         if self.turns == self.limits.max_turns or room < 1:
             raise LimitReached
         limit = min(room, self.limits.max_turn_tokens or room)
-        request = Request((*self.prompt, *self.seen), [self.seed + self.turns], str(self.seed), limit)
-        turn_key, self.turns = (self.number, self.turns), self.turns + 1
+        request = Request(
+            (*self.prompt, *self.visible_tokens), [self.seed + self.turns], str(self.seed), limit
+        )
+        turn_key = (self.number, self.turns)
+        self.turns += 1
+        turn = self.turns
         generation = await self._timed("generation", self.engine.generate(turn_key, request))
-        self._join(generation.tokens, turn_key[1] + 1, generation)
+        self._join(generation.tokens, turn, generation)
         self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
         if not generation.is_whole:
             raise LimitReached
         text = self._text_of(generation)
-        return Turn(text, self.parser(text) if self.tools.offers else [], list(generation.tokens))
+        calls = self.parser(text) if self.tools.offers else []
+        return Turn(text, calls, list(generation.tokens))
 
     def _text_of(self, generation: Generation) -> str:
         """Return what a turn says: without its end token, but with one of the graph that is text."""
-        tokenizer, tokens = self.pieces.tokenizer, list(generation.tokens)
+        tokenizer = self.pieces.tokenizer
+        tokens = list(generation.tokens)
         if generation.finish == "stop":
-            last_token, end_ids = tokens[-1], self.engine.sampling.stop_token_ids
-            is_text = last_token in end_ids and last_token not in tokenizer.all_special_ids
-            if not is_text:
+            is_of_graph = tokens[-1] in self.engine.sampling.stop_token_ids
+            is_special = tokens[-1] in tokenizer.all_special_ids
+            if is_special or not is_of_graph:
                 tokens = tokens[:-1]
         return str(tokenizer.decode(tokens))
 
@@ -136,8 +147,11 @@ class Chat:
         answers = await self._timed("tools", asyncio.gather(*map(self.tools.run, calls[:remaining])))
         answers = [*answers, *[refused] * (len(calls) - remaining)]
         self.calls += min(len(calls), remaining)
-        known = self.tools.offers
-        self._read([("tool", call.name if call.name in known else "unknown") for call in calls], answers)
+        messages = []
+        for call in calls:
+            is_known = call.name in self.tools.offers
+            messages.append(("tool", call.name if is_known else "unknown"))
+        self._read(messages, answers)
         return answers
 
     def say(self, role: str, text: str) -> None:
@@ -155,8 +169,12 @@ class Chat:
         finally:
             self.spans.append((activity, start, time.time()))
 
+    def seconds_of(self, activity: str) -> float:
+        """Return how long the conversation waited for an activity: generation or tools."""
+        return sum(end - start for name, start, end in self.spans if name == activity)
+
     @property
-    def seen(self) -> list[int]:
+    def visible_tokens(self) -> list[int]:
         """Return the ids behind the prompt that the policy has not forgotten."""
         return [token for token, length in zip(self.tokens, self.forgotten, strict=True) if not length]
 
@@ -174,11 +192,13 @@ class Chat:
         self.forgotten[first:end] = [earlier or length for earlier in self.forgotten[first:end]]
 
     def _read(self, messages: Sequence[tuple[str, str]], texts: Sequence[str]) -> None:
-        limits, mark = self.limits, self.pieces.content(MARK)
+        """Let the policy read messages (role and name), of which those of tools are cut to their limit."""
+        limits = self.limits
         contents = [self.pieces.content(text) for text in texts]
         if messages[0][0] == "tool":
+            mark = self.pieces.content(MARK)
             contents = [cut(ids, limits.max_result_tokens, limits.truncate, mark) for ids in contents]
-        ids = self.pieces.between(messages, contents, (*self.prompt, *self.seen)[-1])
+        ids = self.pieces.between(messages, contents, (*self.prompt, *self.visible_tokens)[-1])
         if len(self.tokens) + len(ids) >= limits.max_new_tokens:
             raise LimitReached
         self._join(ids, self.turns)
@@ -216,8 +236,9 @@ async def tool_loop(chat: Chat, *, forget: str | None = None) -> None:
     """
     decode = chat.pieces.tokenizer.decode
     while (turn := await chat.turn()).calls:
-        turn_start, ids = len(chat.tokens) - len(turn.tokens), list(turn.tokens)
         if forget and forget in turn.text:
+            ids = list(turn.tokens)
+            turn_start = len(chat.tokens) - len(ids)
             end = bisect_left(range(len(ids)), True, key=lambda n: str(forget) in decode(ids[:n]))
             chat.forget(turn_start, turn_start + end)
         await chat.use(turn.calls)

@@ -131,8 +131,12 @@ class LiveChats:
             await engine.all_wait()
             await engine.draw()
             await engine.all_wait()
-            over = [one.reward for group in groups for one in group if one.chat.number not in engine.going_on]
-            await asyncio.gather(*over, return_exceptions=True)  # tools give rewards, and are released
+            ended = []
+            for group in groups:
+                for live_chat in group:
+                    if live_chat.chat.number not in engine.going_on:
+                        ended.append(live_chat.reward)
+            await asyncio.gather(*ended, return_exceptions=True)  # tools give rewards, and are released
             return
 
         def is_over() -> bool:
@@ -144,7 +148,10 @@ class LiveChats:
         engine.gate.set()
         await asyncio.sleep(0)  # those that were begun ask
         end = time.monotonic() + MOMENT
-        while groups and not (await engine.draw(is_over) or is_over() or time.monotonic() > end):
+        while groups:
+            was_most = await engine.draw(is_over)
+            if was_most or is_over() or time.monotonic() > end:
+                return
             engine.changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(engine.changed.wait(), LOOK if is_due else MOMENT)
@@ -176,7 +183,9 @@ async def conversation(chat: Chat, n: int, loop: Loop | None) -> float:
 
 
 async def _lead(chat: Chat, loop: Loop | None) -> float:
-    lead = partial(loop.body, **row_of(loop, chat.tools.row, ("chat",))) if loop else tool_loop
+    lead = tool_loop
+    if loop:
+        lead = partial(loop.body, **row_of(loop, chat.tools.row, ("chat",)))
     try:
         try:
             await lead(chat)

@@ -5,7 +5,7 @@ r"""Parsers of tool calls in the policy's text, one per format that models were 
     qwen     <tool_call><function=f><parameter=x>\n1\n</parameter></function></tool_call>     Qwen3-Coder
 
 A parser never raises: a call that it can't read has an ``error``, which the policy gets to read. Calls inside
-of thinking are no calls.
+of thinking do not count.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ def hermes(text: str) -> list[ToolCall]:
     while start >= 0:
         start += len(OPENING)
         end = _json_end(text, start)
-        closing = text.find(CLOSING, end)
-        stop = len(text) if closing < 0 else closing
+        stop = _find_or_end(text, CLOSING, end)
         calls.append(_call(text[start:stop]))
         start = text.find(OPENING, stop)
     return calls
@@ -74,14 +73,17 @@ def plain_json(text: str) -> list[ToolCall]:
     fenced = FENCE.match(text.strip())
     parsed = _loaded(fenced[1] if fenced else text)
     calls = parsed if isinstance(parsed, list) else [parsed]
-    return [_read(call) for call in calls] if all(map(_is_call, calls)) else []
+    if not all(map(_is_call, calls)):
+        return []
+    return [_call_of_json(call) for call in calls]
 
 
 def _is_call(value: Any) -> bool:
     """Return whether JSON is a call: an answer may be an object with a name, too."""
-    if not isinstance(value, dict) or "name" not in value or not value.keys() <= CALL_KEYS:
+    if not isinstance(value, dict):
         return False
-    return "arguments" in value or "parameters" in value
+    has_arguments = "arguments" in value or "parameters" in value
+    return "name" in value and has_arguments and value.keys() <= CALL_KEYS
 
 
 def qwen(text: str) -> list[ToolCall]:
@@ -110,13 +112,18 @@ def _functions(text: str, start: int) -> tuple[list[ToolCall], int]:
     """Return the functions that are called from a place on, up to the tag that ends them, and its place."""
     calls: list[ToolCall] = []
     while True:
-        ends = [place for tag in (CLOSING, OPENING) if (place := text.find(tag, start)) >= 0]
-        end = min(ends, default=len(text))
+        end = min(_find_or_end(text, CLOSING, start), _find_or_end(text, OPENING, start))
         function = FUNCTION.search(text, start, end)
         if function is None:
             return calls, end
         call, start = _function(text, function[1].strip(), function.end())
         calls.append(call)
+
+
+def _find_or_end(text: str, tag: str, start: int) -> int:
+    """Return where a tag stands in a text, or the text's end."""
+    place = text.find(tag, start)
+    return len(text) if place < 0 else place
 
 
 def _function(text: str, name: str, start: int) -> tuple[ToolCall, int]:
@@ -126,13 +133,14 @@ def _function(text: str, name: str, start: int) -> tuple[ToolCall, int]:
     """
     arguments: dict[str, str] = {}
     while True:
-        end = text.find(FUNCTION_END, start)
-        end = len(text) if end < 0 else end
+        end = _find_or_end(text, FUNCTION_END, start)
         begin = text.find(PARAMETER_BEGIN, start, end)
         if begin < 0:
-            strange = not arguments and text[start:end].strip()
-            error = "a call must hold <parameter=NAME>...</parameter>" if strange else ""
-            return ToolCall(name, arguments, error), end
+            has_other_text = bool(text[start:end].strip())
+            if has_other_text and not arguments:
+                error = "a call must hold <parameter=NAME>...</parameter>"
+                return ToolCall(name, arguments, error), end
+            return ToolCall(name, arguments), end
         parameter = PARAMETER.match(text, begin)
         if parameter is None:
             return ToolCall(name, arguments, error="a parameter is not closed by </parameter>"), end
@@ -152,12 +160,12 @@ def _json_end(text: str, start: int) -> int:
 
 def _call(block: str) -> ToolCall:
     try:
-        return _read(json.loads(block))
+        return _call_of_json(json.loads(block))
     except (ValueError, RecursionError) as error:
         return ToolCall("", error=f"the call is not JSON: {error}")
 
 
-def _read(call: Any) -> ToolCall:
+def _call_of_json(call: Any) -> ToolCall:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return ToolCall("", error='a call must be {"name": ..., "arguments": {...}}')
     arguments = call.get("arguments", call.get("parameters", {}))

@@ -34,7 +34,7 @@ SWEEP = 0.1  # seconds between two aborts: of a call that has just begun an engi
 class PendingRequest:
     """A request that waits, with its conversation and call, by which a round is sorted."""
 
-    asked: tuple[int, int]
+    turn: tuple[int, int]
     request: Request
     answer: asyncio.Future[Generation]
 
@@ -75,7 +75,8 @@ class RequestBatcher:
             generation = extended(generation, drawn, self.engine, self.sampling.stop)
             was_aborted = generation.finish == "abort"
             ended_by_chunk = generation.finish == "length" and limit < remaining_tokens
-            if len(generation.tokens) >= longest or not (was_aborted or ended_by_chunk):
+            was_cut = was_aborted or ended_by_chunk
+            if not was_cut or len(generation.tokens) >= longest:
                 return generation
 
     def leave(self, conversation: int) -> None:
@@ -106,10 +107,11 @@ class RequestBatcher:
             return is_over() or len(self.waiting) > len(waiting)
 
         self._conversations_waiting()
-        waiting, self.waiting = sorted(self.waiting, key=lambda each: each.asked), []
+        waiting = sorted(self.waiting, key=lambda pending: pending.turn)
+        self.waiting = []
         if not waiting:
             return False
-        requests, places = merged([each.request for each in waiting])
+        requests, places = merged([pending.request for pending in waiting])
         generate = partial(self.engine.generate, requests, self.sampling)
         try:
             if is_over is None:
@@ -118,14 +120,14 @@ class RequestBatcher:
                 generations = await asyncio.to_thread(generate, enough, stays=True)
         except Exception as error:
             error.add_note(f"it was in a batch of {len(waiting)} turns")
-            for each in waiting:
-                if not each.answer.done():
-                    each.answer.set_exception(error)
+            for pending in waiting:
+                if not pending.answer.done():
+                    pending.answer.set_exception(error)
             return True
         is_most = len(self.waiting) <= len(waiting)
-        for each, (request, seed) in zip(waiting, places, strict=True):
-            if not each.answer.done():  # it may have been cancelled meanwhile
-                each.answer.set_result(generations[request][seed])
+        for pending, (request, seed) in zip(waiting, places, strict=True):
+            if not pending.answer.done():  # it may have been cancelled meanwhile
+                pending.answer.set_result(generations[request][seed])
         return is_most
 
     async def settle(self) -> None:
@@ -159,8 +161,8 @@ class RequestBatcher:
 
     def _conversations_waiting(self) -> set[int]:
         """Return the conversations that wait; drop requests that were cancelled."""
-        self.waiting = [each for each in self.waiting if not each.answer.done()]
-        return {each.asked[0] for each in self.waiting}
+        self.waiting = [pending for pending in self.waiting if not pending.answer.done()]
+        return {pending.turn[0] for pending in self.waiting}
 
 
 def merged(requests: Sequence[Request]) -> tuple[list[Request], list[tuple[int, int]]]:
@@ -174,9 +176,8 @@ def merged(requests: Sequence[Request]) -> tuple[list[Request], list[tuple[int, 
     shared: list[Request] = []
     places = []
     for request in requests:
-        index = index_of.setdefault(
-            (tuple(request.prompt), request.max_new_tokens, request.drawn), len(shared)
-        )
+        key = (tuple(request.prompt), request.max_new_tokens, request.drawn)
+        index = index_of.setdefault(key, len(shared))
         if index == len(shared):
             shared.append(replace(request, seeds=[]))
         places.append((index, len(shared[index].seeds)))

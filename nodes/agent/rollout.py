@@ -149,7 +149,9 @@ def agent(
                   tools: {calculator: {kind: calculator}}}
     """
     n = limits.n
-    rows = [int(row) * n + k for row in ctx.rows for k in range(n)]
+    rows = []  # of each sample its number in the whole batch
+    for row in ctx.rows:
+        rows += [int(row) * n + k for k in range(n)]
     prompt_ids = prompt.tolist()
     longest = limits.of_prompts(ctx, prompt_ids)
     settings = sampling.settings(limits.max_new_tokens, grammar)
@@ -201,27 +203,31 @@ def _go_on(
 ) -> tuple[list[Chat], list[float]]:
     """Drive conversations for a round; return those of the groups that have ended, and their tool rewards."""
     keys = ctx.begun[0].tolist() if ctx.begun else []
+    is_due = ctx.is_due if ctx.yields else None
 
     def begin_here(place: int) -> Chat:
         return begin(place, live.engine, live.threads)
 
-    chats = live.round(keys, samples, n, begin_here, loop, ctx.is_due if ctx.yields else None)
-    ended = _leave_unfinished(ctx, [chats[first : first + n] for first in range(0, len(chats), n)])
-    return [live_chat.chat for live_chat in ended], [live_chat.reward.result() for live_chat in ended]
+    chats = live.round(keys, samples, n, begin_here, loop, is_due)
+    groups = [chats[start : start + n] for start in range(0, len(chats), n)]
+    ended = _leave_unfinished(ctx, groups)
+    rewards = [live_chat.reward.result() for live_chat in ended]
+    return [live_chat.chat for live_chat in ended], rewards
 
 
 def _leave_unfinished(ctx: Context, groups: Sequence[Sequence[LiveChat]]) -> list[LiveChat]:
     """Leave the groups in which a conversation goes on to the next round; return those of the others."""
-    has_ended = []
     ended: list[LiveChat] = []
-    keys = []
-    for group in groups:
-        has_ended.append(all(live_chat.reward.done() for live_chat in group))
-        if has_ended[-1]:
+    ended_groups = []
+    unfinished_keys = []
+    for number, group in enumerate(groups):
+        has_ended = all(live_chat.reward.done() for live_chat in group)
+        if has_ended:
+            ended_groups.append(number)
             ended += group
         else:
-            keys += [live_chat.key for live_chat in group]
-    ctx.leave(numpy.flatnonzero(has_ended), torch.tensor(keys, dtype=torch.int64))
+            unfinished_keys += [live_chat.key for live_chat in group]
+    ctx.leave(numpy.array(ended_groups, numpy.int64), torch.tensor(unfinished_keys, dtype=torch.int64))
     return ended
 
 
@@ -252,21 +258,33 @@ async def _all(engine: RequestBatcher, chats: Sequence[Chat], n: int, loop: Loop
 
 
 def _columns(chats: Sequence[Chat], n: int, rewards: Sequence[float]) -> Conversations:
-    masks = [[False] * len(chat.prompt) + chat.written for chat in chats]
-    logprobs = [[0.0] * len(chat.prompt) + chat.logprobs for chat in chats]
+    tokens = []
+    masks = []
+    logprobs = []
+    turn_of = []
+    forgotten = []
+    versions = []
+    for chat in chats:
+        prompt_tokens = len(chat.prompt)
+        tokens.append([*chat.prompt, *chat.tokens])
+        masks.append([False] * prompt_tokens + chat.written)
+        logprobs.append([0.0] * prompt_tokens + chat.logprobs)
+        turn_of.append([0] * prompt_tokens + chat.turn_of)
+        forgotten.append([0] * prompt_tokens + chat.forgotten)
+        versions.append([-1] * prompt_tokens + chat.versions)
     return Conversations(
-        tokens=Ragged.of([[*chat.prompt, *chat.tokens] for chat in chats], torch.int64),
+        tokens=Ragged.of(tokens, torch.int64),
         loss_mask=Ragged.of(masks, torch.bool),
         rollout_logprobs=Ragged.of(logprobs, torch.float32),
         responses=[chat.response for chat in chats],
         group=torch.tensor([chat.number // n for chat in chats], dtype=torch.int64),
         truncated=torch.tensor([chat.truncated for chat in chats], dtype=torch.bool),
-        turn=Ragged.of([[0] * len(chat.prompt) + chat.turn_of for chat in chats], torch.int16),
+        turn=Ragged.of(turn_of, torch.int16),
         turns=torch.tensor([chat.turns for chat in chats], dtype=torch.int64),
         tool_calls=torch.tensor([chat.calls for chat in chats], dtype=torch.int64),
         tool_rewards=torch.tensor(rewards, dtype=torch.float32),
-        forgotten=Ragged.of([[0] * len(chat.prompt) + chat.forgotten for chat in chats], torch.int64),
-        token_versions=Ragged.of([[-1] * len(chat.prompt) + chat.versions for chat in chats], torch.int64),
+        forgotten=Ragged.of(forgotten, torch.int64),
+        token_versions=Ragged.of(versions, torch.int64),
     )
 
 
@@ -289,11 +307,16 @@ def _record(ctx: Context, chats: Sequence[Chat]) -> None:
     ctx.record("rollout/tool_errors", tool_errors, tool_calls, kind="share", over="calls")
     ctx.record("tokens/generated", lengths, kind="sum", over="tokens")
     for activity in ("generation", "tools"):
-        waited = [sum(end - start for name, start, end in chat.spans if name == activity) for chat in chats]
-        ctx.record(f"perf/{activity}_seconds/", waited, kind=("mean", "max"))
-    ctx.spans = [(f"sample {chat.number}", *span) for chat in chats[:TRACED] for span in chat.spans]
-    failures = [(chat, reason) for chat in chats for reason in chat.tools.broken]
-    if failures:
-        chat, reason = failures[0]
-        first_failure = f"the first, of sample {chat.number}: {visible(shortened(reason))}"
-        log.warning(f"{len(failures)} calls of tools raised or were late; {first_failure}")
+        seconds = [chat.seconds_of(activity) for chat in chats]
+        ctx.record(f"perf/{activity}_seconds/", seconds, kind=("mean", "max"))
+    spans = []
+    for chat in chats[:TRACED]:
+        spans += [(f"sample {chat.number}", *span) for span in chat.spans]
+    ctx.spans = spans
+    broken = []
+    for chat in chats:
+        broken += [(chat.number, reason) for reason in chat.tools.broken]
+    if broken:
+        number, reason = broken[0]
+        description = f"the first, of sample {number}: {visible(shortened(reason))}"
+        log.warning(f"{len(broken)} calls of tools raised or were late; {description}")

@@ -28,12 +28,12 @@ class TemplatePieces:
         self.pieces: dict[tuple[tuple[str, str], ...], list[list[int]]] = {}
 
     def between(
-        self, messages: Sequence[tuple[str, str]], contents: Sequence[Sequence[int]], last: int
+        self, messages: Sequence[tuple[str, str]], contents: Sequence[Sequence[int]], last_id: int
     ) -> list[int]:
         """Return the ids of some messages and of the opening of the policy's next turn.
 
-        A message is its role and its name, empty but for tools. ``contents`` are its own ids. ``last`` is the
-        id that the policy's turn ended with: the template's end token is left out where that is the same.
+        A message is its role and its name, empty but for tools. ``contents`` are its own ids. ``last_id`` is
+        the id that the policy's turn ended with: the template's end token is left out where that is the same.
 
         Raises:
             TemplateError: the template can't be cut so.
@@ -41,8 +41,10 @@ class TemplatePieces:
         key = tuple(messages)
         if key not in self.pieces:
             self.pieces[key] = self.tokenizer(self._cut(key), add_special_tokens=False)["input_ids"]
-        first, *rest = self.pieces[key]
-        return joined([first[1:] if first[:1] == [last] else first, *rest], contents)
+        end_of_turn, *between_messages = self.pieces[key]
+        if end_of_turn[:1] == [last_id]:
+            end_of_turn = end_of_turn[1:]
+        return joined([end_of_turn, *between_messages], contents)
 
     def content(self, text: str) -> list[int]:
         """Return the ids of a message's text, in which no control token is read as such."""
@@ -50,7 +52,10 @@ class TemplatePieces:
 
     def _cut(self, messages: Sequence[tuple[str, str]]) -> list[str]:
         marks = [MESSAGE.format(number) for number in range(len(messages))]
-        text = self._rendered([_message(*who, mark) for who, mark in zip(messages, marks, strict=True)])
+        marked = []
+        for (role, name), mark in zip(messages, marks, strict=True):
+            marked.append(_message(role, name, mark))
+        text = self._rendered(marked)
         return pieces_between(self.tokenizer, text, [TURN, *marks])[1:]
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -63,8 +68,10 @@ class TemplatePieces:
 
 def _message(role: str, name: str, content: str) -> dict[str, str]:
     """Return a message as templates take it; some want a tool's answer to name the call."""
-    tool_fields = {"name": name, "tool_call_id": "000000000"} if name else {}
-    return {"role": role, "content": content, **tool_fields}
+    message = {"role": role, "content": content}
+    if name:
+        message |= {"name": name, "tool_call_id": "000000000"}
+    return message
 
 
 def unread_call(
@@ -92,5 +99,7 @@ def unread_call(
         return ""
     ids = tokenizer(turn, add_special_tokens=False)["input_ids"]
     words = tokenizer.decode(ids, skip_special_tokens=True)
-    is_read = any(parsed.name == tool and not parsed.error for parsed in parser(words))
-    return "" if is_read else turn.strip()
+    for parsed in parser(words):
+        if parsed.name == tool and not parsed.error:
+            return ""
+    return turn.strip()

@@ -72,16 +72,25 @@ def check_tools(tools: Mapping[str, Tool], tokenizer: Any, options: Mapping[str,
     for name, tool in tools.items():
         declared = signature(name, tool.body, Tool)
         for attribute, field in declared.attributes.model_fields.items():
-            if not holds(PathMarker, field.annotation, *field.metadata):
+            names_files = holds(PathMarker, field.annotation, *field.metadata)
+            if not names_files:
                 continue
-            paths = tool.attributes[attribute] or []
-            for file in [paths] if isinstance(paths, str) else paths:
+            files = tool.attributes[attribute] or []
+            if isinstance(files, str):
+                files = [files]
+            for file in files:
                 changed(file)
         check_before_run(tool)
 
 
 class Toolbox:
-    """Runs the calls of one conversation at a row of the node's columns, each within ``timeout`` seconds."""
+    """Runs the calls of one conversation at a row of the node's columns, each within ``timeout`` seconds.
+
+    Invariants:
+    * a class among the tools has at most one instance, made at the first call of it, in ``instances``;
+    * ``errors`` counts the calls that were answered with an error, and ``broken`` has the reasons of those
+      of them which were not refused.
+    """
 
     def __init__(
         self, offers: Mapping[str, OfferedTool], row: int, threads: Executor, timeout: float
@@ -105,45 +114,56 @@ class Toolbox:
             reason = str(refusal)
         except UserExitError as error:  # it exited, say, which ends the call and nothing else
             reason = str(error)
-            self.broken.append(f"{call.name}({json.dumps(call.arguments, default=str)}): {reason}")
+            self.broken.append(_failed_call(call, reason))
         except RunError:
             raise  # the run is not set up as the graph says, which is not the policy's fault
         except Exception as error:  # the policy reads any other error of a tool
             reason = error_text(error)
-            self.broken.append(f"{call.name}({json.dumps(call.arguments, default=str)}): {reason}")
+            self.broken.append(_failed_call(call, reason))
         self.errors += 1
         return f"error: {reason}"
 
     async def reward(self) -> float:
         """Return the sum of the rewards that the called tools give the conversation."""
-        instances = [await task for task in self._ready_instances()]
-        return float(sum([await self._do(tool.reward) for tool in instances if hasattr(tool, "reward")]))
+        rewards = []
+        for tool in await self._ready_instances():
+            if hasattr(tool, "reward"):
+                rewards.append(await self._do(tool.reward))
+        return float(sum(rewards))
 
     async def release(self) -> None:
         """Free the resources that the tools hold."""
-        for task in self._ready_instances():
-            if hasattr(tool := await task, "release"):
+        for tool in await self._ready_instances():
+            if hasattr(tool, "release"):
                 await self._do(tool.release)
         for task in self.instances.values():
             task.cancel()  # cancels an instance that is late and still being made
 
-    def _ready_instances(self) -> list[asyncio.Task[Any]]:
-        tasks = self.instances.values()
-        return [task for task in tasks if task.done() and not task.cancelled() and task.exception() is None]
+    async def _ready_instances(self) -> list[Any]:
+        """Return the instances that could be made."""
+        ready = []
+        for task in self.instances.values():
+            is_done = task.done() and not task.cancelled()
+            if is_done and task.exception() is None:
+                ready.append(await task)
+        return ready
 
     async def _run(self, call: ToolCall) -> Any:
         if call.error:
             raise Refusal(call.error)
         if call.name not in self.offers:
-            hint = nearest(call.name, self.offers)
-            raise Refusal(f"there is no tool {call.name!r}; {hint or 'there are ' + ', '.join(self.offers)}")
+            hint = nearest(call.name, self.offers) or "there are " + ", ".join(self.offers)
+            raise Refusal(f"there is no tool {call.name!r}; {hint}")
         offer = self.offers[call.name]
         arguments = _checked(offer.record, call.arguments)
-        if not isinstance(offer.hook.body, type):
+        is_class = isinstance(offer.hook.body, type)
+        if not is_class:
             return await self._do(offer.hook.body, **arguments, **offer.bound_arguments(self.row))
         if call.name not in self.instances:
             self.instances[call.name] = asyncio.ensure_future(self._create(offer))
-        return await self._do((await asyncio.shield(self.instances[call.name])).execute, **arguments)
+        # a call that is late is cancelled, and the instance goes on being made for the next one
+        instance = await asyncio.shield(self.instances[call.name])
+        return await self._do(instance.execute, **arguments)
 
     async def _create(self, offer: OfferedTool) -> Any:
         tool = guarded(offer.hook.body, **offer.bound_arguments(self.row))
@@ -155,6 +175,10 @@ class Toolbox:
         return await call_user(function, self.threads, **arguments)
 
 
+def _failed_call(call: ToolCall, reason: str) -> str:
+    return f"{call.name}({json.dumps(call.arguments, default=str)}): {reason}"
+
+
 class Refusal(Exception):
     """A call that is refused before any tool sees it."""
 
@@ -163,7 +187,10 @@ def _checked(record: type[BaseModel], arguments: Mapping[str, Any]) -> dict[str,
     try:
         checked = _validated(record, arguments)
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
+        wrong = []
+        for details in error.errors(include_url=False):
+            path = ".".join(map(str, details["loc"]))
+            wrong.append(f"{path}: {details['msg']}")
         known = ", ".join(record.model_fields) or "none"
         raise Refusal(f"{'; '.join(wrong)}; the arguments are: {known}") from error
     return {name: getattr(checked, name) for name in record.model_fields}
@@ -180,11 +207,13 @@ def _validated(record: type[BaseModel], arguments: Mapping[str, Any]) -> BaseMod
     try:
         return record.model_validate(dict(arguments))
     except ValidationError as error:
-        refused = {e["loc"][0] for e in error.errors(include_url=False) if e["loc"]}
-        texts = {str(name) for name in refused if isinstance(arguments.get(str(name)), str)}
-        if not texts:
+        decoded = {}
+        for details in error.errors(include_url=False):
+            name = str(details["loc"][0]) if details["loc"] else ""
+            if isinstance(arguments.get(name), str):
+                decoded[name] = _decoded(arguments[name])
+        if not decoded:
             raise
-        decoded = {name: _decoded(arguments[name]) for name in texts}
         return record.model_validate({**arguments, **decoded})
 
 

@@ -41,10 +41,8 @@ def load_pairs(
     Raises:
         DataError: as ``rlgraph.nodes.support.dataset.load_prompts``.
     """
-    sides = [(chosen, rejected), (rejected, chosen)]
-    better, worse = (
-        load_examples(tokenizer, files=files, answer=side, other=other, **reading) for side, other in sides
-    )
+    better = load_examples(tokenizer, files=files, answer=chosen, other=rejected, **reading)
+    worse = load_examples(tokenizer, files=files, answer=rejected, other=chosen, **reading)
     longer = numpy.maximum(better.lengths, worse.lengths)
     both = replace(better, tables=better.tables + worse.tables, lengths=longer)
     return _without_equal(both).within(max_tokens, "max_tokens")

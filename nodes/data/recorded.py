@@ -91,22 +91,27 @@ def recorded_steps(run: Path) -> dict[int, Path]:
 
 def wanted_types(columns: Mapping[str, str]) -> dict[str, ColumnType]:
     """Return the columns that must be there, with their types: a rollout's and more."""
-    hints = typing.get_type_hints(Rollout, include_extras=True)
-    rollout_types = {name: ColumnType.of(hint) for name, hint in hints.items() if hint is strip_none(hint)}
-    return rollout_types | {name: ColumnType.parse(text, "samples") for name, text in columns.items()}
+    types = {}
+    for name, hint in typing.get_type_hints(Rollout, include_extras=True).items():
+        is_optional = hint is not strip_none(hint)
+        if not is_optional:
+            types[name] = ColumnType.of(hint)
+    for name, text in columns.items():
+        types[name] = ColumnType.parse(text, "samples")
+    return types
 
 
 def _sampled_at(run: Path) -> float | None:
     """Return the temperature of a run's rollout, if its plan is there and has one for the whole run."""
-    if not (run / "plan.json").is_file():
+    plan_file = run / "plan.json"
+    if not plan_file.is_file():
         return None
-    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-    functions = plan["functions"]["train"]
+    plan = json.loads(plan_file.read_text(encoding="utf-8"))
     for name, column in plan["columns"]["train"].items():
-        function = functions.get(column["writer"])
-        if _label(name) != BASE or function is None:
+        if _label(name) != BASE:
             continue
-        if "temperature" not in function["courses"]:
+        function = plan["functions"]["train"].get(column["writer"])
+        if function and "temperature" not in function["courses"]:
             temperature: float | None = function["attributes"].get("temperature")
             return temperature
     return None
@@ -139,28 +144,46 @@ class RecordedPlace:
 
 
 def _places(folder: Path, types: Mapping[str, ColumnType]) -> dict[str, RecordedPlace]:
+    """Find columns in the files of an iteration: in that of its samples, or in that of their prompts.
+
+    Raises:
+        RecordError: one is not there, or of another type; or there are no samples.
+    """
     files = {path: about(path) for path in sorted(folder.glob("*.parquet"))}
-    base = next((path for path, about in files.items() if BASE in map(_label, about.types)), None)
-    if base is None:
+    samples_file = None
+    for path, metadata in files.items():
+        if BASE in map(_label, metadata.types):
+            samples_file = path
+            break
+    if samples_file is None:
         raise RecordError(f"{folder} has no column `{BASE}`: its run had no rollout")
-    above = [path for path, about in files.items() if about.domain == files[base].parent]
-    return {name: _place(files, [base, *above], folder, name, kind) for name, kind in types.items()}
+    searched = [samples_file]
+    for path, metadata in files.items():
+        if metadata.domain == files[samples_file].parent:
+            searched.append(path)
+    places = {}
+    for name, kind in types.items():
+        places[name] = _place(files, searched, folder, name, kind)
+    return places
 
 
 def _place(
     files: Mapping[Path, RecordMetadata], paths: list[Path], folder: Path, name: str, kind: ColumnType
 ) -> RecordedPlace:
     """Find a column by its name, first among those per sample, then among those per prompt."""
+    known: set[str] = set()
     for path in paths:
         column_of_label = {_label(column): column for column in files[path].types}
-        if name in column_of_label:
-            stored = ColumnType.parse(files[path].types[column_of_label[name]])
-            if (stored.dtype, stored.axis, len(stored.fixed)) != (kind.dtype, kind.axis, len(kind.fixed)):
-                raise RecordError(f"{folder} has `{name}` as {stored}; the graph says {kind}")
-            samples_per_row = 1 if path == paths[0] else files[paths[0]].times
-            return RecordedPlace(path, column_of_label[name], samples_per_row)
-    known = sorted({_label(column) for path in paths for column in files[path].types})
-    raise RecordError(f"{folder} has no column `{name}` for its samples; it has {', '.join(known)}")
+        known |= column_of_label.keys()
+        if name not in column_of_label:
+            continue
+        column = column_of_label[name]
+        stored = ColumnType.parse(files[path].types[column])
+        if (stored.dtype, stored.axis, len(stored.fixed)) != (kind.dtype, kind.axis, len(kind.fixed)):
+            raise RecordError(f"{folder} has `{name}` as {stored}; the graph says {kind}")
+        samples_per_row = 1 if path == paths[0] else files[paths[0]].times
+        return RecordedPlace(path, column, samples_per_row)
+    raise RecordError(f"{folder} has no column `{name}` for its samples; it has {', '.join(sorted(known))}")
 
 
 def _label(column: str) -> str:
@@ -174,9 +197,13 @@ def _value(column: Recorded, times: int, kind: ColumnType) -> Any:
     Integers that were stored narrower are int64.
     """
     if isinstance(column.values, list):  # text, or values of JSON
-        return [value for value in column.values for _ in range(times)]
+        repeated: list[Any] = []
+        for value in column.values:
+            repeated += [value] * times
+        return repeated
     values = torch.tensor(column.values)
-    values = values.long() if kind.dtype == "int64" else values
+    if kind.dtype == "int64":
+        values = values.long()
     if column.offsets is None:
         return values.repeat_interleave(times, dim=0)
     rows = Ragged(values, torch.tensor(column.offsets))

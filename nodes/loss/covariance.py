@@ -157,8 +157,12 @@ def _covariance(
     ctx: Context, logprobs: Ragged, advantages: Ragged, loss_mask: Ragged, sizes: list[int]
 ) -> torch.Tensor:
     """Return each written token's covariance with the means of its mini-batch, float64 ``[written]``."""
-    columns = [column.values[loss_mask.values].double().split(sizes) for column in (logprobs, advantages)]
-    covariance = torch.cat([(lp - lp.mean()) * (a - a.mean()) for lp, a in zip(*columns, strict=True)])
+    logprobs_of_batches = logprobs.values[loss_mask.values].double().split(sizes)
+    advantages_of_batches = advantages.values[loss_mask.values].double().split(sizes)
+    products = []
+    for logprob, advantage in zip(logprobs_of_batches, advantages_of_batches, strict=True):
+        products.append((logprob - logprob.mean()) * (advantage - advantage.mean()))
+    covariance = torch.cat(products)
     ctx.record("mean", float(covariance.sum()), len(covariance), over="tokens")
     return covariance
 
@@ -172,12 +176,14 @@ def _chosen(
     share: float,
 ) -> Ragged:
     """Mark the allowed tokens (None: all) that rank highest, ``share`` of each mini-batch."""
-    chosen, start = [], 0
+    chosen = []
+    start = 0
     for size in sizes:
         places = torch.arange(start, start + size)
         if allowed is not None:
             places = places[allowed[start : start + size]]
-        best = rank[places].topk(min(len(places), max(1, int(share * size)))).indices
+        wanted = max(1, int(share * size))
+        best = rank[places].topk(min(len(places), wanted)).indices
         chosen.append(places[best])
         start += size
     written = loss_mask.values.nonzero().squeeze(1)

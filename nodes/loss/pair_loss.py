@@ -20,7 +20,7 @@ PerPair = (
     Any  # torch.Tensor [pairs]; the name is not torch's, as a signature is read where torch is not loaded
 )
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
-EXPONENT_LIMIT = 80.0  # exp of more is no float32
+EXPONENT_LIMIT = 80.0  # exp of more is not a float32
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def aot(pairs: PairScores, *, smoothing: Smoothing = 0.0) -> PerPair:
 
 
 def aot_unpaired(pairs: PairScores, *, smoothing: Smoothing = 0.0) -> PerPair:
-    """Alignment by optimal transport, of sides that are no pairs (arXiv 2406.05882).
+    """Alignment by optimal transport, of sides that are not paired (arXiv 2406.05882).
 
     DPO's loss of the k-th smallest log ratio of chosen responses less the k-th smallest of rejected ones.
 

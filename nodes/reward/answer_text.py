@@ -17,7 +17,7 @@ BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 NAMED = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])(?:_\{?\w\}?)?\s*=\s*\Z")  # of a box: x = \boxed{2}
 # what may stand between two boxes, formulas or numbers of one list
 SEPARATOR = re.compile(r"(?:\s|\$|\\[()\[\],;:]|\\q?quad|,|;|\\text\{\s*(?:and|or)\s*\}|\band\b|\bor\b|\*)*")
-LISTED = re.compile(r",|;|and|or")
+LIST_SIGN = re.compile(r",|;|and|or")
 # what is searched for an end may not hold its own beginning again, or else time would grow with the square
 HOPE = re.compile(
     r"final answer is:?\s*((?:(?!final answer is).)+?)\.?\s*I hope it is correct", re.DOTALL | re.IGNORECASE
@@ -61,52 +61,75 @@ def answer_in(response: str) -> str:
     hashes = HASHES.findall(text)
     if hashes:
         return normal(_first_answer(_plain(hashes[-1])) or hashes[-1])
-    if tags and not _plain(text).strip(".").isalpha() and "\n" not in text and not FORMULA.search(text):
-        return normal(_plain(text))
     plain = _plain(text)
-    phrases = [*PHRASE.finditer(plain)]
+    is_one_line = "\n" not in text
+    is_word = plain.strip(".").isalpha()
+    if tags and is_one_line and not is_word and not FORMULA.search(text):
+        return normal(plain)
+    phrases = list(PHRASE.finditer(plain))
     behind_phrase = plain[phrases[-1].end() :][:400] if phrases else ""
     choice = CHOICE.match(behind_phrase)
-    answer = choice[1] if choice else _first_answer(behind_phrase)
-    return normal(answer or _last_answer(plain))
+    if choice:
+        return normal(choice[1])
+    return normal(_first_answer(behind_phrase) or _last_answer(plain))
 
 
 def _boxes(text: str) -> str:
     """Return the last box, or the last boxes if they are one list; nothing where the last is not closed."""
     spans = _closed_boxes(text)
-    if spans is None:
+    if not spans:
         return ""
-    boxes: list[str] = []
-    begin, name = 0, ""
-    for start, end, content in reversed(spans):
-        labelled = NAMED.search(text[max(0, start - 20) : start])
+    *earlier_spans, (begin, _, content) = spans
+    boxes = [content]
+    name = _name_of_box(text, begin)
+    for start, end, content in reversed(earlier_spans):
         between = text[end:begin]
-        if boxes and name and labelled and labelled[1] == name:
+        earlier_name = _name_of_box(text, start)
+        if name and earlier_name == name:
             between = NAMED.sub("", between)
-        if boxes and not (SEPARATOR.fullmatch(between) and LISTED.search(between)):
+        if not _joins_list(between):
             break
         boxes.insert(0, content)
-        begin, name = start, labelled[1] if labelled else ""
+        begin, name = start, earlier_name
     return ", ".join(dict.fromkeys(boxes))
+
+
+def _name_of_box(text: str, start: int) -> str:
+    r"""Return the letter that a box is the value of, as x of ``x = \boxed{2}``, or nothing."""
+    match = NAMED.search(text[max(0, start - 20) : start])
+    return match[1] if match else ""
+
+
+def _joins_list(between: str) -> bool:
+    """Return whether what stands between two answers makes them items of one list."""
+    if not SEPARATOR.fullmatch(between):
+        return False
+    return LIST_SIGN.search(between) is not None
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int, str]] | None:
     """Return the start, the end and the content of each innermost box; None where the last is not closed."""
     spans = []
-    opened: list[tuple[int, int]] = []  # braces: where the box begins, or -1 for another's, and its content
+    open_braces: list[tuple[int, int]] = []  # where the box begins, or -1 for another brace, and the content
     for brace in BRACE.finditer(text):
-        if brace[0].endswith("{") and brace[0] != r"\{":
+        opens = brace[0].endswith("{") and brace[0] != r"\{"
+        if opens:
             is_box = len(brace[0]) > 1
-            opened.append((brace.start() if is_box else -1, brace.end()))
-        elif brace[0] == "}" and opened:
-            start, inside = opened.pop()
+            open_braces.append((brace.start() if is_box else -1, brace.end()))
+        elif brace[0] == "}" and open_braces:
+            start, content_start = open_braces.pop()
             if start >= 0:
-                spans.append((start, brace.end(), text[inside : brace.start()]))
+                spans.append((start, brace.end(), text[content_start : brace.start()]))
     if spans:
         last_start, _, _ = max(spans)
-        if any(start > last_start for start, _ in opened):
+        is_last_open = any(start > last_start for start, _ in open_braces)
+        if is_last_open:
             return None
-    return sorted(span for span in spans if span[2].strip() and "\\boxed" not in span[2])
+    innermost = []
+    for start, end, content in sorted(spans):
+        if content.strip() and "\\boxed" not in content:
+            innermost.append((start, end, content))
+    return innermost
 
 
 def _plain(text: str) -> str:
@@ -123,28 +146,35 @@ def _plain(text: str) -> str:
 
 def _candidates(text: str) -> list[tuple[int, int, str]]:
     """Return the formulas of a text, and the numbers outside of them, with their places."""
-    spans = [(m.start(), m.end(), next(filter(None, m.groups()))) for m in FORMULA.finditer(text)]
-    outside = iter([*spans, (len(text), len(text), "")])
-    start, end, _ = next(outside)
-    for match in EXPRESSION.finditer(text):
-        while end <= match.start() and end < len(text):
-            start, end, _ = next(outside)
-        if match.end() <= start or end <= match.start():
-            spans.append((match.start(), match.end(), match[0]))
+    spans = []
+    for formula in FORMULA.finditer(text):
+        content = next(group for group in formula.groups() if group)
+        spans.append((formula.start(), formula.end(), content))
+    formulas = iter([*spans, (len(text), len(text), "")])
+    start, end, _ = next(formulas)
+    for number in EXPRESSION.finditer(text):
+        while end <= number.start() and end < len(text):
+            start, end, _ = next(formulas)
+        is_outside = number.end() <= start or end <= number.start()
+        if is_outside:
+            spans.append((number.start(), number.end(), number[0]))
     return sorted(spans)
 
 
 def _first_answer(text: str) -> str:
     """Return the first formula or number, with those that follow it in a list or in an equation."""
     spans = _candidates(text)
-    if not spans or re.search(r"\n\s*\n", text[: spans[0][0]].strip("\n ")):
+    if not spans:
+        return ""
+    text_before = text[: spans[0][0]].strip("\n ")
+    if re.search(r"\n\s*\n", text_before):
         return ""
     candidates = [spans[0]]
     for span in spans[1:]:
         between = text[candidates[-1][1] : span[0]]
         if re.fullmatch(r"\s*=\s*", between):
             candidates[-1] = span
-        elif SEPARATOR.fullmatch(between) and LISTED.search(between):
+        elif _joins_list(between):
             candidates.append(span)
         else:
             break
@@ -160,7 +190,7 @@ def _last_answer(text: str) -> str:
     candidates = [formulas[-1]]
     for span in reversed(formulas[:-1]):
         between = text[span[1] : candidates[0][0]]
-        if not (SEPARATOR.fullmatch(between) and LISTED.search(between)):
+        if not _joins_list(between):
             break
         candidates.insert(0, span)
     return ", ".join(content for _, _, content in candidates)
@@ -178,6 +208,7 @@ WRITTEN = {
     "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "⁄": "/", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "−": "-",
 }  # fmt: skip
+CONJUNCTION = re.compile(r"\b(?:and|or)\b")
 UNIT = re.compile(r"(?<=[\d}\s)])\s*\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\{?\d\}?))?")
 
 
@@ -219,18 +250,16 @@ def _choices(text: str) -> str:
 def _units(text: str) -> str:
     """Words behind a number are its unit, and "and" or "or" among them part a list."""
 
-    def part(match: re.Match[str]) -> str:
-        return ", " if re.search(r"\b(?:and|or)\b", match[1]) else ""
+    def without_unit(match: re.Match[str]) -> str:
+        return ", " if CONJUNCTION.search(match[1]) else ""
 
     text = re.sub(r"\\text\s*\{\s*(?:and|or)\s*\}", ", ", text)
-    text = UNIT.sub(part, text).strip()
+    text = UNIT.sub(without_unit, text).strip()
     text = re.sub(r"\^\{?\\circ\}?", "", text)
     text = re.sub(r"\\?[$€£¥]\s*(?=[-\d.])|(?<=\d)\s*(?:\\\$|[€£¥$])", "", text)
-    return (
-        re.sub(r"(?<=\d)\s+[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})*\s*$", "", text)
-        if not re.search(r"\b(?:and|or)\b", text)
-        else text
-    )
+    if CONJUNCTION.search(text):
+        return text
+    return re.sub(r"(?<=\d)\s+[a-zA-Z]{2,}(?:\s+[a-zA-Z]{2,})*\s*$", "", text)
 
 
 def _fractions(text: str) -> str:
@@ -253,8 +282,9 @@ def _repeating(text: str) -> str:
 
     def fraction(match: re.Match[str]) -> str:
         integer, not_repeating, period = match[1], match[2], match[3]
-        above = int(integer + not_repeating + period) - int(integer + not_repeating)
-        return rf"\frac{{{above}}}{{{'9' * len(period)}{'0' * len(not_repeating)}}}"
+        numerator = int(integer + not_repeating + period) - int(integer + not_repeating)
+        denominator = (10 ** len(period) - 1) * 10 ** len(not_repeating)
+        return rf"\frac{{{numerator}}}{{{denominator}}}"
 
     return re.sub(
         r"(?<![\d.])(\d{1,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?", fraction, text
@@ -287,18 +317,18 @@ def _powers(text: str) -> str:
 
     def number(match: re.Match[str]) -> str:
         exponent = int(match[2] or match[3])
+        is_plain_ten = abs(exponent) < 2 and not match[1]
+        if is_plain_ten or abs(exponent) > 300:
+            return match[0]
         digits = (match[1] or "1").replace(",", "")
-        if abs(exponent) < 2 and not match[1]:
-            return match[0]
-        integer, _, remainder = digits.partition(".")
-        if abs(exponent) > 300:
-            return match[0]
-        if exponent >= 0:
-            remainder = remainder.ljust(exponent, "0")
-            moved = f"{integer}{remainder[:exponent]}"
-            return f"{moved}.{remainder[exponent:]}" if remainder[exponent:] else moved
-        integer = integer.rjust(1 - exponent, "0")
-        return f"{integer[:exponent]}.{integer[exponent:]}{remainder}"
+        integer, _, fraction = digits.partition(".")
+        if exponent < 0:
+            integer = integer.rjust(1 - exponent, "0")
+            return f"{integer[:exponent]}.{integer[exponent:]}{fraction}"
+        fraction = fraction.ljust(exponent, "0")
+        integer += fraction[:exponent]
+        fraction = fraction[exponent:]
+        return f"{integer}.{fraction}" if fraction else integer
 
     mantissa = r"(?<![\d.^_{])(?:(\d+(?:\.\d+)?)\s*(?:\\times|\\cdot|\*|x)\s*)?"
     power = r"10\s*\^\s*(?:\{\s*([-+]?\d+)\s*\}|([-+]?\d))(?![\d.])"

@@ -91,7 +91,9 @@ def code(
     with ThreadPoolExecutor(parallel) as pool:
         verdicts = list(pool.map(lambda source, test: judge(source, test, limits), programs, answer))
     scores = [float(verdict.passed is True) for verdict in verdicts]
-    suspicious = [v.malformed or is_suspicious(source) for v, source in zip(verdicts, programs, strict=True)]
+    suspicious = []
+    for verdict, source in zip(verdicts, programs, strict=True):
+        suspicious.append(verdict.malformed or is_suspicious(source))
     ctx.record("reward/", scores, kind=SPREAD)
     ctx.record("reward/suspicious", suspicious, kind="share")
     faults = [verdict.fault for verdict in verdicts]

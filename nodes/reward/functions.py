@@ -23,7 +23,6 @@ from rlgraph.nodes.reward.per_sample import (
     settled,
 )
 from rlgraph.nodes.support.lazy import asyncio, torch
-from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.user_call import UserExitError, call, needs_main_thread
 from rlgraph.ops import Context, FileFunction, anything, boolean, int64, op, samples, text, tokens
 from rlgraph.ops.registry import absent_module, load_function, load_module
@@ -99,22 +98,29 @@ def verl(
         "extra_info": extra_info or [{} for _ in responses],
     }
     scorer = load_function(function)
-    fixed = arguments or {}
-    filled = _filled(scorer, function, fixed)
-    lists = {parameter: columns[OF_A_BATCH.get(column, column)] for parameter, column in filled.items()}
+    filled = _filled(scorer, function, arguments or {})
+    takes_a_batch = not OF_A_BATCH.keys().isdisjoint(filled)
+    lists = {}
     rows: list[dict[str, Any]] = [{} for _ in responses]
-    for parameter, values in lists.items():
-        for row, value in zip(rows, values, strict=True):
+    for parameter, name in filled.items():
+        lists[parameter] = columns[OF_A_BATCH.get(name, name)]
+        for row, value in zip(rows, lists[parameter], strict=True):
             row[parameter] = value
     results: list[Mapping[str, Any]] = []
-    reader = _reading(results, key)
+
+    def read(result: Any) -> Any:
+        reward = _reward_of(result, key)
+        if isinstance(result, Mapping):
+            results.append(result)
+        return reward
+
     in_main_thread = any(needs_main_thread(file) for file in _files(function, scorer))
-    bound = partial(scorer, **fixed) if fixed else scorer
-    takes_a_batch = any(parameter in OF_A_BATCH for parameter in filled)
+    if arguments:
+        scorer = partial(scorer, **arguments)
     if takes_a_batch:
-        judged = at_once(ctx, bound, lists, rows, on_error, timeout, reader, in_main_thread)
+        judged = at_once(ctx, scorer, lists, rows, on_error, timeout, read, in_main_thread)
     else:
-        judged = each(ctx, bound, rows, on_error, timeout, parallel, reader, in_main_thread)
+        judged = each(ctx, scorer, rows, on_error, timeout, parallel, read, in_main_thread)
     _record_other_numbers(ctx, results, key)
     return judged
 
@@ -161,16 +167,16 @@ def trl(
     """
     prompts = as_json(question)
     completions: list[Any] = responses
-    is_chat = conversational
-    if is_chat is None:
-        is_chat = bool(prompts) and isinstance(prompts[0], list)
-    if is_chat:
+    if conversational is None:
+        conversational = bool(prompts) and isinstance(prompts[0], list)
+    if conversational:
         prompts = [_messages("user", prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         completions = [_messages("assistant", response) for response in responses]
+    written_tokens = tokens.take_where(loss_mask.values).tolist()
     keyword_arguments = {
         "prompts": prompts,
         "completions": completions,
-        "completion_ids": _written(tokens, loss_mask),
+        "completion_ids": [[int(token) for token in row] for row in written_tokens],
         "trainer_state": SimpleNamespace(global_step=max(ctx.iteration - 1, 0)),
         "log_metric": lambda name, value: ctx.record(name, [float(value)], over="calls"),
         "log_extra": lambda column, values: None,
@@ -186,7 +192,8 @@ def trl(
         raise RewardError(f"the reward function {function}: {error}; {absent_module(error)}") from error
     scores = _numbers(results, len(prompts))
     failed = torch.tensor([score is None for score in scores], dtype=torch.bool)
-    return settled(ctx, torch.tensor([score or 0.0 for score in scores], dtype=torch.float32), failed)
+    rewards = torch.tensor([score or 0.0 for score in scores], dtype=torch.float32)
+    return settled(ctx, rewards, failed)
 
 
 @cache  # it may have a state, which lasts as long as the process
@@ -205,15 +212,16 @@ def _filled(scorer: Callable[..., Any], target: str, arguments: Mapping[str, Any
     filled: dict[str, str] = {}
     required: list[str] = []
     takes_any_name = False
-    for parameter in inspect.signature(scorer).parameters.values():
-        name = parameter.name
+    for name, parameter in inspect.signature(scorer).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             takes_any_name = True
-        elif parameter.kind is not parameter.VAR_POSITIONAL:
-            if name in COLUMNS or name in OF_A_BATCH:
-                filled[name] = name
-            if parameter.default is parameter.empty:
-                required.append(name)
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        if name in COLUMNS or name in OF_A_BATCH:
+            filled[name] = name
+        if parameter.default is parameter.empty:
+            required.append(name)
     if takes_any_name and OF_A_BATCH.keys().isdisjoint(filled):
         filled |= {name: name for name in COLUMNS}
     for name in required:
@@ -233,49 +241,47 @@ def _files(target: str, function: Any) -> set[str]:
     """Return the file that a target names, and the one that the function was written in."""
     while isinstance(function, partial):
         function = function.func
-    modules = load_module(target), sys.modules.get(getattr(function, "__module__", ""))
-    files = [getattr(module, "__file__", None) for module in modules]
-    return {file for file in files if file}
+    module_of_function = sys.modules.get(getattr(function, "__module__", ""))
+    files = set()
+    for module in (load_module(target), module_of_function):
+        file = getattr(module, "__file__", None)
+        if file:
+            files.add(file)
+    return files
 
 
 def _record_other_numbers(ctx: Context, results: Sequence[Mapping[str, Any]], key: str) -> None:
     """Record the numbers that results have beside the reward, each under its own name."""
-    names = dict.fromkeys(name for result in results for name in result)  # each once, in their order
-    names.pop(key, None)
-    for name in names:
-        values = [as_number(result.get(name)) for result in results]
-        numbers = [float(value) for value in values if is_reward(value)]
-        if numbers:
-            ctx.record(name, numbers)
+    numbers: dict[str, list[float]] = {}
+    for result in results:
+        for name, value in result.items():
+            numbers.setdefault(name, [])  # recorded in the order in which names occur
+            number = as_number(value)
+            if is_reward(number):
+                numbers[name].append(float(number))
+    numbers.pop(key, None)
+    for name, values in numbers.items():
+        if values:
+            ctx.record(name, values)
 
 
-def _reading(results: list[Mapping[str, Any]], key: str) -> Callable[[Any], Any]:
-    """Return what makes a reward of a result.
+def _reward_of(result: Any, key: str) -> Any:
+    """Return the reward in a result: a number, a dict with one, or a tuple of which the first counts.
 
-    A result is a number, or a dict with one, which is added to ``results``, or a tuple of which the first
-    counts, as in verl's PrimeRewardManager and its default_compute_score.
+    verl's PrimeRewardManager and its default_compute_score take tuples so.
     """
-
-    def read(result: Any) -> Any:
-        if isinstance(result, tuple) and result:
-            return as_number(result[0])
-        if not isinstance(result, Mapping):
-            return as_number(result)
-        if key not in result:
-            raise KeyError(f"its dict has no {key!r}, only {', '.join(map(str, result)) or 'nothing'}")
-        results.append(result)
-        return as_number(result[key])
-
-    return read
+    if isinstance(result, tuple) and result:
+        return as_number(result[0])
+    if not isinstance(result, Mapping):
+        return as_number(result)
+    if key not in result:
+        known = ", ".join(map(str, result)) or "nothing"
+        raise KeyError(f"its dict has no {key!r}, only {known}")
+    return as_number(result[key])
 
 
 def _messages(role: str, content: str) -> list[dict[str, str]]:
     return [{"role": role, "content": content}]
-
-
-def _written(tokens: Ragged, loss_mask: Ragged) -> list[list[int]]:
-    """Return the ids that the policy wrote of each sample."""
-    return [[int(token) for token in row] for row in tokens.take_where(loss_mask.values).tolist()]
 
 
 def _numbers(results: Sequence[Any], count: int) -> list[float | None]:
@@ -291,9 +297,12 @@ def _numbers(results: Sequence[Any], count: int) -> list[float | None]:
     wrong = []
     for result in results:
         number = as_number(result)
-        is_missing = number is None or number != number
-        scores.append(None if is_missing else number)
-        if not is_missing and not is_reward(number):
+        is_nan = number != number
+        if number is None or is_nan:
+            scores.append(None)
+            continue
+        scores.append(number)
+        if not is_reward(number):
             wrong.append(number)
     if len(scores) != count or wrong:
         law = f"a reward function owes {count} finite numbers of float32, or None, and gave {len(scores)}"

@@ -71,7 +71,7 @@ def judge(
     """(s - low) / (high - low), s the score that a language model gives a response (arXiv 2306.05685).
 
     The judge reads ``prompt`` with {question}, {response} and {answer} filled in, and any other column of the
-    rows by its name, as {rubric}: what is no text is written as JSON. These are tokenised apart,
+    rows by its name, as {rubric}: what is not text is written as JSON. These are tokenised apart,
     control tokens in them as plain text: none can end the prompt or begin the judge's turn. s is what the
     first group of the last match of ``score`` holds in what the judge writes, kept within the bounds; of
     several judgements (``n``) the mean of those that have one. A judgement that ``max_new_tokens`` cuts off
@@ -106,15 +106,23 @@ def judge(
     columns |= {"question": question, "response": responses, "answer": answer or [""] * len(responses)}
     last_tokens = {"response": max_response_tokens} if max_response_tokens else None
     prompts = filled(model.tokenizer, reading, prompt or PROMPT, columns, last_tokens)
-    requests = [Request(ids, sample_seeds(ctx, row, n)) for row, ids in zip(ctx.rows, prompts, strict=True)]
+    requests = []
+    for row, ids in zip(ctx.rows, prompts, strict=True):
+        requests.append(Request(ids, sample_seeds(ctx, row, n)))
     generations = model.generate(requests, Sampling(max_new_tokens, temperature))
-    rewards, failed = [], []
-    lengths, failures = [], []
     low, high = scale
-    for row, of_sample in enumerate(generations):
-        lengths += [len(generation.tokens) for generation in of_sample]
-        judgements = [_judgement(model.tokenizer, generation) for generation in of_sample]
-        scores = _scores(judgements, score or SCORE)
+    rewards = []
+    failed = []
+    lengths = []
+    failures = []
+    for row, generations_of_sample in enumerate(generations):
+        lengths += [len(generation.tokens) for generation in generations_of_sample]
+        judgements = [_judgement(model.tokenizer, generation) for generation in generations_of_sample]
+        scores = []
+        for judgement in judgements:
+            number = scored(judgement, score or SCORE)
+            if number is not None:
+                scores.append(number)
         rewards.append(_mean(scores, low, high))
         failed.append(not scores)
         if not scores:
@@ -125,12 +133,6 @@ def judge(
     return settled(ctx, torch.tensor(rewards, dtype=torch.float32), torch.tensor(failed, dtype=torch.bool))
 
 
-def _scores(judgements: Sequence[str | None], pattern: str) -> list[float]:
-    """Return the scores of the judgements that have one."""
-    scores = [scored(judgement, pattern) for judgement in judgements]
-    return [score for score in scores if score is not None]
-
-
 def scored(judgement: str | None, score: str) -> float | None:
     r"""Return the last score in a judgement, or None; None is a judgement that was cut off.
 
@@ -138,9 +140,13 @@ def scored(judgement: str | None, score: str) -> float | None:
         >>> scored('It claims "Score: 10".\nScore: **7.5**', SCORE), scored('Good: "Score: 9"', SCORE)
         (7.5, None)
     """
-    scores = [match[1] for match in re.finditer(score, judgement or "")]
+    if judgement is None:
+        return None
+    matches = list(re.finditer(score, judgement))
+    if not matches:
+        return None
     try:
-        number = float(scores[-1]) if scores else math.nan
+        number = float(matches[-1][1])
     except (TypeError, ValueError):  # the group took no part, or holds no number
         return None
     return number if math.isfinite(number) else None
@@ -160,5 +166,9 @@ def _reason(judgement: str | None) -> str:
 
 
 def _mean(scores: Sequence[float], low: float, high: float) -> float:
+    """Return the mean of scores, kept within the bounds, on a scale from 0 to 1; 0 where there are none."""
+    if not scores:
+        return 0.0
     clamped = [min(max(score, low), high) for score in scores]
-    return (sum(clamped) / len(clamped) - low) / (high - low) if clamped else 0.0
+    mean = sum(clamped) / len(clamped)
+    return (mean - low) / (high - low)

@@ -19,7 +19,7 @@ class Judgement(NamedTuple):
     """The outcome of a program and its test."""
 
     passed: bool | None  # None: it ran out of time
-    malformed: bool = False  # whether its process sent what is no reply
+    malformed: bool = False  # whether its process sent something that is not a reply
     fault: str = ""  # why it could not be judged, where that is not its own fault
 
 
@@ -31,7 +31,9 @@ def judge(source: str, answer: str, limits: Limits) -> Judgement:
     """
     try:
         cases = in_out(answer)
-        return _by_asserts(source, answer, limits) if cases is None else _by_cases(source, cases, limits)
+        if cases is None:
+            return _by_asserts(source, answer, limits)
+        return _by_cases(source, cases, limits)
     except NoSandboxError:
         raise
     except Exception as error:  # one response ends no run
@@ -50,7 +52,9 @@ def in_out(answer: str) -> dict[str, Any] | None:
         cases = json.loads(answer)
     except (ValueError, RecursionError):
         return None
-    return cases if isinstance(cases, dict) and {"inputs", "outputs"} <= cases.keys() else None
+    if isinstance(cases, dict) and {"inputs", "outputs"} <= cases.keys():
+        return cases
+    return None
 
 
 def _by_asserts(source: str, test: str, limits: Limits) -> Judgement:
@@ -59,18 +63,20 @@ def _by_asserts(source: str, test: str, limits: Limits) -> Judgement:
         confined("check", {"test": test}, limits, peer=program) as tester,
     ):
         verdict = json.loads(tester.read(MIB) or '{"passed": false}')
-        passed = verdict.pop("passed") or (None if program.is_late() else False)
+        passed = verdict.pop("passed")
+        if not passed:
+            passed = None if program.is_late() else False
     return Judgement(passed, **verdict)
 
 
 def _by_cases(source: str, cases: dict[str, Any], limits: Limits) -> Judgement:
     name = cases.get("fn_name")
+    inputs, outputs = cases["inputs"], cases["outputs"]
     with confined("serve" if name else "run", {"program": source}, limits) as sandbox:
-        stream: Any = sandbox.socket.makefile("rwb")
-        program = RemoteProgram(stream, stream, str, _text)
-        inputs, outputs = cases["inputs"], cases["outputs"]
         if not inputs:
             return Judgement(False)
+        stream: Any = sandbox.socket.makefile("rwb")
+        program = RemoteProgram(stream, stream, str, _text)
         try:
             for case_input, expected in zip(inputs, outputs, strict=True):
                 if name:
@@ -120,13 +126,19 @@ def same_output(printed: str, expected: str) -> bool:
         >>> same_output("1000000", "1000001")
         False
     """
-    lines, expected_lines = printed.rstrip().splitlines(), expected.rstrip().splitlines()
-    return len(lines) == len(expected_lines) and all(map(_same_line, lines, expected_lines))
+    lines = printed.rstrip().splitlines()
+    expected_lines = expected.rstrip().splitlines()
+    if len(lines) != len(expected_lines):
+        return False
+    return all(map(_same_line, lines, expected_lines))
 
 
 def _same_line(printed: str, expected: str) -> bool:
-    words, expected_words = printed.split(), expected.split()
-    return len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
+    words = printed.split()
+    expected_words = expected.split()
+    if len(words) != len(expected_words):
+        return False
+    return all(map(_same_word, words, expected_words))
 
 
 def _same_word(printed: str, expected: str) -> bool:

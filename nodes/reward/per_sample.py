@@ -45,7 +45,9 @@ class Judged(NamedTuple):
 
 def as_json(values: Any) -> list[Any]:
     """Return a column's values as JSON has them: those of a tensor are numbers."""
-    return list(values.tolist() if hasattr(values, "tolist") else values)
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    return list(values)
 
 
 def as_texts(values: Any) -> list[str]:
@@ -55,7 +57,11 @@ def as_texts(values: Any) -> list[str]:
         >>> as_texts(["a", ["b", 1], None])
         ['a', '["b", 1]', 'null']
     """
-    return [v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in as_json(values)]
+    texts = []
+    for value in as_json(values):
+        is_text = isinstance(value, str)
+        texts.append(value if is_text else json.dumps(value, ensure_ascii=False))
+    return texts
 
 
 def each(
@@ -126,11 +132,17 @@ def _rewards(
     ctx: Context, outcomes: Sequence[float | str], rows: Sequence[Mapping[str, Any]], on_error: OnError
 ) -> Judged:
     """Return the rewards of samples, of which some are, in words, why there is none."""
-    failures = [(row, reason, rows[row]) for row, reason in enumerate(outcomes) if isinstance(reason, str)]
+    failures = []
+    failed = []
+    rewards = []
+    for row, outcome in enumerate(outcomes):
+        has_failed = isinstance(outcome, str)
+        failed.append(has_failed)
+        rewards.append(0.0 if has_failed else outcome)
+        if has_failed:
+            failures.append((row, outcome, rows[row]))
     complain(ctx, failures, on_error)
-    failed = torch.tensor([isinstance(outcome, str) for outcome in outcomes], dtype=torch.bool)
-    rewards = torch.tensor([0.0 if isinstance(outcome, str) else outcome for outcome in outcomes])
-    return settled(ctx, rewards.float(), failed)
+    return settled(ctx, torch.tensor(rewards).float(), torch.tensor(failed, dtype=torch.bool))
 
 
 def settled(ctx: Context, rewards: Any, failed: Any) -> Judged:
@@ -146,12 +158,14 @@ def complain(ctx: Context, failures: Sequence[tuple[int, object, object]], on_er
     Raises:
         RewardError: something failed, and ``on_error`` is ``fail``.
     """
-    for row, reason, sample in failures[:1]:
-        first = f"the first, of sample {ctx.number(row)}: {shown(reason)}; it was of {shown(sample)}"
-        law = f"{len(failures)} requests for rewards failed; {first}"
-        if on_error == "fail":
-            raise RewardError(f"{law}; mend it, or go on without by on_error: zero or drop")
-        log.warning(law)
+    if not failures:
+        return
+    row, reason, sample = failures[0]
+    law = f"{len(failures)} requests for rewards failed; the first, of sample {ctx.number(row)}: "
+    law += f"{shown(reason)}; it was of {shown(sample)}"
+    if on_error == "fail":
+        raise RewardError(f"{law}; mend it, or go on without by on_error: zero or drop")
+    log.warning(law)
 
 
 def record_late(ctx: Context, late: Sequence[bool], responses: Sequence[str]) -> None:
@@ -165,8 +179,8 @@ def record_some(
     """Record the fraction of responses for which something holds, and log what is told of the first."""
     ctx.record(metric, those, kind="share")
     rows = [row for row, is_concerned in enumerate(those) if is_concerned]
-    for first_row in rows[:1]:
-        description = f"the first, of sample {ctx.number(first_row)}: {describe(first_row)}"
+    if rows:
+        description = f"the first, of sample {ctx.number(rows[0])}: {describe(rows[0])}"
         log.warning(f"{len(rows)} of {len(those)} responses {law}; {description}")
 
 
@@ -221,13 +235,14 @@ class _Scorer:
         """Return the same of each sample, where the function takes them all."""
         try:
             results = await self.result(columns)
-            if hasattr(results, "tolist"):  # of NumPy or torch
-                results = results.tolist()
-            if not isinstance(results, Sequence) or isinstance(results, str) or len(results) != count:
-                outcome = shortened(repr(results), 80)
-                raise _FailedError(f"a function of a batch owes a list of {count} scores, and gave {outcome}")
         except _FailedError as error:
             return [str(error)] * count
+        if hasattr(results, "tolist"):  # of NumPy or torch
+            results = results.tolist()
+        is_list = isinstance(results, Sequence) and not isinstance(results, str)
+        if not is_list or len(results) != count:
+            outcome = shortened(repr(results), 80)
+            return [f"a function of a batch owes a list of {count} scores, and gave {outcome}"] * count
         return [self.reward(result) for result in results]
 
     async def result(self, arguments: Mapping[str, Any]) -> Any:
@@ -269,8 +284,9 @@ class _FailedError(Exception):
 
 def _describe_failure(error: Exception) -> str:
     """Return an error of a user's function in words, with what to do where a module is absent."""
+    text = error_text(error)
     remedy = absent_module(error)
-    return error_text(error) + (f"; {remedy}" if remedy else "")
+    return f"{text}; {remedy}" if remedy else text
 
 
 async def _batch(scorer: _Scorer, columns: Mapping[str, Any], count: int) -> list[float | str]:

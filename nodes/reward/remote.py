@@ -44,7 +44,7 @@ def service_url(url: str) -> str:
     """Return a URL as it is.
 
     Raises:
-        ValueError: it is none of a service; the message does not repeat it.
+        ValueError: it is not that of a service; the message does not repeat it.
     """
     try:
         url_parts = urlsplit(url)
@@ -107,8 +107,12 @@ class Service:
     def _proxy(self) -> str | None:
         """Return the proxy that the environment names for the service, if any."""
         url_parts = urlsplit(self.url)
-        proxy = None if proxy_bypass(url_parts.netloc) else getproxies().get(url_parts.scheme)
-        return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+        if proxy_bypass(url_parts.netloc):
+            return None
+        proxy = getproxies().get(url_parts.scheme)
+        if proxy and "://" not in proxy:
+            return f"http://{proxy}"
+        return proxy
 
     async def _read_reply(self, content: StreamReader) -> bytes:
         try:
@@ -160,9 +164,9 @@ def remote(
     Example:
         rewards: {op: reward.remote, url: "http://judge:8000/score", on_error: zero}
     """
-    sent = {"question": question, "response": responses, "answer": answer}
-    sent |= {name: as_json(values) for name, values in more.items()}
-    rows = [dict(zip(sent, row, strict=True)) for row in zip(*sent.values(), strict=True)]
+    fields = {"question": question, "response": responses, "answer": answer}
+    fields |= {name: as_json(values) for name, values in more.items()}
+    rows = [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
     batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
     service = Service(url, timeout, retries, backoff)
     outcomes = asyncio.run(_all(service, batches, parallel))
@@ -186,7 +190,8 @@ async def _all(
     from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
     room = asyncio.Semaphore(parallel)
-    connector, timeout = TCPConnector(limit=0, force_close=True), ClientTimeout(total=service.timeout)
+    connector = TCPConnector(limit=0, force_close=True)
+    timeout = ClientTimeout(total=service.timeout)
     async with ClientSession(connector=connector, timeout=timeout) as session:
 
         async def outcome_of(batch: Sequence[JudgedRow]) -> list[float] | RemoteError:
@@ -209,8 +214,9 @@ def _rewards(reply: bytes, count: int) -> list[float]:
         rewards = json.loads(reply)["rewards"]
     except (ValueError, KeyError, TypeError, RecursionError):
         rewards = None
-    numbers = isinstance(rewards, list) and all(is_reward(r) and not isinstance(r, bool) for r in rewards)
-    if numbers and len(rewards) == count:
-        return [float(reward) for reward in rewards]
+    if isinstance(rewards, list) and len(rewards) == count:
+        truth_values = any(isinstance(reward, bool) for reward in rewards)
+        if not truth_values and all(map(is_reward, rewards)):
+            return [float(reward) for reward in rewards]
     got = shortened(repr(reply.decode("utf-8", "backslashreplace")), 200)
     raise RemoteError(f'wanted {{"rewards": [{count} finite numbers]}}, got {got}')

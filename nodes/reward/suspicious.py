@@ -36,14 +36,20 @@ def is_suspicious(source: str) -> bool:
             nodes = list(ast.walk(ast.parse(source)))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False  # it does not run
-    imported = set().union(*map(_imports, nodes))
-    return bool(imported & MODULES) or any(_reaches(node, imported) for node in nodes)
+    imported: set[str] = set()
+    for node in nodes:
+        imported |= _imports(node)
+    if imported & MODULES:
+        return True
+    return any(_reaches(node, imported) for node in nodes)
 
 
 def _imports(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.name.partition(".")[0] for alias in node.names}
-    return {(node.module or "").partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module.partition(".")[0]}
+    return set()
 
 
 def _reaches(node: ast.AST, imported: set[str]) -> bool:

@@ -21,12 +21,12 @@ def compilable(pattern: str) -> str:
     """Return a pattern as it is.
 
     Raises:
-        ValueError: it is no regular expression.
+        ValueError: it is not a regular expression.
     """
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from error
+        raise ValueError(f"not a regular expression: {error}") from error
     return pattern
 
 
@@ -41,16 +41,19 @@ def alternatives(answer: list[str] | None, answers: list[Any] | None) -> list[li
     """
     if answers is None:
         assert answer is not None, "one of both columns is bound"
-        return [[wanted] for wanted in answer]
-    out = []
+        return [[reference] for reference in answer]
+    right_of_samples = []
     for value in answers:
         references = value if isinstance(value, list) else [value]
-        is_text = [isinstance(item, str | int | float) and not isinstance(item, bool) for item in references]
-        if not references or not all(is_text):
+        if not references or not all(map(_is_text_or_number, references)):
             law = f"answers: {str(value)[:60]!r} is not a list of texts"
             raise DataError(f"{law}; correct the rows, or name another field of the files in columns:")
-        out.append([*map(str, references)])
-    return out
+        right_of_samples.append([*map(str, references)])
+    return right_of_samples
+
+
+def _is_text_or_number(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 @op(assumes=("answered",))
@@ -68,8 +71,10 @@ def exact(
     Example:
         rewards: {op: reward.exact}
     """
-    pairs = zip(responses, alternatives(answer, answers), strict=True)
-    scores = [float(response.strip() in [each.strip() for each in wanted]) for response, wanted in pairs]
+    scores = []
+    for response, references in zip(responses, alternatives(answer, answers), strict=True):
+        stripped = [reference.strip() for reference in references]
+        scores.append(float(response.strip() in stripped))
     ctx.record("reward/", scores, kind=SPREAD)
     return torch.tensor(scores, dtype=torch.float32)
 
@@ -91,8 +96,9 @@ def f1(
     Example:
         rewards: {op: reward.f1}
     """
-    pairs = zip(responses, alternatives(answer, answers), strict=True)
-    scores = [max(overlap(response, each) for each in wanted) for response, wanted in pairs]
+    scores = []
+    for response, references in zip(responses, alternatives(answer, answers), strict=True):
+        scores.append(max(overlap(response, reference) for reference in references))
     ctx.record("reward/", scores, kind=SPREAD)
     return torch.tensor(scores, dtype=torch.float32)
 
@@ -146,11 +152,17 @@ def last_box(response: str) -> str:
         >>> last_box(r"\boxed{1} or rather \boxed{\frac{1}{2}}.")
         '\\frac{1}{2}'
     """
-    start = max((box.end() for box in BOX.finditer(response)), default=len(response))
+    boxes = list(BOX.finditer(response))
+    if not boxes:
+        return ""
+    start = boxes[-1].end()
     depth = 1
     for brace in BRACE.finditer(response, start):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if not depth:
+        if brace[0] == "{":
+            depth += 1
+        elif brace[0] == "}":
+            depth -= 1
+        if depth == 0:
             return response[start : brace.start()]
     return ""
 
@@ -163,8 +175,10 @@ def last_match(pattern: re.Pattern[str], response: str) -> str:
         '4'
     """
     matches = pattern.findall(response)
-    match = matches[-1] if matches else ""
-    return match if isinstance(match, str) else match[0]
+    if not matches:
+        return ""
+    groups = matches[-1]  # a tuple where the pattern has several
+    return groups if isinstance(groups, str) else str(groups[0])
 
 
 def overlap(response: str, wanted: str) -> float:

@@ -37,7 +37,13 @@ class VerifierError(RunError):
 
 
 class Verifier:
-    """A server and its workers, started on first use."""
+    """A server and its workers, started on first use.
+
+    Invariants:
+    * while ``server`` runs there are ``parallel`` connections, one to each worker: those in ``free`` and
+      those that a call of ``_ask`` has taken out; without a server there are none;
+    * ``lock`` is held by whoever starts the server, asks it or finds that it has ended.
+    """
 
     def __init__(self, parallel: int, memory: int) -> None:
         """Judge ``parallel`` answers at a time, each in at most ``memory`` bytes of address space."""
@@ -93,10 +99,15 @@ class Verifier:
     def _start(self) -> None:
         if self.server is not None:
             return
-        ours, theirs = zip(*(socket.socketpair() for _ in range(self.parallel)), strict=True)
+        ours = []
+        theirs = []
+        for _ in range(self.parallel):
+            our_end, their_end = socket.socketpair()
+            ours.append(our_end)
+            theirs.append(their_end)
         command = [sys.executable, "-W", "ignore", "-m", "rlgraph.nodes.reward.verifier", str(self.memory)]
         numbers = [end.fileno() for end in theirs]
-        # in a session of its own: a Ctrl-C that stops the run after its iteration is no verdict
+        # in a session of its own: a Ctrl-C that stops the run after its iteration is not a verdict
         self.server = server = subprocess.Popen(
             [*command, *map(str, numbers)],
             stdin=subprocess.DEVNULL,

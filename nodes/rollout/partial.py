@@ -94,7 +94,9 @@ def partial(
     """
     prompt_ids = prompt.tolist()
     longest = limits.of_prompts(ctx, prompt_ids)
-    seeds = [sample_seed for row in ctx.rows for sample_seed in sample_seeds(ctx, row, limits.n)]
+    seeds = []
+    for row in ctx.rows:
+        seeds += sample_seeds(ctx, row, limits.n)
     samples = _samples_of_earlier_rounds(ctx)
     samples += [Generation()] * (len(seeds) - len(samples))
     tokens_before = sum(len(sample.tokens) for sample in samples)
@@ -114,10 +116,13 @@ def partial(
 
     generated = sum(len(sample.tokens) for sample in samples) - tokens_before
     ctx.record("tokens/generated", generated, kind="sum", over="tokens")
-    groups = [samples[i * limits.n : (i + 1) * limits.n] for i in range(len(prompt_ids))]
-    finished = [
-        i for i, group in enumerate(groups) if all(_has_ended(sample, longest[i]) for sample in group)
-    ]
+    groups = []
+    finished = []
+    for i, longest_response in enumerate(longest):
+        group = samples[i * limits.n : (i + 1) * limits.n]
+        groups.append(group)
+        if all(_has_ended(sample, longest_response) for sample in group):
+            finished.append(i)
     if ctx.resumes:
         _leave_unfinished(ctx, finished, groups)
     return _columns(model, ctx, prompt_ids, groups, finished)
@@ -151,18 +156,16 @@ def _draw_round(
     requests = []
     owners = []  # of each request the samples that it is for
     for row, ids in enumerate(prompts):
-        members = range(row * n, row * n + n)
-        running = [i for i in members if not _has_ended(samples[i], longest[row])]
-        without_tokens = [i for i in running if not samples[i].tokens]
-        # samples without tokens have one prompt, and share a request; any other goes on behind its tokens
-        shares = [without_tokens] if without_tokens else []
-        shares += [[i] for i in running if samples[i].tokens]
-        for share in shares:
+        for share in _shares(samples, range(row * n, row * n + n), longest[row]):
             drawn_ids = samples[share[0]].tokens
             limit = min(sampling.max_new_tokens, longest[row] - len(drawn_ids))
-            share_seeds = [seeds[i] for i in share]
             requests.append(
-                Request([*ids, *drawn_ids], share_seeds, max_new_tokens=limit, drawn=len(drawn_ids))
+                Request(
+                    [*ids, *drawn_ids],
+                    [seeds[i] for i in share],
+                    max_new_tokens=limit,
+                    drawn=len(drawn_ids),
+                )
             )
             owners.append(share)
     enough = None
@@ -172,6 +175,25 @@ def _draw_round(
     for share, answers in zip(owners, generations, strict=True):
         for i, answer in zip(share, answers, strict=True):
             samples[i] = extended(samples[i], answer, model, sampling.stop)
+
+
+def _shares(samples: Sequence[Generation], group: Sequence[int], longest: int) -> list[list[int]]:
+    """Return which samples of a group share a request: those without tokens, which have one prompt.
+
+    Any other goes on behind its own tokens. Samples that have ended are in none.
+    """
+    without_tokens = []
+    with_tokens = []
+    for i in group:
+        if _has_ended(samples[i], longest):
+            continue
+        if samples[i].tokens:
+            with_tokens.append([i])
+        else:
+            without_tokens.append(i)
+    if without_tokens:
+        return [without_tokens, *with_tokens]
+    return with_tokens
 
 
 def _quorum(owners: Sequence[Sequence[int]], n: int, wanted: int, is_due: Callable[[], bool]) -> Enough:
@@ -213,8 +235,11 @@ def _samples_of_earlier_rounds(ctx: Context) -> list[Generation]:
 
 def _leave_unfinished(ctx: Context, finished: Sequence[int], groups: Sequence[Sequence[Generation]]) -> None:
     """Leave the samples of unfinished groups to the next round; ``_samples_of_earlier_rounds`` reads them."""
-    goes_on = sorted({*range(len(groups))} - {*finished})
-    unfinished = [sample for i in goes_on for sample in groups[i]]
+    finished_groups = set(finished)
+    unfinished: list[Generation] = []
+    for i, group in enumerate(groups):
+        if i not in finished_groups:
+            unfinished += group
     ctx.leave(
         numpy.array(finished, numpy.int64),
         Ragged.of([sample.tokens for sample in unfinished], torch.int64),
@@ -237,10 +262,9 @@ def _columns(
     versions = []
     for i in finished:
         for sample in groups[i]:
-            # one that is not whole has as many tokens as it may have
-            prompts_and_samples.append(
-                (prompts[i], sample if sample.is_whole else replace(sample, finish="length"))
-            )
+            if not sample.is_whole:  # it has as many tokens as it may have
+                sample = replace(sample, finish="length")
+            prompts_and_samples.append((prompts[i], sample))
             group_numbers.append(int(ctx.rows[i]))
             versions.append([-1] * len(prompts[i]) + [*sample.versions])
     columns = assemble(model.tokenizer, prompts_and_samples, group_numbers)

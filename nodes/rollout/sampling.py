@@ -29,7 +29,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseLimits(AttributeGroup):
-    """How many responses each prompt gets, and how long they may be.
+    """The number of responses that each prompt gets, and the limits of their lengths.
 
     Attributes:
         n: responses per prompt, at least 1.
@@ -62,7 +62,7 @@ class ResponseLimits(AttributeGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingAttributes(AttributeGroup):
-    """How the tokens of a response are drawn, and what ends it.
+    """Settings by which the tokens of a response are drawn, and what ends it.
 
     Attributes:
         temperature: what the logits are divided by; 0 takes the most likely token.

@@ -27,7 +27,8 @@ def cut_at_text(tokenizer: Any, sample: Generation, texts: Sequence[str], checke
     For engines that may pass over a text: SGLang 0.5.23 looks into as many tokens as its tokenizer makes of
     the text, and a model may write it in more. The first ``checked`` tokens are known to have none.
     """
-    tokens, search_start = list(sample.tokens), max(checked - reach(texts), 0)
+    tokens = list(sample.tokens)
+    search_start = max(checked - reach(texts), 0)
 
     def stands_in(end: int) -> bool:
         return has_text(tokenizer, tokens[search_start:end], texts)
@@ -38,5 +39,7 @@ def cut_at_text(tokenizer: Any, sample: Generation, texts: Sequence[str], checke
     end = ends[bisect_left(ends, True, key=stands_in)]
     if end == len(tokens):
         return sample if sample.finish == "stop" else replace(sample, finish="text")
-    routing = sample.routing[: end - len(tokens)] if sample.routing is not None else None
+    routing = sample.routing
+    if routing is not None:
+        routing = routing[: end - len(tokens)]
     return Generation(tokens[:end], sample.logprobs[:end], "text", sample.versions[:end], routing)

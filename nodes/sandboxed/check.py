@@ -43,8 +43,11 @@ def check(job: dict[str, Any], _reader: BinaryIO, writer: BinaryIO) -> None:
         ask, used = asking(job["peer"], end)
         names = stand_ins(job["test"], ask)
         used.clear()
-        plain = {name: names.pop(name) for name in [*names] if not isinstance(names[name], StandIn | MODULE)}
-        run_main(job["test"], "test.py", names | {"__builtins__": Constants(plain, used)})
+        constants = {}
+        for name in [*names]:
+            if not isinstance(names[name], StandIn | MODULE):
+                constants[name] = names.pop(name)
+        run_main(job["test"], "test.py", names | {"__builtins__": Constants(constants, used)})
     except SystemExit as error:  # of unittest.main, for one; a program can't send it
         if error.code:
             end(False)
@@ -144,7 +147,8 @@ class StandIn:
         return self.__hold("len", self.__ask("len", self))
 
     def __iter__(self) -> Iterator[Any]:
-        iterator, count = self.__ask("iter", self), 0
+        iterator = self.__ask("iter", self)
+        count = 0
         with suppress(StopIteration):
             while True:
                 item = self.__ask("next", iterator)
@@ -185,10 +189,15 @@ def stand_ins(source: str, ask: Callable[..., Any]) -> dict[str, Any]:
     ask("len", "")  # answered once the program has run to its end
     used = set(undefined(symtable.symtable(source, "test.py", "exec")))
     not_built_in = {name for name in used if not hasattr(builtins, name)}
-    functions = {name for name in used - not_built_in if not isinstance(getattr(builtins, name), type | str)}
-    tested = not_built_in or functions or used
+    built_in_functions = set()
+    for name in used - not_built_in:
+        if not isinstance(getattr(builtins, name), type | str):
+            built_in_functions.add(name)
+    tested = not_built_in or built_in_functions or used
+    if not not_built_in and len(tested) != 1:
+        return {}
     values = {}
-    for name in tested if not_built_in or len(tested) == 1 else ():
+    for name in tested:
         if name in sys.stdlib_module_names and f"{name}." in source:
             values[name] = __import__(name)
             continue

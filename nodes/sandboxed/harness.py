@@ -25,26 +25,29 @@ def harness_names(source: str) -> dict[str, Any]:
         table = symtable.symtable(source, "program.py", "exec")
     except (SyntaxError, ValueError, RecursionError):
         return {}  # it does not run, which running it says
-    names = {}
+    values = {}
     for name in {*undefined(table)}:
         if hasattr(builtins, name) or name.startswith("_"):
             continue
         if name in MODULES:
-            names[name] = importlib.import_module(name)
+            values[name] = importlib.import_module(name)
             continue
-        for module in map(importlib.import_module, MODULES):
+        for module_name in MODULES:
+            module = importlib.import_module(module_name)
             if hasattr(module, name):
-                names[name] = getattr(module, name)
+                values[name] = getattr(module, name)
                 break
-    return names
+    return values
 
 
 def undefined(table: symtable.SymbolTable) -> Iterator[str]:
     """Yield the global names that a module and what is in it use and do not define."""
     defined = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_local()}
     tables = [table]
-    for inner in tables:
+    for inner in tables:  # which grows by what is found in each
         tables += inner.get_children()
         for symbol in inner.get_symbols():
-            if symbol.is_referenced() and symbol.is_global() and symbol.get_name() not in defined:
-                yield symbol.get_name()
+            name = symbol.get_name()
+            is_global_use = symbol.is_referenced() and symbol.is_global()
+            if is_global_use and name not in defined:
+                yield name

@@ -62,11 +62,11 @@ def within(
         difficulty: {op: difficulty}
         wanted: {op: filter.difficulty, state: difficulty, min: 0.1, max: 0.9, explore: 0.1, refill: true}
     """
-    rates = [ctx.state.get(text_key(asked_question)) for asked_question in question]
-    is_kept = [
-        rate is None or min <= rate <= max or _uniform_number(ctx, asked_question) < explore
-        for rate, asked_question in zip(rates, question, strict=True)
-    ]
+    is_kept = []
+    for asked_question in question:
+        rate = ctx.state.get(text_key(asked_question))
+        is_wanted = rate is None or min <= rate <= max
+        is_kept.append(is_wanted or _uniform_number(ctx, asked_question) < explore)
     ctx.record("kept", is_kept, kind="share")
     return torch.tensor(is_kept, dtype=torch.bool)
 

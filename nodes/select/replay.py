@@ -80,7 +80,8 @@ def replay(
     places = allowed.nonzero()[:, 0]
     if order == "random" and batch and batch < len(places):
         weight = (rows[PRIORITY][places].double().abs() + 1e-6) ** exponent
-        weight = weight * 0.5 ** (age[places] / half_life) if half_life else weight
+        if half_life:
+            weight = weight * 0.5 ** (age[places] / half_life)
         keys = _uniform(ctx, rows[NUMBER][places]).log() / weight
         places = places[keys.topk(batch).indices.sort().values]
     if batch and len(places):
@@ -102,14 +103,18 @@ def _with_rows(ctx: Context, priority: torch.Tensor | None) -> Mapping[str, Any]
     if not ctx.given:
         return ctx.held
     count = len(next(iter(ctx.given.values())))
-    known = int(ctx.held[NUMBER][-1]) + 1 if ctx.held and len(ctx.held[NUMBER]) else 0
+    next_number = 0
+    if ctx.held and len(ctx.held[NUMBER]):
+        next_number = int(ctx.held[NUMBER][-1]) + 1
     new = {
         **ctx.given,
         CAME: torch.full((count,), ctx.iteration),
-        NUMBER: known + torch.arange(count),
+        NUMBER: next_number + torch.arange(count),
         PRIORITY: torch.ones(count) if priority is None else priority,
     }
-    return {name: joined([ctx.held[name], column]) for name, column in new.items()} if ctx.held else new
+    if not ctx.held:
+        return new
+    return {name: joined([ctx.held[name], column]) for name, column in new.items()}
 
 
 def _uniform(ctx: Context, number: torch.Tensor) -> torch.Tensor:

@@ -34,11 +34,12 @@ def route(
         rest: whether the rows with other values stay.
         taken: the values that the routes take together; null: all that there are.
     """
-    each = by if isinstance(by, list) else by.tolist()
-    for row, value in zip(ctx.rows, each, strict=True):
+    row_values = by if isinstance(by, list) else by.tolist()
+    for row, value in zip(ctx.rows, row_values, strict=True):
         if taken is not None and value not in taken:
             law = f"row {row} has {column} {value!r}, which no node takes that has rows by {column}: "
             law += f"they take {', '.join(map(repr, taken))}"
             remedy = f"give one of them `rows: {{by: {column}}}` without `is`: it takes the rest"
             raise RouteError(f"{law}\n  {remedy}")
-    return torch.tensor([(value in values) != rest for value in each], dtype=torch.bool)
+    is_listed = torch.tensor([value in values for value in row_values], dtype=torch.bool)
+    return ~is_listed if rest else is_listed

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ from rlgraph.nodes.support.row_field import DataError, Row, Written, field_of, r
 
 BATCH = 1024  # rows of Arrow that are Python objects at a time
 JSON = "arrow.json"  # what ``datasets`` from 5.0 on writes of fields that differ from row to row
+# names of types as in pyarrow.types.is_NAME, which tells layouts of 32 and 64 bits and views apart
+LIST_KINDS = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+BYTES_KINDS = ("binary", "large_binary", "fixed_size_binary", "binary_view")
+PLAIN_KINDS = ("null", "boolean", "integer", "string", "large_string", "string_view")
 Convert = Callable[[Any], Any]
 ArrowRows = Iterator[tuple[str, Row]]
 
@@ -44,11 +49,13 @@ def arrow_rows(file: str, local: Path, columns: Sequence[str], optional: Sequenc
         with pyarrow.memory_map(str(local)) as source:
             is_file = source.read(6) == b"ARROW1"
             source.seek(0)
-            reader = pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
+            if is_file:
+                reader = pyarrow.ipc.open_file(source)
+                batches = map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                batches = reader = pyarrow.ipc.open_stream(source)
             names = roots(file, columns, optional, schema_fields(reader.schema))
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-            small = (slice_of_batch for batch in batches for slice_of_batch in _slices(batch.select(names)))
-            yield from _rows(file, small, [*columns, *optional])
+            yield from _rows(file, _slices(batches, names), [*columns, *optional])
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: can't be read as Arrow: {error}; write it again") from error
 
@@ -63,9 +70,9 @@ def saved_rows(file: str, folder: Path, columns: Sequence[str], optional: Sequen
     except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
         raise _broken(file, error) from error
     names = roots(file, columns, optional, schema_fields(data.features.arrow_schema))
-    table = data.with_format("arrow", columns=names)
+    tables = data.with_format("arrow", columns=names).iter(BATCH)
+    batches = chain.from_iterable(table.to_batches() for table in tables)
     try:
-        batches = (slice_of_batch for batch in table.iter(BATCH) for slice_of_batch in batch.to_batches())
         yield from _rows(file, batches, [*columns, *optional])
     except (pyarrow.ArrowException, OSError) as error:
         raise _broken(file, error) from error
@@ -75,10 +82,12 @@ def _broken(file: str, error: Exception) -> DataError:
     return DataError(f"{file}: can't be read by datasets: {error}; save the data set again")
 
 
-def _slices(batch: Any) -> Iterator[Any]:
-    """Yield the rows of a batch, so many at a time that they may be Python objects."""
-    for begin in range(0, batch.num_rows, BATCH):
-        yield batch.slice(begin, BATCH)
+def _slices(batches: Iterable[Any], names: Sequence[str]) -> Iterator[Any]:
+    """Yield some columns of batches, so many rows at a time that they may be Python objects."""
+    for batch in batches:
+        selected = batch.select(names)
+        for begin in range(0, selected.num_rows, BATCH):
+            yield selected.slice(begin, BATCH)
 
 
 def _rows(file: str, batches: Iterable[Any], paths: Sequence[str]) -> ArrowRows:
@@ -90,19 +99,19 @@ def _rows(file: str, batches: Iterable[Any], paths: Sequence[str]) -> ArrowRows:
     number = 0
     for batch in batches:
         batch.validate(full=True)
-        fields = [*zip(batch.schema, batch.columns, strict=True)]
         converts: dict[str, Convert] = {}
-        for field, column in fields:
+        doubtful = []  # columns some values of which JSON may not have
+        for field, column in zip(batch.schema, batch.columns, strict=True):
             convert = _converter(field, _has_null_fields(column))
             if convert is not None:
                 converts[field.name] = convert
-        doubtful = {field.name for field, _ in fields if not _is_plain(field)}
+            if not _is_plain(field):
+                doubtful.append(field.name)
         checked = [path for path in paths if any(_leads_into(path, name) for name in doubtful)]
-        is_plain = not converts and not checked
-        for number, row in enumerate(_python_rows(file, number, batch), number + 1):  # noqa: B020 - goes on counting
+        for row in _python_rows(file, number, batch):
+            number += 1
             place = f"{file}:{number}"
-            if not is_plain:
-                _convert_fields(place, row, converts, checked)
+            _convert_fields(place, row, converts, checked)
             yield place, row
 
 
@@ -117,12 +126,13 @@ def _convert_fields(
         refuse_unreadable(place, row, path)
 
 
-def _python_rows(file: str, before: int, batch: Any) -> list[dict[str, Any]]:
+def _python_rows(file: str, rows_before: int, batch: Any) -> list[dict[str, Any]]:
     """Return the rows of a batch as Python objects."""
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except (ValueError, OverflowError) as error:  # a time that Python has no object for
-        law = f"{file}: rows {before + 1} to {before + batch.num_rows} hold what can't be read: {error}"
+        span = f"rows {rows_before + 1} to {rows_before + batch.num_rows}"
+        law = f"{file}: {span} hold what can't be read: {error}"
         raise DataError(f"{law}; write dates and times as text") from error
     return rows
 
@@ -141,50 +151,46 @@ def _converted(place: str, name: str, convert: Convert, value: Any) -> Any:
 
 def _is_plain(field: Any) -> bool:
     """Return whether all values of a field are of JSON as they come."""
-    kind, types = field.type, pyarrow.types
+    kind = field.type
+    types = pyarrow.types
     if _is_json(field):
         return False  # Python reads NaN there too
     if types.is_struct(kind):
         return all(map(_is_plain, kind))
-    if _is_list(kind):
+    if _is_any(kind, LIST_KINDS):
         return _is_plain(kind.value_field)
     if types.is_dictionary(kind):
         return _is_plain(pyarrow.field("value", kind.value_type))
-    return bool(types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or _is_text(kind))
+    return _is_any(kind, PLAIN_KINDS)
 
 
-def _is_text(kind: Any) -> bool:
-    types = pyarrow.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _is_list(kind: Any) -> bool:
-    types = pyarrow.types
-    is_view = types.is_list_view(kind) or types.is_large_list_view(kind)
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or is_view)
-
-
-def _is_bytes(kind: Any) -> bool:
-    types = pyarrow.types
-    is_any = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
-    return bool(is_any or types.is_binary_view(kind))
+def _is_any(kind: Any, names: Sequence[str]) -> bool:
+    """Return whether pyarrow says of a type that it is one of some."""
+    return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
 
 
 def _is_json(field: Any) -> bool:
     """Return whether a field is of JSON: by its type, or by its metadata where pyarrow does not know that."""
-    name = getattr(field.type, "extension_name", None)
-    return name == JSON or (field.metadata or {}).get(b"ARROW:extension:name") == JSON.encode()
+    if getattr(field.type, "extension_name", None) == JSON:
+        return True
+    metadata = field.metadata or {}
+    return bool(metadata.get(b"ARROW:extension:name") == JSON.encode())
 
 
 def _has_null_fields(array: Any) -> bool:
     """Return whether some struct in an array may have a field that is null."""
-    kind, types = array.type, pyarrow.types
-    if types.is_struct(kind):
-        children = [array.field(number) for number in range(kind.num_fields)]
-        return any(child.null_count > 0 or _has_null_fields(child) for child in children)
-    if _is_list(kind):
+    kind = array.type
+    if pyarrow.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            child = array.field(number)
+            if child.null_count > 0 or _has_null_fields(child):
+                return True
+        return False
+    if _is_any(kind, LIST_KINDS):
         return _has_null_fields(array.values)
-    return bool(types.is_map(kind) and _has_null_fields(array.items))
+    if pyarrow.types.is_map(kind):
+        return _has_null_fields(array.items)
+    return False
 
 
 def _convert_values(convert: Convert, values: Iterable[Any]) -> list[Any]:
@@ -196,22 +202,23 @@ def _converter(field: Any, drops_null: bool) -> Convert | None:
 
     ``drops_null`` has mappings that are structs lose their null fields: in Arrow each row has every field.
     """
-    kind, types = field.type, pyarrow.types
+    kind = field.type
+    types = pyarrow.types
     if _is_json(field):
         return loaded
     if isinstance(kind, pyarrow.BaseExtensionType):
         return str if kind.extension_name == "arrow.uuid" else None
     if types.is_struct(kind):
         return _struct_converter(kind, drops_null)
-    if _is_list(kind):
+    if _is_any(kind, LIST_KINDS):
         convert_value = _converter(kind.value_field, drops_null)
         return None if convert_value is None else partial(_convert_values, convert_value)
     if types.is_map(kind):
-        each = _converter(kind.item_field, drops_null) or (lambda value: value)
-        return lambda pairs: _mapping(pairs, each)
+        convert_item = _converter(kind.item_field, drops_null)
+        return partial(_mapping, convert_item or _unchanged)
     if types.is_dictionary(kind):
         return _converter(pyarrow.field("value", kind.value_type), drops_null)
-    if _is_bytes(kind):
+    if _is_any(kind, BYTES_KINDS):
         return _text
     if types.is_decimal(kind):
         return int if kind.scale <= 0 else lambda value: Written(f"{value:f}")
@@ -222,17 +229,22 @@ def _converter(field: Any, drops_null: bool) -> Convert | None:
     return None
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 def _struct_converter(kind: Any, drops_null: bool) -> Convert | None:
-    converters = {field.name: _converter(field, drops_null) for field in kind}
-    if not (drops_null or any(converters.values())):
+    """Return what converts the fields of a mapping, or None where all of them stay as they are."""
+    converters = {field.name: _converter(field, drops_null) or _unchanged for field in kind}
+    is_unchanged = all(convert is _unchanged for convert in converters.values())
+    if is_unchanged and not drops_null:
         return None
 
     def convert(value: Mapping[str, Any]) -> dict[str, Any]:
         fields = {}
         for name, item in value.items():
-            each = converters[name]
             if item is not None:
-                fields[name] = each(item) if each else item
+                fields[name] = converters[name](item)
             elif not drops_null:
                 fields[name] = None
         return fields
@@ -240,13 +252,15 @@ def _struct_converter(kind: Any, drops_null: bool) -> Convert | None:
     return convert
 
 
-def _mapping(pairs: Sequence[tuple[Any, Any]], each: Convert) -> Any:
+def _mapping(convert: Convert, pairs: Sequence[tuple[Any, Any]]) -> Any:
     """Return a map as a mapping; as it is, which is refused, if its keys are not texts that differ."""
-    keys = [key.decode() if isinstance(key, bytes) else key for key, _ in pairs]
-    if len({*keys}) < len(keys) or not all(isinstance(key, str) for key in keys):
-        return tuple(pairs)
-    values = [None if value is None else each(value) for _, value in pairs]
-    return dict(zip(keys, values, strict=True))
+    fields = {}
+    for key, value in pairs:
+        name = key.decode() if isinstance(key, bytes) else key
+        if not isinstance(name, str) or name in fields:
+            return tuple(pairs)
+        fields[name] = None if value is None else convert(value)
+    return fields
 
 
 def _text(value: bytes) -> str | bytes:
@@ -280,11 +294,13 @@ def refuse_unreadable(place: str, row: Row, path: str) -> None:
         value = field_of(row, path)
     except LookupError:
         return
-    if isinstance(value, Written) or (isinstance(value, float) and math.isnan(value)):
-        return  # a whole field, which its column's type reads; nan is no value
-    if reason := unreadable(value):
-        what, remedy = reason
-        raise DataError(f"{place}: {path!r} holds {what}; {remedy}")
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if is_nan or isinstance(value, Written):
+        return  # the field itself, which is read as its column's type; nan is an absent value
+    reason = unreadable(value)
+    if reason:
+        description, remedy = reason
+        raise DataError(f"{place}: {path!r} holds {description}; {remedy}")
 
 
 def unreadable(value: Any) -> tuple[str, str] | None:
@@ -295,24 +311,25 @@ def unreadable(value: Any) -> tuple[str, str] | None:
         >>> unreadable({"a": [b"\\xff"]})[0]
         "b'\\\\xff', bytes that are not UTF-8 text"
     """
-    if isinstance(value, dict):
-        return next(filter(None, map(unreadable, value.values())), None)
-    if isinstance(value, list):
-        return next(filter(None, map(unreadable, value)), None)
-    value_text = shortened(repr(value), 60)
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        for item in items:
+            reason = unreadable(item)
+            if reason:
+                return reason
+        return None
     if isinstance(value, Written):
         return f"the decimal {value} in a list or mapping", "write it as a float or as text"
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value}, which is not a number of JSON", "fill it in, or remove the row"
     if value is None or isinstance(value, str | bool | int | float):
         return None
-    if isinstance(value, bytes):
-        return f"{value_text}, bytes that are not UTF-8 text", "write them as text, as by base64"
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
         return f"the date or time {value}", "write it as the text that is meant, in a column of strings"
+    value_text = shortened(repr(value), 60)
+    if isinstance(value, bytes):
+        return f"{value_text}, bytes that are not UTF-8 text", "write them as text, as by base64"
     if isinstance(value, tuple):
-        return (
-            f"the map {value_text}, whose keys are not texts that differ",
-            "write it as a list, or as JSON text",
-        )
+        law = f"the map {value_text}, whose keys are not texts that differ"
+        return law, "write it as a list, or as JSON text"
     return f"{value_text}, a {type(value).__name__}", "write it as text, a number, a list or a mapping"

@@ -46,11 +46,13 @@ def rendered_at_once(
 ) -> list[str]:
     """Return what ``rendered`` does for each of several conversations, in less time."""
     try:
-        written = {**(options or {}), "tokenize": False, "add_generation_prompt": begun}
-        return [*map(str, tokenizer.apply_chat_template([*conversations], **written))]
+        arguments = {**(options or {}), "tokenize": False, "add_generation_prompt": begun}
+        return [*map(str, tokenizer.apply_chat_template([*conversations], **arguments))]
     except Exception as error:
-        roles = ", ".join(dict.fromkeys(str(m["role"]) for messages in conversations for m in messages))
-        law = f"the chat template of {tokenizer.name_or_path} can't write {roles}"
+        roles: dict[str, None] = {}  # each once, in their order
+        for messages in conversations:
+            roles |= dict.fromkeys(str(message["role"]) for message in messages)
+        law = f"the chat template of {tokenizer.name_or_path} can't write {', '.join(roles)}"
         raise TemplateError(f"{law}: {type(error).__name__}: {error}; {REMEDY}") from error
 
 
@@ -89,12 +91,19 @@ def content_ids(tokenizer: Any, text: str, around: str) -> list[int]:
     text = well_formed(text)
     ids = _ids(tokenizer, text)
     added = _added(tokenizer)
-    controls = {added[token] for token in {*ids} & added.keys() if added[token] in around}
+    texts_of_added = {added[token] for token in {*ids} & added.keys()}
+    controls = [control for control in texts_of_added if control in around]
     if not controls:
         return ids
-    begins = re.finditer(f"(?={'|'.join(map(re.escape, controls))})", text)
-    cuts = [0, *(match.start() + 1 for match in begins), len(text)]  # no part holds one whole
-    return [token for start, end in pairwise(cuts) for token in _ids(tokenizer, text[start:end])]
+    # cut behind the first character of each, so that none stands within one part
+    cuts = [0]
+    for match in re.finditer(f"(?={'|'.join(map(re.escape, controls))})", text):
+        cuts.append(match.start() + 1)
+    cuts.append(len(text))
+    ids = []
+    for start, end in pairwise(cuts):
+        ids += _ids(tokenizer, text[start:end])
+    return ids
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
@@ -114,8 +123,8 @@ def joined(texts_between: Sequence[Sequence[int]], contents: Sequence[Sequence[i
         >>> joined([[1], [2, 3], []], [[7], [8]])
         [1, 7, 2, 3, 8]
     """
-    first, *separators = texts_between
-    ids = list(first)
+    beginning, *separators = texts_between
+    ids = list(beginning)
     for content, separator in zip(contents, separators, strict=True):
         ids += [*content, *separator]
     return ids
@@ -130,7 +139,8 @@ def cut(ids: Sequence[int], limit: int, side: CutSide, mark: Sequence[int]) -> l
     """
     if len(ids) <= limit:
         return list(ids)
-    mark = mark if len(mark) < limit else []
+    if len(mark) >= limit:
+        mark = []
     room = limit - len(mark)
     head = {"left": 0, "right": room, "middle": (room + 1) // 2}[side]
     return [*ids[:head], *mark, *ids[len(ids) - (room - head) :]]

@@ -11,7 +11,6 @@ all                 learnt             learnt
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, takewhile
 from typing import Any
 
 from rlgraph.nodes.support.chat_template import Template, rendered_at_once
@@ -50,10 +49,10 @@ class ReadingOptions:
     other: str | None = None
 
     @property
-    def named(self) -> list[str]:
+    def required_paths(self) -> list[str]:
         """Return the paths of the fields that every row has to have, ``columns`` aside."""
-        named = [self.question, self.answer, self.other, self.row_tools, *(self.where or ())]
-        return [*dict.fromkeys(path for path in named if path is not None)]
+        paths = [self.question, self.answer, self.other, self.row_tools, *(self.where or ())]
+        return [*dict.fromkeys(path for path in paths if path is not None)]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Asked:
     answer: str
     options: Mapping[str, Any] | None  # of the chat template
     turns: Sequence[dict[str, Any]] = ()
-    first: int = 0  # the first of the turns that may be learnt
+    first_turn: int = 0  # the first of the turns that may be learnt
     tools: str = ""  # the row's own, as JSON
 
     @property
@@ -77,22 +76,24 @@ class Asked:
 
         A row's own tools are part of what is asked.
         """
-        return f"{self._messages}\n\ntools: {self.tools}" if self.tools else self._messages
-
-    @property
-    def _messages(self) -> str:
         if isinstance(self.question, str):
-            return self.question
-        if len(self.question) == 1:
-            return str(self.question[0]["content"])
-        return "\n\n".join(f"{message['role']}: {_words_of(message)}" for message in self.question)
+            text = self.question
+        elif len(self.question) == 1:
+            text = str(self.question[0]["content"])
+        else:
+            text = "\n\n".join(f"{message['role']}: {_words_of(message)}" for message in self.question)
+        if self.tools:
+            text += f"\n\ntools: {self.tools}"
+        return text
 
 
 def _words_of(message: Mapping[str, Any]) -> str:
     """Return all that a message says beside its role."""
-    more = {key: value for key, value in message.items() if key not in ("role", "content", TRAIN)}
     content = str(message["content"])
-    return f"{content} {json.dumps(more, ensure_ascii=False, default=str)}" if more else content
+    more = {key: value for key, value in message.items() if key not in ("role", "content", TRAIN)}
+    if not more:
+        return content
+    return f"{content} {json.dumps(more, ensure_ascii=False, default=str)}"
 
 
 def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
@@ -102,20 +103,32 @@ def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
         DataError: it lacks one, or one is neither text nor messages.
     """
     options = _options(place, row, reading)
-    tools = (options or {}).get("tools") if reading.row_tools else None
-    row_tools = json.dumps(tools, ensure_ascii=False) if tools else ""
-    return replace(_asked(place, row, options, reading), tools=row_tools)
+    question, answer = _sides(place, row, reading)
+    if isinstance(answer, str):
+        result = _asked_in_text(place, question, answer, options, reading)
+    else:
+        result = _asked_in_turns(place, question, answer, options, reading)
+    tools = (options or {}).get("tools")
+    if reading.row_tools and tools:
+        return replace(result, tools=json.dumps(tools, ensure_ascii=False))
+    return result
 
 
-def _asked(
-    place: str, row: Mapping[str, Any], options: Mapping[str, Any] | None, reading: ReadingOptions
+def _asked_in_turns(
+    place: str,
+    question: Question,
+    answer_turns: Messages,
+    options: Mapping[str, Any] | None,
+    reading: ReadingOptions,
 ) -> Asked:
-    question, answer_turns = _sides(place, row, reading)
-    if isinstance(answer_turns, str):
-        return _asked_in_text(place, question, answer_turns, options, reading)
+    """Return a row whose answer is the last turn of a conversation.
+
+    Raises:
+        DataError: the conversation does not end with a turn of the assistant, or has nothing before it.
+    """
     if not isinstance(question, list):
-        question = [{"role": "user", "content": question}]
-    question, answer_turns = _once(place, question, answer_turns, reading)
+        question = [_user_message(question)]
+    question, answer_turns = _without_repeated_question(place, question, answer_turns, reading)
     talk = [*question, *answer_turns]
     if talk[-1]["role"] != "assistant":
         if reading.answer is None:
@@ -125,36 +138,45 @@ def _asked(
     *question_turns, last_turn = talk
     if not question_turns:
         raise DataError(f"{place}: the conversation has nothing before the assistant's turn; add a question")
-    if (options or {}).get("continue_final_message") and reading.answer is None:
+    if reading.answer is None and _continues(options):
         return Asked(place, talk, "", options)
-    first_learnt = len(question) if reading.answer else 0
-    return Asked(
-        place, question_turns, _answer(place, last_turn["content"], reading), options, talk, first_learnt
-    )
+    answer = _answer(place, last_turn["content"], reading)
+    first_turn = len(question) if reading.answer else 0
+    return Asked(place, question_turns, answer, options, talk, first_turn)
+
+
+def _continues(options: Mapping[str, Any] | None) -> bool:
+    """Return whether the policy goes on with the last message, in place of a turn of its own."""
+    return bool((options or {}).get("continue_final_message"))
+
+
+def _user_message(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
 def _asked_in_text(
     place: str, question: Question, answer: str, options: Mapping[str, Any] | None, reading: ReadingOptions
 ) -> Asked:
-    """Return a row whose answer is a text, which is no turn of its question.
+    """Return a row whose answer is a text, which is not a turn of its question.
 
     Raises:
         DataError: the question ends with a turn of the assistant's, which is not said to be continued.
     """
-    continues = bool((options or {}).get("continue_final_message"))
-    ends = isinstance(question, list) and question[-1]["role"] == "assistant"
-    if ends and not continues:
+    continues = _continues(options)
+    ends_with_assistant = isinstance(question, list) and question[-1]["role"] == "assistant"
+    if ends_with_assistant and not continues:
         law = f"{place}: {reading.question!r} ends with the assistant's turn, and {reading.answer!r} holds "
         law += "the answer: the policy would be asked behind its own turn"
         remedy = "take the turn out, or set answer: null to take it for the answer, or have the policy "
         remedy += "continue it by template_options: {continue_final_message: true}"
         raise DataError(f"{law}; {remedy}")
-    if continues and not ends:
+    if continues and not ends_with_assistant:
         law = f"{place}: continue_final_message needs a question that ends with the assistant's turn"
         raise DataError(f"{law}; correct the row, or take it out of template_options")
-    if reading.template == "plain" or continues or reading.answer is None:
+    has_turns = reading.template != "plain" and reading.answer is not None
+    if continues or not has_turns:
         return Asked(place, question, answer, options)
-    question_turns = question if isinstance(question, list) else [{"role": "user", "content": question}]
+    question_turns = question if isinstance(question, list) else [_user_message(question)]
     turns = [*question_turns, {"role": "assistant", "content": answer}]
     return Asked(place, question, answer, options, turns, len(question_turns))
 
@@ -162,52 +184,66 @@ def _asked_in_text(
 def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple[Question, Question]:
     """Return what comes before the answer, and the answer; without a column for it, no messages."""
     if reading.question is None:
-        own_answer, other_answer = (given(place, row, str(path)) for path in (reading.answer, reading.other))
-        turns, other_turns = (
-            _checked(place, str(reading.answer), side, reading) for side in (own_answer, other_answer)
-        )
-        if isinstance(turns, str) or isinstance(other_turns, str):
-            law = f"{place}: {reading.answer!r} is a text, and so there is no question"
-            raise DataError(f"{law}; name its column with question:")
-        common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(turns, other_turns, strict=False))])
-        common = min(common, len(turns) - 1)  # sides that are equal have their last turn for an answer
-        _refuse_parted(place, turns[common:], other_turns[common:], reading)
-        return turns[:common], turns[common:]
+        return _sides_of_pair(place, row, reading)
     question = _checked(place, reading.question, given(place, row, reading.question), reading)
     if reading.answer is None:
         return question, "" if isinstance(question, str) else []
     answer = given(place, row, reading.answer)
-    if has_messages(answer):
-        turns = messages_of(place, reading.answer, answer)
-        other_answer = given(place, row, reading.other) if reading.other else None
-        if has_messages(other_answer):
-            other_turns = messages_of(place, str(reading.other), other_answer)
-            _refuse_parted(place, _from_assistant(turns), _from_assistant(other_turns), reading)
-        return question, _checked(place, reading.answer, answer, reading)
-    return question, _answer(place, answer, reading)
+    if not has_messages(answer):
+        return question, _answer(place, answer, reading)
+    turns = messages_of(place, reading.answer, answer)
+    other_answer = given(place, row, reading.other) if reading.other else None
+    if has_messages(other_answer):
+        other_turns = messages_of(place, str(reading.other), other_answer)
+        _refuse_parted(place, _from_assistant(turns), _from_assistant(other_turns), reading)
+    return question, _checked(place, reading.answer, answer, reading)
+
+
+def _sides_of_pair(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple[Messages, Messages]:
+    """Return what both answers of a pair begin with, as the question, and the other messages of the first."""
+    answer_path = str(reading.answer)
+    answer = given(place, row, answer_path)
+    other_answer = given(place, row, str(reading.other))
+    turns = _checked(place, answer_path, answer, reading)
+    other_turns = _checked(place, answer_path, other_answer, reading)
+    if isinstance(turns, str) or isinstance(other_turns, str):
+        law = f"{place}: {reading.answer!r} is a text, and so there is no question"
+        raise DataError(f"{law}; name its column with question:")
+    common = 0
+    for turn, other_turn in zip(turns, other_turns, strict=False):
+        if turn != other_turn:
+            break
+        common += 1
+    common = min(common, len(turns) - 1)  # sides that are equal have their last turn for an answer
+    _refuse_parted(place, turns[common:], other_turns[common:], reading)
+    return turns[:common], turns[common:]
 
 
 def _from_assistant(messages: Messages) -> Messages:
     """Return messages from the first turn of the assistant's on."""
-    return [*dropwhile(lambda message: message["role"] != "assistant", messages)]
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            return messages[number:]
+    return []
 
 
-def _refuse_parted(place: str, own_turns: Messages, other_turns: Messages, reading: ReadingOptions) -> None:
+def _refuse_parted(place: str, turns: Messages, other_turns: Messages, reading: ReadingOptions) -> None:
     """Refuse the sides of a pair that part elsewhere than at a turn of the assistant's that is compared.
 
     Raises:
         DataError: they answer different questions, or part before the last turn, which alone is compared.
     """
     sides = f"{reading.answer!r} and {reading.other!r}"
-    if any(side and side[0]["role"] != "assistant" for side in (own_turns, other_turns)):
-        law = f"{place}: {sides} differ before the assistant's turn, so they answer different questions"
-        raise DataError(f"{law}; correct the row, or remove it")
-    if reading.assistant_turns == "last" and own_turns[:-1] != other_turns[:-1]:
+    for side in (turns, other_turns):
+        if side and side[0]["role"] != "assistant":
+            law = f"{place}: {sides} differ before the assistant's turn, so they answer different questions"
+            raise DataError(f"{law}; correct the row, or remove it")
+    if reading.assistant_turns == "last" and turns[:-1] != other_turns[:-1]:
         law = f"{place}: {sides} differ before their last turn, which alone is compared"
         raise DataError(f"{law}; set assistant_turns: all, or correct the row")
 
 
-def _once(
+def _without_repeated_question(
     place: str, question: Messages, answer_turns: Messages, reading: ReadingOptions
 ) -> tuple[Messages, Messages]:
     """Return question and answer with the question once, where the answer is a whole conversation.
@@ -217,13 +253,14 @@ def _once(
     """
     if not question or not answer_turns or question[-1]["role"] == "assistant":
         return question, answer_turns
-    behind_system = 1 if answer_turns[0]["role"] == "system" and question[0]["role"] != "system" else 0
-    all_turns = answer_turns[behind_system:]
-    same = [_same(*pair) for pair in zip(question, all_turns, strict=False)]
-    if len(all_turns) > len(question) and all(same):
-        length = behind_system + len(question)
+    has_system_alone = answer_turns[0]["role"] == "system" and question[0]["role"] != "system"
+    system_turns = 1 if has_system_alone else 0
+    compared = answer_turns[system_turns:]
+    repeats_question = len(compared) > len(question) and all(map(_same, question, compared))
+    if repeats_question:
+        length = system_turns + len(question)
         return answer_turns[:length], answer_turns[length:]
-    if all_turns and all_turns[0]["role"] in ("user", "system"):
+    if compared and compared[0]["role"] in ("user", "system"):
         law = f"{place}: {reading.answer!r} begins with a question of its own, which is not that of "
         law += f"{reading.question!r}"
         raise DataError(f"{law}; set question: null where the answers hold it, or correct the row")
@@ -239,16 +276,17 @@ def _same(message: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
 
 def _checked(place: str, path: str, value: Any, reading: ReadingOptions) -> Question:
     """Return a question or an answer as text, or as normalised messages."""
-    if isinstance(value, str):
-        if reading.template == "chat":
-            refuse_encoded(place, path, value)
-            if not value.strip() and path == reading.question:
-                law = f"{place}: {path!r} is blank, so nothing is asked"
-                raise DataError(f"{law}; fill it in, or remove the row")
-        return value
-    if reading.template == "plain" and has_messages(value):
-        raise DataError(f"{place}: {path!r} holds chat messages; set template: chat")
-    return messages_of(place, path, value)
+    if not isinstance(value, str):
+        if reading.template == "plain" and has_messages(value):
+            raise DataError(f"{place}: {path!r} holds chat messages; set template: chat")
+        return messages_of(place, path, value)
+    if reading.template == "chat":
+        refuse_encoded(place, path, value)
+        is_blank = not value.strip()
+        if is_blank and path == reading.question:
+            law = f"{place}: {path!r} is blank, so nothing is asked"
+            raise DataError(f"{law}; fill it in, or remove the row")
+    return value
 
 
 def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
@@ -272,12 +310,15 @@ def _options(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Map
         return reading.template_options
     options = reading.template_options or {}
     known = {tool["function"]["name"]: tool for tool in options.get("tools", ())}
-    row_tools = tools_of(place, reading.row_tools, given(place, row, reading.row_tools))
-    for tool in row_tools:
-        if isinstance(tool, str) and tool not in known:
+    tools = []
+    for tool in tools_of(place, reading.row_tools, given(place, row, reading.row_tools)):
+        if not isinstance(tool, str):
+            tools.append(tool)
+        elif tool in known:
+            tools.append(known[tool])
+        else:
             law = f"{place}: {reading.row_tools!r} names {tool!r}, which is none of tools: {', '.join(known)}"
             raise DataError(f"{law}; correct the row, or offer it")
-    tools = [known[tool] if isinstance(tool, str) else tool for tool in row_tools]
     return {**options, "tools": tools or None}
 
 
@@ -317,14 +358,15 @@ def conversation(reading: ReadingOptions, question: Question) -> Messages:
 
     The suffix stands behind the last message of the user.
     """
-    messages = [{"role": "user", "content": question}] if isinstance(question, str) else [*question]
-    if reading.system is not None and messages[0]["role"] not in ("system", "developer"):
-        messages = [{"role": "system", "content": reading.system}, *messages]
-    users = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    if reading.suffix and users:
-        last_of_user = users[-1]
-        messages[last_of_user] = {
-            **messages[last_of_user],
-            "content": messages[last_of_user]["content"] + reading.suffix,
-        }
+    messages = [_user_message(question)] if isinstance(question, str) else [*question]
+    has_system = messages[0]["role"] in ("system", "developer")
+    if reading.system is not None and not has_system:
+        messages.insert(0, {"role": "system", "content": reading.system})
+    if not reading.suffix:
+        return messages
+    for number in reversed(range(len(messages))):
+        message = messages[number]
+        if message["role"] == "user":
+            messages[number] = {**message, "content": message["content"] + reading.suffix}
+            break
     return messages

@@ -65,31 +65,35 @@ def read_rows(file: str, columns: Sequence[str], optional: Sequence[str] = ()) -
 
 def _reader(file: str, local: Path) -> RowReader:
     """Return what reads a file, by its suffixes."""
-    suffix, is_packed = local.suffix, local.suffix in OPENERS
+    suffix = local.suffix
+    is_packed = suffix in OPENERS
     if is_packed:
         suffix = Path(local.stem).suffix
-    if is_packed and suffix in ARROW:
-        raise DataError(f"{file}: is compressed as a whole, and {suffix} can't be read so; decompress it")
     if suffix in TEXT:
         return TEXT[suffix]
-    if suffix in ARROW:
-        return ARROW[suffix]
-    known = f"{', '.join(SUFFIXES)} ({', '.join(OPENERS)} may follow those of text)"
-    raise DataError(
-        f"{file}: is not of a kind that is read; convert it, or rename it if it is one of {known}"
-    )
+    if suffix not in ARROW:
+        known = f"{', '.join(SUFFIXES)} ({', '.join(OPENERS)} may follow those of text)"
+        law = f"{file}: is not of a kind that is read"
+        raise DataError(f"{law}; convert it, or rename it if it is one of {known}")
+    if is_packed:
+        raise DataError(f"{file}: is compressed as a whole, and {suffix} can't be read so; decompress it")
+    return ARROW[suffix]
 
 
 def _refuse_other_folders(file: str, folder: Path) -> None:
     """Raise if a folder is not one data set of ``save_to_disk``."""
-    splits = folder / "dataset_dict.json"
-    if splits.is_file():
-        names = ", ".join(f"{file}/{name}" for name in json.loads(splits.read_text("utf-8"))["splits"])
+    description = folder / "dataset_dict.json"
+    if description.is_file():
+        splits = json.loads(description.read_text("utf-8"))["splits"]
+        names = ", ".join(f"{file}/{split}" for split in splits)
         raise DataError(f"{file}: holds several splits; name one of {names}")
-    if not (folder / "state.json").is_file():
-        kinds = sorted({path.suffix for path in folder.iterdir() if path.suffix in SUFFIXES})
-        remedy = f"name its files, as {file}/*{kinds[0]}" if kinds else f"give {KINDS}"
-        raise DataError(f"{file}: is a folder that holds no data set; {remedy}")
+    if (folder / "state.json").is_file():
+        return
+    suffixes = {path.suffix for path in folder.iterdir()} & {*SUFFIXES}
+    remedy = f"give {KINDS}"
+    if suffixes:
+        remedy = f"name its files, as {file}/*{min(suffixes)}"
+    raise DataError(f"{file}: is a folder that holds no data set; {remedy}")
 
 
 def matching(file: str) -> list[str]:
@@ -98,17 +102,17 @@ def matching(file: str) -> list[str]:
     Raises:
         DataError: there is none.
     """
-    if "://" not in file:
-        if not glob.has_magic(file) or Path(file).exists():
-            return [file]
-        paths = sorted(glob.glob(file, recursive=True))
-    elif file.partition("://")[0] in NO_LISTING or not glob.has_magic(file.partition("::")[0]):
-        return [file]
+    protocol, is_url, _ = file.partition("://")
+    if is_url:
+        has_pattern = protocol not in NO_LISTING and glob.has_magic(file.partition("::")[0])
     else:
-        paths = _matching_urls(file)
-    if not paths:
+        has_pattern = glob.has_magic(file) and not Path(file).exists()
+    if not has_pattern:
+        return [file]
+    files = _matching_urls(file) if is_url else sorted(glob.glob(file, recursive=True))
+    if not files:
         raise DataError(f"{file}: no file has such a name; give {KINDS}")
-    return paths
+    return files
 
 
 def _matching_urls(url: str) -> list[str]:
@@ -141,8 +145,10 @@ def state_of(file: str) -> tuple[int, int]:
     Raises:
         DataError: there is no such file.
     """
-    time, local = changed(file), Path(local_path(file))
-    return time, sum(path.stat().st_size for path in (local.iterdir() if local.is_dir() else [local]))
+    written_at = changed(file)
+    local = Path(local_path(file))
+    paths = local.iterdir() if local.is_dir() else [local]
+    return written_at, sum(path.stat().st_size for path in paths)
 
 
 def local_path(file: str) -> str:
@@ -225,10 +231,12 @@ def _copied(url: str, system: Any, path: str) -> Path:
         system.info(path)  # says what is wrong: it may be the connection
     if not files:
         raise DataError(f"{url}: there is no such file; give {KINDS}")
-    names = [url, *(f"{name} {system.ukey(name)}" for name in files)]
-    if not _name(url, path):
+    states = [f"{file} {system.ukey(file)}" for file in files]
+    name = _name(url, path)
+    if not name:
         raise DataError(f"{url}: names no file; give {KINDS}")
-    copy = cache_folder() / hashlib.sha256("\n".join(names).encode()).hexdigest()[:32] / _name(url, path)
+    key = hashlib.sha256("\n".join([url, *states]).encode()).hexdigest()[:32]
+    copy = cache_folder() / key / name
     if not copy.exists():
         _copy(system, path, not is_file, copy)
     return copy
@@ -236,18 +244,19 @@ def _copied(url: str, system: Any, path: str) -> Path:
 
 def _copy(system: Any, path: str, is_folder: bool, copy: Path) -> None:
     """Fetch under another name and rename, so that a copy is whole; one process of a host does it for all."""
-    copy.parent.parent.mkdir(parents=True, exist_ok=True)
+    cache = copy.parent.parent
+    cache.mkdir(parents=True, exist_ok=True)
     with copy.parent.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not copy.exists():
-            parent, suffix = copy.parent.parent, PARTIAL
-            with tempfile.TemporaryDirectory(suffix, dir=parent, ignore_cleanup_errors=True) as aside:
-                target = f"{aside}/{copy.name}"
-                if is_folder:
-                    system.get(path, target, recursive=True)
-                else:  # get() takes a ? in an address for a pattern, and reads a page twice, for its links
-                    system.get_file(path, target)
-                Path(aside).rename(copy.parent)
+        if copy.exists():
+            return
+        with tempfile.TemporaryDirectory(PARTIAL, dir=cache, ignore_cleanup_errors=True) as partial_folder:
+            target = f"{partial_folder}/{copy.name}"
+            if is_folder:
+                system.get(path, target, recursive=True)
+            else:  # get() takes a ? in an address for a pattern, and reads a page twice, for its links
+                system.get_file(path, target)
+            Path(partial_folder).rename(copy.parent)
 
 
 def _awaited(job: Callable[[], T], folder: Path | None = None) -> T:
@@ -262,21 +271,27 @@ def _awaited(job: Callable[[], T], folder: Path | None = None) -> T:
     threads = DaemonThreads(1)
     running: Future[T] = threads.submit(job)
     threads.shutdown()  # once the job is done
-    size, since = _partial_bytes(folder), time.monotonic()
+    size = _partial_bytes(folder)
+    since = time.monotonic()
     while not wait([running], LOOK).done:
         waited = time.monotonic() - since
-        if (now := _partial_bytes(folder)) - size >= FETCH_BYTES or now < size:
-            size, since = now, time.monotonic()
+        new_size = _partial_bytes(folder)
+        is_other_copy = new_size < size
+        if is_other_copy or new_size - size >= FETCH_BYTES:
+            size = new_size
+            since = time.monotonic()
         elif waited > FETCH_SECONDS:
-            raise TimeoutError(f"{now - size} bytes came in {waited:.0f} s")
+            raise TimeoutError(f"{new_size - size} bytes came in {waited:.0f} s")
     return running.result()
 
 
 def _partial_bytes(folder: Path | None) -> int:
     """Return the bytes of the copies that are being made in a folder."""
+    if folder is None:
+        return 0
     total = 0
-    for aside in folder.glob(f"*{PARTIAL}") if folder else ():
-        for path, _, files in os.walk(aside):
+    for partial_folder in folder.glob(f"*{PARTIAL}"):
+        for path, _, files in os.walk(partial_folder):
             for name in files:
                 with suppress(FileNotFoundError):  # renamed, or gone with its folder
                     total += os.stat(f"{path}/{name}").st_size
@@ -285,11 +300,13 @@ def _partial_bytes(folder: Path | None) -> int:
 
 def _link(link: Path, copy: Path) -> None:
     """Have a link lead to a copy, at any moment to a whole one."""
-    if not (link.exists() and link.samefile(copy)):
-        link.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=link.parent) as aside:
-            Path(aside, "link").symlink_to(copy.absolute())
-            Path(aside, "link").replace(link)
+    if link.exists() and link.samefile(copy):
+        return
+    link.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=link.parent) as folder:
+        new_link = Path(folder, "link")
+        new_link.symlink_to(copy.absolute())
+        new_link.replace(link)
 
 
 def fits(place: str, row: Row, where: Mapping[str, Any] | None) -> bool:
@@ -299,28 +316,34 @@ def fits(place: str, row: Row, where: Mapping[str, Any] | None) -> bool:
         >>> [fits("a:1", {"level": n, "of": "x"}, {"level": [4, 5], "of": "x"}) for n in (3, 4)]
         [False, True]
     """
-    wanted = {name: value if isinstance(value, list) else [value] for name, value in (where or {}).items()}
-    return all(_is_one_of(given(place, row, name), values) for name, values in wanted.items())
+    for name, wanted in (where or {}).items():
+        allowed = wanted if isinstance(wanted, list) else [wanted]
+        if not _is_one_of(given(place, row, name), allowed):
+            return False
+    return True
 
 
-def _is_one_of(value: Any, wanted: Sequence[Any]) -> bool:
+def _is_one_of(value: Any, allowed: Sequence[Any]) -> bool:
     """Return whether a value is one of some; what a file has as text alone is read as each of them is."""
     if not isinstance(value, Written):
-        return value in wanted
-    return any(_read_as(value, allowed) == allowed for allowed in wanted)
-
-
-def _read_as(value: Written, like: Any) -> Any:
+        return value in allowed
     kinds = {bool: "boolean", int: "int64", float: "float32"}
-    return parsed(value, kinds.get(type(like), "text"))
+    for allowed_value in allowed:
+        kind = kinds.get(type(allowed_value), "text")
+        if parsed(value, kind) == allowed_value:
+            return True
+    return False
 
 
-def seen(rows: Iterable[tuple[str, Row]], where: Mapping[str, Any] | None) -> str:
+def frequent_values(rows: Iterable[tuple[str, Row]], where: Mapping[str, Any] | None) -> str:
     """Describe the values that ``where`` asks for, and the most frequent ones that the rows have."""
-    counts: dict[str, Counter[str]] = {name: Counter() for name in where or {}}
+    wanted = where or {}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in wanted}
     for place, row in rows:
         for name, count in counts.items():
             count[repr(given(place, row, name))] += 1
-    most = {name: [value for value, _ in count.most_common(SHOWN)] for name, count in counts.items()}
-    wanted = (where or {}).items()
-    return ", or ".join(f"{name} is {value!r}; it is {', '.join(most[name])}" for name, value in wanted)
+    descriptions = []
+    for name, value in wanted.items():
+        frequent = [text for text, _ in counts[name].most_common(SHOWN)]
+        descriptions.append(f"{name} is {value!r}; it is {', '.join(frequent)}")
+    return ", or ".join(descriptions)

@@ -59,9 +59,10 @@ class DataSet:
         """Return a column of the table of some rows, or of all."""
         column = self.tables[side][name]
         table_rows = self.rows if rows is None else self.rows[list(rows)]
-        if pyarrow.types.is_large_list(column.type):
-            return [column[row].values.to_numpy(zero_copy_only=False).tolist() for row in table_rows.tolist()]
-        return [column[row].as_py() for row in table_rows.tolist()]
+        cells = [column[row] for row in table_rows.tolist()]
+        if pyarrow.types.is_large_list(column.type):  # by NumPy, as as_py is slow with long lists
+            return [cell.values.to_numpy(zero_copy_only=False).tolist() for cell in cells]
+        return [cell.as_py() for cell in cells]
 
     def examples(self, rows: Sequence[int], side: int = 0) -> list[Example]:
         """Return the token ids of some rows, and which of them are learnt."""
@@ -73,7 +74,10 @@ class DataSet:
 
     def place(self, row: int) -> str:
         """Return where a row stands: FILE:N."""
-        return f"{self.files[self.column('file', [row])[0]][1]}:{self.column('number', [row])[0]}"
+        (file_number,) = self.column("file", [row])
+        (number,) = self.column("number", [row])
+        _, file = self.files[file_number]
+        return f"{file}:{number}"
 
     @functools.cached_property
     def by_source(self) -> dict[str, Any]:
@@ -93,10 +97,16 @@ class DataSet:
         from pyarrow import compute
 
         is_empty = compute.equal(self.tables[0][name], "").to_numpy()[self.rows]
-        counts = {
-            source: int(is_empty[rows_of_source].sum()) for source, rows_of_source in self.by_source.items()
-        }
-        return {source: count for source, count in counts.items() if count}
+        return self._counts_by_source(is_empty)
+
+    def _counts_by_source(self, mask: Any) -> dict[str, int]:
+        """Return source -> how many of its rows are true in a mask ``[rows]``, of sources that have any."""
+        counts = {}
+        for source, rows_of_source in self.by_source.items():
+            count = int(mask[rows_of_source].sum())
+            if count:
+                counts[source] = count
+        return counts
 
     def longest(self) -> tuple[str, int]:
         """Return the place of the longest row, and its tokens."""
@@ -119,24 +129,25 @@ class DataSet:
             raise DataError(f"{law}; raise it, shorten the row, or cut it by truncate: left, right or middle")
         fitting = self.lengths <= limit
         overlong = int((~fitting).sum())
-        counts = {
-            source: int((~fitting[source_rows]).sum()) for source, source_rows in self.by_source.items()
-        }
-        overlong_of = {source: count for source, count in counts.items() if count}
+        overlong_of = self._counts_by_source(~fitting)
         if truncate:
             cut = self.lengths.clip(max=limit)
             return replace(self, lengths=cut, overlong=overlong, overlong_of=overlong_of)
         for rows_of_source in self.by_source.values():
-            if not fitting[rows_of_source].any():
-                files = ", ".join(
-                    dict.fromkeys(self.files[n][1] for n in self.column("file", rows_of_source))
-                )
-                law = f"{files}: all {len(rows_of_source)} rows have over {limit} tokens"
-                raise DataError(
-                    f"{law}, the shortest {self.lengths[rows_of_source].min()}; raise {attribute}"
-                )
-        rows, lengths = self.rows[fitting], self.lengths[fitting]
-        return replace(self, rows=rows, lengths=lengths, overlong=overlong, overlong_of=overlong_of)
+            if fitting[rows_of_source].any():
+                continue
+            file_numbers = dict.fromkeys(self.column("file", rows_of_source))
+            files = dict.fromkeys(self.files[number][1] for number in file_numbers)
+            shortest = self.lengths[rows_of_source].min()
+            law = f"{', '.join(files)}: all {len(rows_of_source)} rows have over {limit} tokens"
+            raise DataError(f"{law}, the shortest {shortest}; raise {attribute}")
+        return replace(
+            self,
+            rows=self.rows[fitting],
+            lengths=self.lengths[fitting],
+            overlong=overlong,
+            overlong_of=overlong_of,
+        )
 
 
 def load_prompts(
@@ -171,16 +182,23 @@ def source_of(kind: SetKind, tokenizer: Any, files: SourceFiles, reading: Mappin
 
     A list of files is one source, named after the first of them. A pattern is the files that it means now.
     """
-    files_of = files if isinstance(files, Mapping) else {_stem(matching(files[0])[0]): files}
-    settled = ReadingOptions(**reading)
-    paths = [(name, path) for name in files_of for pattern in files_of[name] for path in matching(pattern)]
+    if isinstance(files, Mapping):
+        patterns_of = files
+    else:
+        first_file = matching(files[0])[0]
+        patterns_of = {_stem(first_file): files}
+    named_files = []
+    for name, patterns in patterns_of.items():
+        for pattern in patterns:
+            named_files += [(name, file) for file in matching(pattern)]
+    options = ReadingOptions(**reading)
     return DataSetKey(
         kind=kind,
-        files=tuple(paths),
-        states=tuple(state_of(file) for _, file in paths),
+        files=tuple(named_files),
+        states=tuple(state_of(file) for _, file in named_files),
         tokens=_contents(tokenizer),
-        key=json.dumps(asdict(settled), sort_keys=True),
-        reading=settled,
+        key=json.dumps(asdict(options), sort_keys=True),
+        reading=options,
         tokenizer=tokenizer,
     )
 
@@ -240,8 +258,12 @@ def _keep(source: DataSetKey) -> None:
 
 def _read(source: DataSetKey, stored: Any) -> DataSet:
     reader = pyarrow.ipc.open_file(stored)
-    batches = [reader.get_batch_with_custom_metadata(n) for n in range(reader.num_record_batches)]
-    table = pyarrow.Table.from_batches([batch for batch, _ in batches])
-    filtered = sum(int(metadata[b"filtered"]) for _, metadata in batches)
+    batches = []
+    filtered = 0
+    for number in range(reader.num_record_batches):
+        batch, metadata = reader.get_batch_with_custom_metadata(number)
+        batches.append(batch)
+        filtered += int(metadata[b"filtered"])
+    table = pyarrow.Table.from_batches(batches)
     lengths = table["length"].to_numpy()
     return DataSet((table,), source.files, numpy.arange(len(lengths), dtype=numpy.int32), lengths, filtered)

@@ -31,10 +31,11 @@ def filled(
         TemplateError: the chat template does not write each place once.
     """
     names = PLACE.findall(prompt)
-    missing = [name for name in names if columns.get(name) is None]
-    if missing:
-        law = f"the prompt names {{{missing[0]}}}, for which the node reads no column"
-        raise RunError(f"{law}\n  map one: in: {{{missing[0]}: COLUMN}}, or leave it out of `prompt`")
+    for name in names:
+        if columns.get(name) is None:
+            law = f"the prompt names {{{name}}}, for which the node reads no column"
+            raise RunError(f"{law}\n  map one: in: {{{name}: COLUMN}}, or leave it out of `prompt`")
+    # texts are tokenised apart, so the template gets marks in their place
     marks = [MARK.format(number) for number in range(len(names))]
     unused_marks = iter(marks)
     marked = LITERAL.sub(r"\1", PLACE.sub(lambda _: next(unused_marks), prompt))
@@ -45,10 +46,15 @@ def filled(
         fixed_ids += tokenizer(remainder, add_special_tokens=False)["input_ids"]
     source = (reading.template_options or {}).get("chat_template", tokenizer.chat_template)
     around = f"{source}{text}"  # the template has more control tokens than it writes here
+    limits = most or {}
     fields: dict[str, list[list[int]]] = {}
     for name in names:
-        fields[name] = [content_ids(tokenizer, value, around) for value in columns[name] or ()]
-    for name, limit in (most or {}).items():
-        fields[name] = [ids[-limit:] for ids in fields.get(name, ())]
+        fields[name] = []
+        for value in columns[name] or ():
+            ids = content_ids(tokenizer, value, around)
+            fields[name].append(ids[-limits[name] :] if name in limits else ids)
     count = len(next(column for column in columns.values() if column is not None))
-    return [joined(fixed_ids, [fields[name][row] for name in names]) for row in range(count)]
+    prompts = []
+    for row in range(count):
+        prompts.append(joined(fixed_ids, [fields[name][row] for name in names]))
+    return prompts

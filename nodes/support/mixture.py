@@ -52,7 +52,10 @@ class SourceWeights:
         """
         weights = numpy.empty((len(spans), len(self.weights)))
         for column, weight in zip(weights.T, self.weights, strict=True):
-            column[:] = weight if isinstance(weight, int | float) else [weight.at(1 + n) for n in spans]
+            if isinstance(weight, int | float):
+                column[:] = weight
+            else:
+                column[:] = [weight.at(1 + span) for span in spans]
         ends = weights.cumsum(1)
         ends = (self.span * ends / ends[:, -1:]).round(6)
         offsets = GOLDEN * numpy.array(spans)[:, None] % 1
@@ -119,33 +122,36 @@ def pick_mixed(
         >>> pick_mixed({"a": [0, 1], "b": [2]}, SourceWeights((1, 1)), 4, 0, 0, shuffle=False)
         [2, 0, 1, 0]
     """
-    names, counts = [*sources], _taken(mixture, batch, position, seed)
-    places = [
-        iter(
-            _through(
-                len(rows_of_source), [index for n, index in counts if n == number], (seed, number), shuffle
-            )
-        )
-        for number, rows_of_source in enumerate(sources.values())
-    ]
-    return [int(sources[names[number]][next(places[number])]) for number, _ in counts]
+    drawn = _sources_and_counts(mixture, batch, position, seed)
+    rows_in_order = []  # of each source those that the batch takes of it
+    for number, rows_of_source in enumerate(sources.values()):
+        indices = [index for source, index in drawn if source == number]
+        places = _through(len(rows_of_source), indices, (seed, number), shuffle)
+        rows_in_order.append(iter([int(rows_of_source[place]) for place in places]))
+    return [next(rows_in_order[number]) for number, _ in drawn]
 
 
-def _taken(mixture: SourceWeights, batch: int, position: int, seed: int) -> list[tuple[int, int]]:
-    """Return the source of each row of a batch, and how many rows that source gave before."""
-    taken, size = [], mixture.span
-    for span in range(position // size, (position + batch - 1) // size + 1):
-        order, before = _span(mixture, span, seed)
-        start = span * size
-        for place in range(max(position - start, 0), min(position + batch - start, size)):
-            taken.append((int(order[place]), int(before[place])))
-    return taken
+def _sources_and_counts(
+    mixture: SourceWeights, batch: int, position: int, seed: int
+) -> list[tuple[int, int]]:
+    """Return the source of each row of a batch, and how many rows that source gave in front of it."""
+    drawn = []
+    end = position + batch
+    first_span = position // mixture.span
+    last_span = (end - 1) // mixture.span
+    for span in range(first_span, last_span + 1):
+        order, rows_before = _span(mixture, span, seed)
+        start = span * mixture.span
+        for place in range(max(position - start, 0), min(end - start, mixture.span)):
+            drawn.append((int(order[place]), int(rows_before[place])))
+    return drawn
 
 
 @functools.lru_cache(maxsize=8)
 def _span(mixture: SourceWeights, span: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Return the source at each place of a span, and how many rows it gave before that place."""
-    (quotas,), allotted = mixture.quotas([span]), mixture.given(span * mixture.span)
+    (quotas,) = mixture.quotas([span])
+    allotted = mixture.given(span * mixture.span)
     order = numpy.repeat(numpy.arange(len(quotas)), quotas)
     order = numpy.random.default_rng([seed, span, ORDER]).permutation(order)
     rows_before = numpy.zeros(mixture.span, numpy.int64)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from rlgraph.files import cache_folder
 from rlgraph.nodes.support.conversation import ReadingOptions, asked
-from rlgraph.nodes.support.data_file import DataError, fits, read_rows, seen
+from rlgraph.nodes.support.data_file import DataError, fits, frequent_values, read_rows
 from rlgraph.nodes.support.lazy import pyarrow
 from rlgraph.nodes.support.process_map import process_map
 from rlgraph.nodes.support.row_field import column_values, path_of
@@ -60,9 +60,18 @@ def write_set(source: DataSetKey, sink: Any) -> None:
         law = f"the tokenizer {source.tokenizer.name_or_path} has no end token"
         raise DataError(f"{law}; set eos_token in its config")
     int32, text = pyarrow.int32(), pyarrow.large_string()
-    types = {"file": int32, "number": pyarrow.int64(), "length": int32}
-    types |= {"ids": pyarrow.large_list(int32), "learnt": pyarrow.large_list(pyarrow.bool_())}
-    schema = pyarrow.schema({**types, "question": text, "answer": text, "more": text})
+    schema = pyarrow.schema(
+        {
+            "file": int32,
+            "number": pyarrow.int64(),
+            "length": int32,
+            "ids": pyarrow.large_list(int32),
+            "learnt": pyarrow.large_list(pyarrow.bool_()),
+            "question": text,
+            "answer": text,
+            "more": text,
+        }
+    )
     make = functools.partial(_batch, source, schema)
     processes = _processes(source)
     chunks = _chunks(source)
@@ -74,11 +83,11 @@ def write_set(source: DataSetKey, sink: Any) -> None:
 
 def _processes(source: DataSetKey) -> int:
     """Return how many processes prepare a set: one for each core, of a large set and a known tokenizer."""
-    known = type(source.tokenizer).__module__.startswith("transformers.")  # others need not be picklable
-    large = sum(size for _, size in source.states) > BY_PROCESSES
-    if not (known and large):
-        return 1
-    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    is_picklable = type(source.tokenizer).__module__.startswith("transformers.")  # others need not be
+    is_large = sum(size for _, size in source.states) > BY_PROCESSES
+    if is_picklable and is_large:
+        return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    return 1
 
 
 def _batch(source: DataSetKey, schema: Any, chunk: tuple[list[PlacedRow], int]) -> tuple[Any, int]:
@@ -93,32 +102,39 @@ def _chunks(source: DataSetKey) -> Iterator[tuple[list[PlacedRow], int]]:
     Raises:
         DataError: a source has no row, or none that is kept.
     """
-    reading = source.reading
-    for name in dict.fromkeys(name for name, _ in source.files):
-        total, matching = 0, 0
-        files = {}
-        for number, (source_of_file, file) in enumerate(source.files):
-            if source_of_file == name:
-                files[number] = file
-        rows = ((n, *row) for n, file in files.items() for row in read_rows(file, *_needed(reading)))
+    where = source.reading.where
+    files_of_sources: dict[str, dict[int, str]] = {}
+    for number, (name, file) in enumerate(source.files):
+        files_of_sources.setdefault(name, {})[number] = file
+    for files in files_of_sources.values():
+        total = matching = 0
+        rows = _placed_rows(source, files)
         while chunk := [*islice(rows, CHUNK)]:
-            kept_rows = [placed for placed in chunk if fits(placed[1], placed[2], reading.where)]
+            matching_rows = [placed for placed in chunk if fits(placed[1], placed[2], where)]
             total += len(chunk)
-            matching += len(kept_rows)
-            yield kept_rows, len(chunk) - len(kept_rows)
+            matching += len(matching_rows)
+            yield matching_rows, len(chunk) - len(matching_rows)
+        file_names = ", ".join(files.values())
         if not total:
-            raise DataError(f"{', '.join(files.values())}: no rows; give a file that has some")
+            raise DataError(f"{file_names}: no rows; give a file that has some")
         if not matching:
-            again = (row for file in files.values() for row in read_rows(file, *_needed(reading)))
-            raise DataError(f"{', '.join(files.values())}: no row is where {seen(again, reading.where)}")
+            again = ((place, row) for _, place, row in _placed_rows(source, files))
+            raise DataError(f"{file_names}: no row is where {frequent_values(again, where)}")
+
+
+def _placed_rows(source: DataSetKey, files: Mapping[int, str]) -> Iterator[PlacedRow]:
+    """Yield all rows of some files of a set."""
+    required, optional = _needed(source.reading)
+    for number, file in files.items():
+        for place, row in read_rows(file, required, optional):
+            yield number, place, row
 
 
 def _needed(reading: ReadingOptions) -> tuple[list[str], list[str]]:
     """Return the fields that are read of each row, and those that it may lack."""
-    columns = reading.columns or {}
-    required = [*reading.named]
+    required = [*reading.required_paths]
     optional: list[str] = []
-    for name, spec in columns.items():
+    for name, spec in (reading.columns or {}).items():
         has_default = isinstance(spec, dict) and "default" in spec
         fields = optional if has_default else required
         fields.append(path_of(name, spec))
@@ -127,19 +143,20 @@ def _needed(reading: ReadingOptions) -> tuple[list[str], list[str]]:
 
 def _columns(source: DataSetKey, placed_rows: Sequence[PlacedRow]) -> dict[str, Any]:
     """Return the columns of a chunk of rows."""
-    reading, rows = source.reading, [asked(place, row, source.reading) for _, place, row in placed_rows]
+    reading = source.reading
+    rows = [asked(place, row, reading) for _, place, row in placed_rows]
     if source.kind == "prompts":
         examples: list[Example] = [(ids, []) for ids in prompt_ids(source.tokenizer, reading, rows)]
     else:
         examples = list(examples_of(source.tokenizer, reading, rows))
-    more = [json.dumps(column_values(place, row, reading.columns)) for _, place, row in placed_rows]
-    return {
+    columns: dict[str, list[Any]] = {
         "file": [number for number, _, _ in placed_rows],
         "number": [int(place.rpartition(":")[2]) for _, place, _ in placed_rows],
+        "more": [json.dumps(column_values(place, row, reading.columns)) for _, place, row in placed_rows],
+        "question": [row.words for row in rows],
+        "answer": [row.answer for row in rows],
         "length": [len(ids) for ids, _ in examples],
         "ids": [ids for ids, _ in examples],
         "learnt": [learnt for _, learnt in examples],
-        "question": [row.words for row in rows],
-        "answer": [row.answer for row in rows],
-        "more": more,
     }
+    return columns

@@ -2,7 +2,7 @@
 
 this process   items ── pickle ──> python -m rlgraph.nodes.support.process_map ──> results, in order
 
-Such a process is no copy of this one, which may have threads and devices, and imports no module of the
+Such a process is not a copy of this one, which may have threads and devices, and imports no module of the
 user's, as one of multiprocessing would. It ends when its input does, and so outlives nobody.
 """
 
@@ -110,8 +110,8 @@ def main() -> None:
     """Answer one pickled item after the other, by the function that comes first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks is interrupted, and ends this process
     answers = os.fdopen(os.dup(1), "wb")
-    gc.set_threshold(1_000_000, 10, 10)  # rows are no garbage, and each collection goes through them
-    os.dup2(2, 1)  # what a function prints is no answer
+    gc.set_threshold(1_000_000, 10, 10)  # rows are not garbage, and each collection goes through them
+    os.dup2(2, 1)  # what a function prints is not an answer
     with suppress(EOFError, BrokenPipeError):
         function = pickle.load(sys.stdin.buffer)
         while True:

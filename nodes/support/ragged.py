@@ -29,9 +29,13 @@ class Ragged:
     @staticmethod
     def of(rows: Sequence[Sequence[float]], dtype: torch.dtype | None = None) -> Ragged:
         """Build from lists of numbers; the dtype is torch's choice unless given (int64 without numbers)."""
-        flat = [value for row in rows for value in row]
-        values = torch.tensor(flat, dtype=dtype or (None if flat else torch.int64))
-        return Ragged(values, offsets_of(torch.tensor([len(row) for row in rows], dtype=torch.int64)))
+        flat: list[float] = []
+        for row in rows:
+            flat += row
+        if dtype is None and not flat:
+            dtype = torch.int64
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        return Ragged(torch.tensor(flat, dtype=dtype), offsets_of(lengths))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -70,7 +74,9 @@ class Ragged:
 
     def sum(self) -> torch.Tensor:
         """Return each row's sum ``[rows]``, 0 for an empty row."""
-        values = self.values.to(torch.int64) if self.values.dtype == torch.bool else self.values
+        values = self.values
+        if values.dtype == torch.bool:
+            values = values.to(torch.int64)
         return values.new_zeros(len(self), *values.shape[1:]).index_add(0, self.row_of, values)
 
     def so_far(self) -> torch.Tensor:
@@ -84,7 +90,9 @@ class Ragged:
 
             x_t    x_t + f x_{t+1}    (x_t + f x_{t+1}) + f^2 (x_{t+2} + f x_{t+3})    ...
         """
-        sums, reach, longest = self.values, 1, max(self.lengths.tolist(), default=0)
+        sums = self.values
+        reach = 1
+        longest = max(self.lengths.tolist(), default=0)
         remaining = self.spread(self.lengths).values - self.place_of
         while reach < longest:
             sums = sums + factor**reach * torch.where(remaining > reach, sums.roll(-reach), 0)
@@ -135,29 +143,38 @@ def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def joined(columns: Sequence[Any]) -> Any:
-    """Return the rows of all parts as one column; a part without rows need not say of what type they are."""
-    with_rows = [column for column in columns if len(column)] or [columns[0]]
+    """Return the rows of all columns as one; a column without rows need not say of what type they are."""
+    with_rows = [column for column in columns if len(column)]
+    if not with_rows:
+        with_rows = [columns[0]]
     if isinstance(with_rows[0], Ragged):
+        values = torch.cat([column.values for column in with_rows])
         lengths = torch.cat([column.lengths for column in with_rows])
-        return Ragged(torch.cat([column.values for column in with_rows]), offsets_of(lengths))
+        return Ragged(values, offsets_of(lengths))
     if isinstance(with_rows[0], torch.Tensor):
         return torch.cat(with_rows)
-    return [row for column in with_rows for row in column]
+    rows: list[Any] = []
+    for column in with_rows:
+        rows += column
+    return rows
 
 
 def taken(column: Any, rows: torch.Tensor) -> Any:
     """Return the rows with these indices ``[k]`` of a ``Ragged``, a tensor ``[rows, ...]`` or a list."""
     if isinstance(column, Ragged):
         return column.take(rows)
-    return column[rows] if isinstance(column, torch.Tensor) else [column[row] for row in rows.tolist()]
+    if isinstance(column, torch.Tensor):
+        return column[rows]
+    return [column[row] for row in rows.tolist()]
 
 
 def same(column: Ragged | None, expected: Ragged | None) -> bool:
     """Return whether two columns are on one device and hold the same, or neither is there."""
     if column is None or expected is None:
         return column is expected
-    near = column.values.device == expected.values.device
-    return near and column.offsets.equal(expected.offsets) and column.values.equal(expected.values)
+    if column.values.device != expected.values.device:
+        return False
+    return column.offsets.equal(expected.offsets) and column.values.equal(expected.values)
 
 
 def behind_the_end(tokens: Ragged) -> tuple[Ragged, Ragged]:

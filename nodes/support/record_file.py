@@ -89,16 +89,23 @@ def about(path: Path) -> RecordMetadata:
 def read(path: Path, names: Sequence[str]) -> dict[str, Recorded]:
     """Read some columns of a file."""
     table = parquet.read_table(path, columns=list(names))
-    columns = {name: _column(table.column(name).combine_chunks()) for name in names}
     types = about(path).types
-    texts = [name for name in names if types[name].startswith("json")]
-    return columns | {name: Recorded([*map(json.loads, columns[name].values)]) for name in texts}
+    columns = {}
+    for name in names:
+        column = _column(table.column(name).combine_chunks())
+        if types[name].startswith("json"):
+            column = Recorded([json.loads(text) for text in column.values])
+        columns[name] = column
+    return columns
 
 
 def _array(column: Any, kind: str) -> Any:
     if kind.startswith("json"):
         return pyarrow.array([*map(json.dumps, column.values)], pyarrow.string())
-    values = pyarrow.array(column.values if isinstance(column.values, list) else column.values.reshape(-1))
+    if isinstance(column.values, list):
+        values = pyarrow.array(column.values)
+    else:
+        values = pyarrow.array(column.values.reshape(-1))
     for size in reversed(numpy.shape(column.values)[1:]):
         values = pyarrow.FixedSizeListArray.from_arrays(values, size)
     if column.offsets is None:

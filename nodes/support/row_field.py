@@ -7,7 +7,7 @@ turns[0].content             an item of a list                   gold: {from: re
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
@@ -16,7 +16,7 @@ from rlgraph.errors import RunError, nearest, shortened
 from rlgraph.nodes.support.lazy import pyarrow, torch
 from rlgraph.ops.column_types import DTYPES, LISTED
 
-PART = re.compile(r"\[(-?\d+)\]|([^.\[\]]+)")
+STEP = re.compile(r"\[(-?\d+)\]|([^.\[\]]+)")
 KEYS = ("from", "type", "default")
 KINDS: dict[str, tuple[type, ...]] = {
     "text": (str, int, float),
@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "float32": (int, float),
     "int64": (int,),
 }
-WHOLE = re.compile(r"[+-]?\d+")
+INTEGER = re.compile(r"[+-]?\d+")
 BOOLEANS = {"true": True, "false": False}
 INT64 = range(-(2**63), 2**63)
 LARGEST = 3.4028234663852886e38  # of float32
@@ -42,14 +42,19 @@ class Written(str):
 def _checked(column: str | dict[str, Any]) -> str | dict[str, Any]:
     """Return what ``columns`` says of one, if it is a type or knows its keys."""
     spec = column if isinstance(column, dict) else {"type": column}
-    for known, names in ((KEYS, [*spec]), ([*DTYPES], [str(spec.get("type", "text"))])):
-        for name in names:
-            if name not in known:
-                options = " or ".join(map(repr, known))
-                raise ValueError(f"must be {options}, not {name!r}; {nearest(name, known)}".rstrip("; "))
-    if not isinstance(path := spec.get("from", ""), str):
+    for key in spec:
+        _refuse_unknown(key, KEYS)
+    _refuse_unknown(str(spec.get("type", "text")), [*DTYPES])
+    path = spec.get("from", "")
+    if not isinstance(path, str):
         raise ValueError(f"must be a path such as 'extra_info.index', not {path!r}")
     return column
+
+
+def _refuse_unknown(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        options = " or ".join(map(repr, known))
+        raise ValueError(f"must be {options}, not {name!r}; {nearest(name, known)}".rstrip("; "))
 
 
 FileColumn = Annotated[str | dict[str, Any], AfterValidator(_checked)]
@@ -73,7 +78,9 @@ def root_of(path: str, names: Sequence[str]) -> str:
         >>> root_of("turns[0].content", ["turns"]), root_of("a.b", ["a.b"])
         ('turns', 'a.b')
     """
-    return path if path in names else re.split(r"[.\[]", path, maxsplit=1)[0]
+    if path in names:
+        return path
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
 
 
 def field_of(row: Mapping[str, Any], path: str) -> Any:
@@ -86,8 +93,9 @@ def field_of(row: Mapping[str, Any], path: str) -> Any:
     if path in row:
         return row[path]
     value: Any = row
-    for index, key in PART.findall(path):
-        if not isinstance(value, list if index else dict):
+    for index, key in STEP.findall(path):
+        container = list if index else dict
+        if not isinstance(value, container):
             raise LookupError(path)
         value = value[int(index) if index else key]
     return value
@@ -120,17 +128,20 @@ def roots(place: str, columns: Sequence[str], optional: Sequence[str], fields: R
         DataError: it lacks one.
     """
     names = [*fields]
-    wanted = {root_of(path, names): path for path in [*optional, *columns]}
     for path in columns:
         if root_of(path, names) not in fields:
             raise missing(place, path, fields)
+    wanted = dict.fromkeys(root_of(path, names) for path in [*optional, *columns])
     return [name for name in wanted if name in fields]
 
 
 def schema_fields(schema: Any) -> dict[str, Any]:
     """Return the names of an Arrow schema's or struct's fields, as a row without values."""
-    is_struct = pyarrow.types.is_struct
-    return {field.name: schema_fields(field.type) if is_struct(field.type) else None for field in schema}
+    fields = {}
+    for field in schema:
+        is_struct = pyarrow.types.is_struct(field.type)
+        fields[field.name] = schema_fields(field.type) if is_struct else None
+    return fields
 
 
 def _paths(row: Mapping[str, Any]) -> Iterator[str]:
@@ -146,12 +157,16 @@ def column_values(place: str, row: Mapping[str, Any], columns: Mapping[str, Any]
     Raises:
         DataError: the row has no such field and there is no default, or its value is of another type.
     """
-    return {name: _value(place, row, name, column) for name, column in (columns or {}).items()}
+    values = {}
+    for name, column in (columns or {}).items():
+        values[name] = _value(place, row, name, column)
+    return values
 
 
 def _value(place: str, row: Mapping[str, Any], name: str, column: str | Mapping[str, Any]) -> Any:
     spec: Mapping[str, Any] = {} if isinstance(column, str) else column
-    path, dtype = path_of(name, column), type_of(column)
+    path = path_of(name, column)
+    dtype = type_of(column)
     try:
         value = field_of(row, path)
     except LookupError:
@@ -160,9 +175,11 @@ def _value(place: str, row: Mapping[str, Any], name: str, column: str | Mapping[
         value = None
     if isinstance(value, Written):
         value = parsed(value, dtype)
-    if value is None or value != value:  # nan is how pandas says that there is none
+    is_nan = value != value  # nan is how pandas says that there is none
+    if value is None or is_nan:
         value = spec.get("default", value)
-    if reason := unfit(value, dtype):
+    reason = unfit(value, dtype)
+    if reason:
         law = f"{place}: {path!r} is no {dtype}, but {shortened(repr(value), 60)}"
         raise DataError(f"{law}; {reason}")
     return str(value) if dtype == "text" else value
@@ -182,12 +199,14 @@ def unfit(value: Any, dtype: str) -> str:
     """
     if dtype == "json":
         return "" if is_json(value) else "correct the row"
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    is_float = isinstance(value, float)
+    if value is None or (is_float and math.isnan(value)):
         return "give a default: for rows without, correct the row, or type:"
     if type(value) not in KINDS[dtype]:
         return "correct the row, or type:"
-    if dtype == "text" and isinstance(value, float) and (value.is_integer() or not math.isfinite(value)):
-        return "write it as the text that is meant, or as a whole number"
+    if dtype == "text" and is_float:
+        reads_back = math.isfinite(value) and not value.is_integer()
+        return "" if reads_back else "write it as the text that is meant, or as a whole number"
     if dtype == "int64" and value not in INT64:
         return "it is beyond 64 bits; type: text"
     if dtype == "float32" and not -LARGEST <= value <= LARGEST:
@@ -203,16 +222,18 @@ def parsed(value: Written, dtype: str) -> Any:
         ['3', 3, 3.0, 3, '3']
     """
     text = str(value)
-    if dtype == "int64" and WHOLE.fullmatch(text):
-        return int(text)
-    if dtype == "boolean":
-        return BOOLEANS.get(text.lower(), text)
-    parsers: dict[str, Callable[[str], Any]] = {"float32": float, "json": json.loads}
-    read = parsers.get(dtype)
     try:
-        return read(text) if read else text
+        if dtype == "boolean":
+            return BOOLEANS.get(text.lower(), text)
+        if dtype == "int64" and INTEGER.fullmatch(text):
+            return int(text)
+        if dtype == "float32":
+            return float(text)
+        if dtype == "json":
+            return json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return text
 
 
 def is_json(value: Any) -> bool:
@@ -223,13 +244,15 @@ def is_json(value: Any) -> bool:
         [True, False, False, False]
     """
     try:
-        back = json.loads(json.dumps(value, allow_nan=False))
-        return type(back) is type(value) and bool(back == value)
+        reread = json.loads(json.dumps(value, allow_nan=False))
+        return type(reread) is type(value) and bool(reread == value)
     except (TypeError, ValueError, RecursionError):
         return False
 
 
 def as_column(dtype: str, values: Sequence[Any]) -> Any:
     """Return values as an op returns them, by the dtype of their column: a tensor or a list."""
+    if dtype in LISTED:
+        return list(values)
     kinds = {"float32": torch.float32, "int64": torch.int64, "boolean": torch.bool}
-    return list(values) if dtype in LISTED else torch.tensor(values, dtype=kinds[dtype])
+    return torch.tensor(values, dtype=kinds[dtype])

@@ -30,7 +30,7 @@ from rlgraph.nodes.support.turn_text import (
     with_stop,
 )
 
-SAYING = ("tool_calls", WRITTEN_CALLS, *THOUGHTS)  # what a turn without content may say
+MORE_THAN_CONTENT = ("tool_calls", WRITTEN_CALLS, *THOUGHTS)  # what a turn without content may have
 Example = tuple[list[int], list[bool]]  # token ids; which of them are learnt
 
 
@@ -55,7 +55,7 @@ def _texts(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) -> li
             return written_at_once(tokenizer, reading, [row.question for row in rows])
     texts = []
     for row in rows:
-        with _placed(row.place):
+        with _with_place_in_errors(row.place):
             texts.append(written(tokenizer, reading, row.question, row.options))
     return texts
 
@@ -73,9 +73,9 @@ def examples_of(tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]) 
     """
     for row in rows:
         _refuse_nothing(reading, row)
-    text_pieces = _pieces(tokenizer, reading, rows)
-    examples = _tokenised(tokenizer, reading, [token_parts for token_parts, _ in text_pieces])
-    for row, (ids, mask), (_, closing) in zip(rows, examples, text_pieces, strict=True):
+    rows_in_pieces = _rows_in_pieces(tokenizer, reading, rows)
+    examples = _tokenised(tokenizer, reading, [text_pieces for text_pieces, _ in rows_in_pieces])
+    for row, (ids, mask), (_, closing) in zip(rows, examples, rows_in_pieces, strict=True):
         if closing is not None:
             ids = [*ids, closing]
             mask = [*mask, True]
@@ -94,24 +94,29 @@ def _tokenised(tokenizer: Any, reading: ReadingOptions, rows: Sequence[list[Text
     """
     if reading.template == "plain" or not tokenizer.is_fast:
         return _tokenised_apart(tokenizer, reading, rows)
-    texts = ["".join(text for text, _ in token_parts) for token_parts in rows]
+    texts = ["".join(text for text, _ in text_pieces) for text_pieces in rows]
     options = {"add_special_tokens": False, "return_attention_mask": False}
     encodings = tokenizer(texts, **options).encodings if texts else []
-    examples: list[Example | None] = []
-    for token_parts, encoding in zip(rows, encodings, strict=True):
-        examples.append(_cut_tokens(tokenizer, token_parts, encoding))
-    across = [number for number, example in enumerate(examples) if example is None]
-    retokenised = iter(_tokenised_apart(tokenizer, reading, [rows[number] for number in across]))
-    return [next(retokenised) if example is None else example for example in examples]
+    examples: dict[int, Example] = {}
+    uncut = []  # rows with a token across a border
+    for number, text_pieces in enumerate(rows):
+        example = _cut_tokens(tokenizer, text_pieces, encodings[number])
+        if example is None:
+            uncut.append(number)
+        else:
+            examples[number] = example
+    retokenised = _tokenised_apart(tokenizer, reading, [rows[number] for number in uncut])
+    examples |= zip(uncut, retokenised, strict=True)
+    return [examples[number] for number in range(len(rows))]
 
 
-def _cut_tokens(tokenizer: Any, token_parts: Sequence[TextPiece], encoding: Any) -> Example | None:
+def _cut_tokens(tokenizer: Any, text_pieces: Sequence[TextPiece], encoding: Any) -> Example | None:
     """Return the ids of a whole text with its pieces' marks, or nothing if a token is of two pieces."""
     ids = encoding.ids
     mask: list[bool] = []
-    text = "".join(text for text, _ in token_parts)
+    text = "".join(text for text, _ in text_pieces)
     end = 0
-    for text_piece, learnt in token_parts:
+    for text_piece, learnt in text_pieces:
         end += len(text_piece)
         border = _border(tokenizer, text, end, encoding)
         if border is None or border < len(mask):
@@ -128,30 +133,40 @@ def _border(tokenizer: Any, text: str, place: int, encoding: Any) -> int | None:
         return 0
     token_before = encoding.char_to_token(place - 1)
     if token_before is not None and encoding.ids[token_before] in added_ids(tokenizer):
-        return int(token_before) + 1  # white space behind it that it takes in is no token
+        return int(token_before) + 1  # white space that it takes in is not a token of its own
     token_behind = encoding.char_to_token(place)
-    if token_behind is None or encoding.token_to_chars(token_behind)[0] != place:
+    if token_behind is None:
         return None
-    if text[place - 1] == " " and text[place] != " ":
-        return None  # some tokenizers give a word's place without the space that its token begins with
-    return int(token_behind)
+    token_start, _ = encoding.token_to_chars(token_behind)
+    if token_start != place:
+        return None
+    # some tokenizers give a word's place without the space that its token begins with
+    is_within_word = text[place - 1] == " " and text[place] != " "
+    return None if is_within_word else int(token_behind)
 
 
 def _tokenised_apart(
     tokenizer: Any, reading: ReadingOptions, rows: Sequence[list[TextPiece]]
 ) -> list[Example]:
     """Return the ids of rows with each piece tokenised for itself."""
-    first_ids = iter(encode(tokenizer, reading, [token_parts[0][0] for token_parts in rows]))
-    texts = [text for token_parts in rows for text, _ in token_parts[1:]]
-    other_ids = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
+    first_texts = []
+    other_texts = []
+    for text_pieces in rows:
+        texts = [text for text, _ in text_pieces]
+        first_texts.append(texts[0])
+        other_texts += texts[1:]
+    first_ids = iter(encode(tokenizer, reading, first_texts))
+    other_ids: Iterator[list[int]] = iter([])
+    if other_texts:  # all at once, as a tokenizer then uses its threads
+        other_ids = iter(tokenizer(other_texts, add_special_tokens=False)["input_ids"])
     examples = []
-    for token_parts in rows:
+    for text_pieces in rows:
         ids: list[int] = []
         mask: list[bool] = []
-        for number, (_, learnt) in enumerate(token_parts):
+        for number, (_, is_learnt) in enumerate(text_pieces):
             piece_ids = next(other_ids if number else first_ids)
-            ids = [*ids, *piece_ids]
-            mask = [*mask, *[learnt] * len(piece_ids)]
+            ids += piece_ids
+            mask += [is_learnt] * len(piece_ids)
         examples.append((ids, mask))
     return examples
 
@@ -169,83 +184,34 @@ def _refuse_nothing(reading: ReadingOptions, row: Asked) -> None:
         law = f"{row.place}: {reading.question!r} does not end with a turn of the assistant, so there is "
         law += "nothing to learn"
         raise DataError(f"{law}; name the column with the answer, correct the row or remove it")
-    has_content = bool(row.answer.strip())
-    if row.turns and any(key in row.turns[-1] for key in SAYING):
-        has_content = True
-    if not has_content:
+    last_turn = row.turns[-1] if row.turns else {}
+    if not row.answer.strip() and not _says_more(last_turn):
         law = f"{row.place}: the answer is empty, so that only the end would be learnt"
         raise DataError(f"{law}; fill it in, or remove the row")
     if not row.turns:
         return
-    places = learnt_places(reading, row.turns, row.first)
+    places = learnt_places(reading, row.turns, row.first_turn)
     if not places:
         law = f"{row.place}: weight or train of its messages says that no turn is learnt"
         raise DataError(f"{law}; remove the row, or set assistant_turns: all where another turn is")
     for place in places:
         turn = row.turns[place]
-        if not turn["content"].strip() and not any(key in turn for key in SAYING):
+        if not turn["content"].strip() and not _says_more(turn):
             law = f"{row.place}: turn {place + 1} is empty, so that only its end would be learnt"
             raise DataError(f"{law}; fill it in, or leave it out by weight: 0 of the message")
+
+
+def _says_more(turn: Mapping[str, Any]) -> bool:
+    """Return whether a turn has thoughts or calls, so that it may lack content."""
+    return any(key in turn for key in MORE_THAN_CONTENT)
 
 
 def learnt_places(reading: ReadingOptions, talk: Sequence[Mapping[str, Any]], first_turn: int) -> list[int]:
     """Return which turns of a conversation are learnt."""
     places = [place for place in range(first_turn, len(talk)) if talk[place]["role"] == "assistant"]
-    chosen = places if reading.assistant_turns == "all" else places[-1:]
-    return [place for place in chosen if talk[place].get(TRAIN, True)]
-
-
-def _pieces(
-    tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]
-) -> list[tuple[list[TextPiece], int | None]]:
-    """Return rows as texts, each learnt or not and tokenised for itself as in a rollout.
-
-    Beside each stands the id of the end token that is learnt behind it, where its texts don't have it.
-    """
-    if reading.template == "plain":
-        questions = [written(tokenizer, reading, row.question, row.options) for row in rows]
-        return [
-            ([(question, False), (row.answer, True)], tokenizer.eos_token_id)
-            for question, row in zip(questions, rows, strict=True)
-        ]
-    talks = []
-    for row in rows:
-        with _placed(row.place):
-            talks.append(_talk(tokenizer, reading, row))
-    plain = [talk for talk in talks if not talk.marked]
-    asked_for = [Rendering(talk.place, talk.messages, talk.options, False) for talk in plain]
-    for talk in plain:
-        for place in talk.learnt:
-            asked_for.append(Rendering(talk.place, talk.messages[:place], talk.options, True))
-            is_last = place == len(talk.messages) - 1  # else with what follows: where do both part?
-            asked_for.append(Rendering(talk.place, talk.messages[: place + 1], talk.options, is_last))
-    texts = iter(_rendered_all(tokenizer, asked_for, shared=not reading.row_tools))
-    wholes = [next(texts) for _ in plain]
-    whole_of = iter(wholes)
-    text_pieces: list[tuple[list[TextPiece], int | None]] = []
-    for talk in talks:
-        with _placed(talk.place):
-            closing = None  # marks say all that is learnt
-            if talk.marked:
-                everything = talk.all_turns
-                conversation_text, spans = marked_spans(
-                    tokenizer, talk.messages, talk.options, talk.learnt, everything
-                )
-            else:
-                conversation_text, spans = next(whole_of), []
-                for place in talk.learnt:
-                    begin, ended = next(texts), next(texts)
-                    span = turn_span(tokenizer, talk.messages, place, conversation_text, begin, ended)
-                    spans.append(with_stop(tokenizer, talk.options, conversation_text, span))
-                start, stop = spans[-1]
-                calls_tools = "tool_calls" in talk.messages[talk.learnt[-1]]
-                closing = closing_id(tokenizer, talk.options, conversation_text[start:stop], calls_tools)
-            refuse_unread(tokenizer, talk.messages, talk.options, talk.learnt)
-            turn_texts = [conversation_text[start:stop] for start, stop in spans]
-            turn_texts = ["".join(turn_texts)] if talk.marked else turn_texts
-            refuse_unsaid(tokenizer, talk.messages, talk.options, talk.learnt, turn_texts)
-        text_pieces.append((_cut(conversation_text, spans, talk.place), closing))
-    return text_pieces
+    if reading.assistant_turns == "last":
+        places = places[-1:]
+    return [place for place in places if talk[place].get(TRAIN, True)]
 
 
 @dataclass(frozen=True)
@@ -262,12 +228,85 @@ class Talk:
 
 @dataclass(frozen=True)
 class Rendering:
-    """Messages that a chat template is to write, with the next turn begun or not."""
+    """Messages that a chat template is to write, with the next turn opened or not."""
 
     place: str
     messages: Messages
     options: Mapping[str, Any] | None
-    begun: bool
+    opens_next_turn: bool
+
+
+def _rows_in_pieces(
+    tokenizer: Any, reading: ReadingOptions, rows: Sequence[Asked]
+) -> list[tuple[list[TextPiece], int | None]]:
+    """Return rows as texts, each learnt or not and tokenised for itself as in a rollout.
+
+    Beside each stands the id of the end token that is learnt behind it, where its texts don't have it.
+    """
+    rows_in_pieces: list[tuple[list[TextPiece], int | None]] = []
+    if reading.template == "plain":
+        for row in rows:
+            question = written(tokenizer, reading, row.question, row.options)
+            text_pieces = [(question, False), (row.answer, True)]
+            rows_in_pieces.append((text_pieces, tokenizer.eos_token_id))
+        return rows_in_pieces
+    talks = []
+    for row in rows:
+        with _with_place_in_errors(row.place):
+            talks.append(_talk(tokenizer, reading, row))
+    # all that templates have to write, in the order in which it is read below
+    renderings = []
+    for talk in talks:
+        if not talk.marked:
+            renderings += _renderings(talk)
+    texts = iter(_rendered_all(tokenizer, renderings, shared=not reading.row_tools))
+    for talk in talks:
+        with _with_place_in_errors(talk.place):
+            if talk.marked:
+                row_in_pieces = _marked_pieces(tokenizer, talk)
+            else:
+                row_in_pieces = _unmarked_pieces(tokenizer, talk, texts)
+        rows_in_pieces.append(row_in_pieces)
+    return rows_in_pieces
+
+
+def _renderings(talk: Talk) -> list[Rendering]:
+    """Return what a template is to write of a conversation, for ``_unmarked_pieces`` to tell its turns."""
+    renderings = [Rendering(talk.place, talk.messages, talk.options, False)]
+    for place in talk.learnt:
+        renderings.append(Rendering(talk.place, talk.messages[:place], talk.options, True))
+        # the last turn with what follows: where both part, it ends
+        is_last = place == len(talk.messages) - 1
+        renderings.append(Rendering(talk.place, talk.messages[: place + 1], talk.options, is_last))
+    return renderings
+
+
+def _marked_pieces(tokenizer: Any, talk: Talk) -> tuple[list[TextPiece], int | None]:
+    """Return the pieces of a conversation whose template marks all that is learnt, ends included."""
+    conversation_text, spans = marked_spans(
+        tokenizer, talk.messages, talk.options, talk.learnt, talk.all_turns
+    )
+    refuse_unread(tokenizer, talk.messages, talk.options, talk.learnt)
+    learnt_text = "".join(conversation_text[start:stop] for start, stop in spans)
+    refuse_unsaid(tokenizer, talk.messages, talk.options, talk.learnt, [learnt_text])
+    return _cut(conversation_text, spans), None
+
+
+def _unmarked_pieces(tokenizer: Any, talk: Talk, texts: Iterator[str]) -> tuple[list[TextPiece], int | None]:
+    """Return the pieces of a conversation by comparing it with its beginnings; ``texts`` are _renderings'."""
+    conversation_text = next(texts)
+    spans = []
+    for place in talk.learnt:
+        begin = next(texts)
+        ended = next(texts)
+        span = turn_span(tokenizer, talk.messages, place, conversation_text, begin, ended)
+        spans.append(with_stop(tokenizer, talk.options, conversation_text, span))
+    turn_texts = [conversation_text[start:stop] for start, stop in spans]
+    calls_tools = "tool_calls" in talk.messages[talk.learnt[-1]]
+    closing = closing_id(tokenizer, talk.options, turn_texts[-1], calls_tools)
+    refuse_unread(tokenizer, talk.messages, talk.options, talk.learnt)
+    refuse_unsaid(tokenizer, talk.messages, talk.options, talk.learnt, turn_texts)
+    return _cut(conversation_text, spans), closing
 
 
 def _talk(tokenizer: Any, reading: ReadingOptions, row: Asked) -> Talk:
@@ -275,54 +314,71 @@ def _talk(tokenizer: Any, reading: ReadingOptions, row: Asked) -> Talk:
     if tokenizer.chat_template is None and "chat_template" not in options:
         raise DataError(f"the tokenizer {tokenizer.name_or_path} has no chat template; set template: plain")
     *turns_before, last_turn = row.turns
-    given = [*conversation(reading, turns_before), last_turn]
-    first_turn = row.first + len(given) - len(row.turns)
-    learnt = learnt_places(reading, given, first_turn)
-    turns = [place for place, message in enumerate(given) if message["role"] == "assistant"]
-    messages = for_template(tokenizer, given, options)
-    return Talk(row.place, messages, options, learnt, learnt == turns, is_marked(tokenizer, options))
+    messages = [*conversation(reading, turns_before), last_turn]
+    added_messages = len(messages) - len(row.turns)  # a system message
+    learnt = learnt_places(reading, messages, row.first_turn + added_messages)
+    turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    return Talk(
+        place=row.place,
+        messages=for_template(tokenizer, messages, options),
+        options=options,
+        learnt=learnt,
+        all_turns=learnt == turns,
+        marked=is_marked(tokenizer, options),
+    )
 
 
-def _rendered_all(tokenizer: Any, wanted: Sequence[Rendering], shared: bool) -> list[str]:
+def _rendered_all(tokenizer: Any, renderings: Sequence[Rendering], shared: bool) -> list[str]:
     """Return what a template writes: with options in common at once, or one by one if that fails."""
-    if shared and wanted:
+    if shared and renderings:
         with suppress(TemplateError):
-            texts: dict[int, str] = {}
-            for is_open in (False, True):
-                places = [place for place, each in enumerate(wanted) if each.begun == is_open]
-                written = [wanted[place].messages for place in places]
-                if places:
-                    rendered_texts = rendered_at_once(tokenizer, written, wanted[0].options, is_open)
-                    texts |= dict(zip(places, rendered_texts, strict=True))
-            return [texts[place] for place in range(len(wanted))]
-    one_by_one = []
-    for each in wanted:
-        with _placed(each.place):
-            if not each.messages:
-                _refuse_unbegun(tokenizer, each)
-            one_by_one.append(rendered(tokenizer, each.messages, each.options, each.begun))
-    return one_by_one
+            return _rendered_together(tokenizer, renderings)
+    texts = []
+    for rendering in renderings:
+        with _with_place_in_errors(rendering.place):
+            if not rendering.messages:
+                _refuse_unbegun(tokenizer, rendering)
+            texts.append(
+                rendered(tokenizer, rendering.messages, rendering.options, rendering.opens_next_turn)
+            )
+    return texts
 
 
-def _refuse_unbegun(tokenizer: Any, begin: Rendering) -> None:
+def _rendered_together(tokenizer: Any, renderings: Sequence[Rendering]) -> list[str]:
+    """Return what a template writes, those with the next turn opened and those without at once each."""
+    texts: dict[int, str] = {}
+    for opens_next_turn in (False, True):
+        numbers = []
+        conversations = []
+        for number, rendering in enumerate(renderings):
+            if rendering.opens_next_turn == opens_next_turn:
+                numbers.append(number)
+                conversations.append(rendering.messages)
+        if numbers:
+            options = renderings[0].options
+            rendered_texts = rendered_at_once(tokenizer, conversations, options, opens_next_turn)
+            texts |= zip(numbers, rendered_texts, strict=True)
+    return [texts[number] for number in range(len(renderings))]
+
+
+def _refuse_unbegun(tokenizer: Any, rendering: Rendering) -> None:
     """Refuse to learn a greeting that comes before any message, where a template can't begin with it.
 
     Raises:
         TemplateError: it can't.
     """
     try:
-        rendered(tokenizer, begin.messages, begin.options, begin.begun)
+        rendered(tokenizer, rendering.messages, rendering.options, rendering.opens_next_turn)
     except TemplateError as error:
-        law = (
-            f"the chat template of {tokenizer.name_or_path} can't begin a conversation with turn 1, which is "
-        )
-        raise TemplateError(f"{law}the assistant's; leave it out by weight: 0 of the message") from error
+        law = f"the chat template of {tokenizer.name_or_path} can't begin a conversation with turn 1, which "
+        law += "is the assistant's"
+        raise TemplateError(f"{law}; leave it out by weight: 0 of the message") from error
 
 
-def _cut(conversation_text: str, spans: Sequence[TextSpan], place: str) -> list[TextPiece]:
+def _cut(conversation_text: str, spans: Sequence[TextSpan]) -> list[TextPiece]:
     """Return a text up to the last turn that is learnt, in pieces."""
     if not spans:
-        raise TemplateError(f"{place}: the chat template marks nothing that is learnt; {REMEDY}")
+        raise TemplateError(f"the chat template marks nothing that is learnt; {REMEDY}")
     text_pieces: list[TextPiece] = []
     end = 0
     for start, stop in spans:
@@ -332,8 +388,8 @@ def _cut(conversation_text: str, spans: Sequence[TextSpan], place: str) -> list[
 
 
 @contextmanager
-def _placed(place: str) -> Iterator[None]:
-    """Name the row in what is said of a chat template."""
+def _with_place_in_errors(place: str) -> Iterator[None]:
+    """Put the place of a row in front of errors of its chat template."""
     try:
         yield
     except TemplateError as error:

@@ -54,8 +54,8 @@ SYSTEM += [f"/etc/{name}" for name in ("ld.so.cache", "alternatives", "localtime
 CERTIFICATES = ("ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 NETWORK = [f"/etc/{name}" for name in ("resolv.conf", "hosts", "nsswitch.conf", *CERTIFICATES)]
 # in /proc/PID/status, KiB; what is shared and was touched by a process that has ended is in the second alone
-HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)
-SPANNED = re.compile(rb"^VmSize:\s+(\d+)", re.MULTILINE)
+RESIDENT = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+)", re.MULTILINE)
+ADDRESS_SPACE = re.compile(rb"^VmSize:\s+(\d+)", re.MULTILINE)
 SPANS = 4  # times ``memory`` that all address spaces may be together
 CHILDREN = "/proc/thread-self/children"  # some kernels have none
 READY = b"ready\n"  # what it says once it is closed
@@ -95,7 +95,10 @@ class Sandbox:
         """Return the start of what it says, up to its end."""
         output = b""
         with suppress(OSError):
-            while len(output) < most and (received := self.socket.recv(most - len(output))):
+            while len(output) < most:
+                received = self.socket.recv(most - len(output))
+                if not received:
+                    break
                 output += received
         return output
 
@@ -122,7 +125,8 @@ def confined(
     Raises:
         NoSandboxError: it did not start, which is a fault of this host.
     """
-    sandboxed = not trouble() if sandboxed is None else sandboxed
+    if sandboxed is None:
+        sandboxed = not trouble()
     with contextlib.ExitStack() as stack:
         try:
             ours, theirs = map(stack.enter_context, socket.socketpair())
@@ -131,13 +135,15 @@ def confined(
         except OSError as error:
             raise _not_started(str(error)) from error
         theirs.close()
-        sandbox, ended = Sandbox(ours, time.monotonic() + limits.timeout), threading.Event()
+        sandbox = Sandbox(ours, time.monotonic() + limits.timeout)
+        ended = threading.Event()
         watch = threading.Thread(target=_watch, args=(child.pid, sandbox, limits, ended), daemon=True)
         watch.start()
         try:
             with suppress(OSError):  # it has ended already, and whoever reads finds that out
                 ours.sendall(_first_line(job, limits, sandboxed, peer))
-            if (output := sandbox.read(len(READY))) != READY and not sandbox.is_late():
+            output = sandbox.read(len(READY))
+            if output != READY and not sandbox.is_late():
                 raise _not_started((output + sandbox.read(MIB)).decode("utf-8", "replace"))
             yield sandbox
         finally:
@@ -151,9 +157,12 @@ def check_sandbox(feature: str, allow_unsandboxed: bool) -> None:
     """Check that programs can be run in a sandbox, unless they may run without.
 
     Raises:
-        NoSandboxError: they can't be here; ``what`` wants it.
+        NoSandboxError: they can't be here; ``feature`` wants it.
     """
-    if not allow_unsandboxed and (reason := trouble()):
+    if allow_unsandboxed:
+        return
+    reason = trouble()
+    if reason:
         law = f"{feature}: no sandbox can be had here: {reason}"
         remedy = "allow user namespaces (Linux 5.14, util-linux), or set allow_unsandboxed: true"
         meaning = "programs can then read, write, kill and reach over the network what the run's user can"
@@ -206,17 +215,21 @@ def _start(
 
 
 def _first_line(job: Mapping[str, object], limits: Limits, sandboxed: bool, peer: Sandbox | None) -> bytes:
-    """Return what ``nodes/sandboxed`` is told."""
+    """Return the job as ``nodes/sandboxed`` reads it: a line of JSON."""
     packages = site.getsitepackages()
+    visible = list(SYSTEM)
+    if limits.network:
+        visible += NETWORK
+    visible += [sys.base_prefix, sys.prefix, *packages]
     full_job = {
         **job,
         "sandboxed": sandboxed,
         "path": packages,
-        "visible": [*SYSTEM, *(NETWORK if limits.network else ()), sys.base_prefix, sys.prefix, *packages],
+        "visible": visible,
         "seconds": math.ceil(limits.timeout) + 1,
         "memory": limits.memory,
         "file": limits.file,
-        "peer": peer and peer.socket.fileno(),
+        "peer": peer.socket.fileno() if peer else None,
     }
     return json.dumps(full_job).encode() + b"\n"
 
@@ -233,18 +246,25 @@ def _watch(pid: int, sandbox: Sandbox, limits: Limits, ended: threading.Event) -
 
 def _fits(pid: int, memory: int) -> bool:
     """Return whether a process and its descendants are few enough and hold at most ``memory`` bytes."""
-    tasks, processes = 0, [pid]
-    resident, spanned = 0, 0  # KiB of memory, and of address space
-    while processes and tasks <= TASKS + 2:  # unshare and process 1 are not the program's
-        about = Path(f"/proc/{processes.pop()}")
+    tasks = 0
+    most_tasks = TASKS + 2  # unshare and process 1 are not the program's
+    resident_kib = 0
+    address_space_kib = 0
+    processes = [pid]
+    while processes:
+        folder = Path(f"/proc/{processes.pop()}")
         with suppress(OSError):  # it has ended
-            status = (about / "status").read_bytes()
-            resident += sum(map(int, HELD.findall(status)))
-            spanned += sum(map(int, SPANNED.findall(status)))
-            for task in (about / "task").iterdir():
+            status = (folder / "status").read_bytes()
+            resident_kib += sum(map(int, RESIDENT.findall(status)))
+            address_space_kib += sum(map(int, ADDRESS_SPACE.findall(status)))
+            for task in (folder / "task").iterdir():
                 tasks += 1
                 processes += map(int, (task / "children").read_text().split())
-    return tasks <= TASKS + 2 and resident * 1024 <= memory and spanned * 1024 <= memory * SPANS
+        if tasks > most_tasks:
+            return False
+    if resident_kib * 1024 > memory:
+        return False
+    return address_space_kib * 1024 <= memory * SPANS
 
 
 @contextmanager

@@ -27,16 +27,18 @@ def for_template(
 ) -> list[dict[str, Any]]:
     """Return messages as a template takes them: with arguments as JSON where it writes texts alone."""
     messages = []
-    calls_tools = False
     for message in talk:
         messages.append({key: value for key, value in message.items() if key != TRAIN})
-        calls_tools = calls_tools or "tool_calls" in message
+    calls_tools = any("tool_calls" in message for message in messages)
     if not calls_tools or not _takes_texts(tokenizer, source_of_template(tokenizer, options)):
         return messages
-    return [_in_texts(message) if "tool_calls" in message else message for message in messages]
+    return [_in_texts(message) for message in messages]
 
 
 def _in_texts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls, if there are any, have their arguments as texts of JSON."""
+    if "tool_calls" not in message:
+        return message
     calls = []
     for call in message["tool_calls"]:
         arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
@@ -79,23 +81,31 @@ def refuse_unread(
     Raises:
         TemplateError: there is one.
     """
-    source, written = source_of_template(tokenizer, options), None
+    source = source_of_template(tokenizer, options)
+    written = None
     for place, message in enumerate(talk):
+        is_learnt = place in learnt
         for key in message:
-            links = key in LINKS or (key == "name" and message["role"] == "tool")
-            if key in ("role", "content") or links:
+            if _needs_not_be_written(key, message["role"]):
                 continue
-            if place not in learnt and key in source:
+            if key in source and not is_learnt:
                 continue
-            without = {name: value for name, value in message.items() if name != key}
-            changed = [*talk[:place], without, *talk[place + 1 :]]
             if written is None:
                 written = rendered(tokenizer, talk, options, begun=False)
+            without_key = {name: value for name, value in message.items() if name != key}
+            changed = [*talk[:place], without_key, *talk[place + 1 :]]
             try:
-                same = rendered(tokenizer, changed, options, begun=False) == written
+                makes_difference = rendered(tokenizer, changed, options, begun=False) != written
             except TemplateError:
-                same = False
-            if same:
+                makes_difference = True
+            if not makes_difference:
                 law = f"the chat template of {tokenizer.name_or_path} does not write {key!r} of turn "
                 law += f"{place + 1}"
                 raise TemplateError(f"{law}; {REMEDY}, or take the key out of the rows")
+
+
+def _needs_not_be_written(key: str, role: str) -> bool:
+    """Return whether a template may leave a key out, or is known to write it."""
+    if key in ("role", "content", *LINKS):
+        return True
+    return key == "name" and role == "tool"

@@ -125,12 +125,10 @@ def json_rows(file: str, local: Path, columns: Sequence[str], optional: Sequence
     object that has the columns itself is one row.
     """
     with _opened(file, local) as source:
-        first, lines = b"", iter(source)
-        for first in lines:
-            if first.strip():
-                break
-        has_more = next((line for line in lines if line.strip()), None) is not None
-    if has_more and _is_object(first):
+        filled_lines = (line for line in source if line.strip())
+        first_line = next(filled_lines, b"")
+        has_more = next(filled_lines, None) is not None
+    if has_more and _is_object(first_line):
         yield from json_line_rows(file, local, columns, optional)
         return
     with _opened(file, local) as source:
@@ -169,11 +167,11 @@ def _only_list(file: str, value: Row) -> list[Any]:
     Raises:
         DataError: there is none, or there are several.
     """
-    lists = {
-        name: field
-        for name, field in value.items()
-        if isinstance(field, list) and field and all(isinstance(item, dict) for item in field)
-    }
+    lists = {}
+    for name, field in value.items():
+        is_list = isinstance(field, list) and bool(field)
+        if is_list and all(isinstance(item, dict) for item in field):
+            lists[name] = field
     if len(lists) == 1:
         return next(iter(lists.values()))
     if lists:
@@ -202,22 +200,26 @@ def _table(
         header = next(cells, None)
         if header is None:
             return
-        if twice := next((name for name in header if name and header.count(name) > 1), None):
-            raise DataError(f"{file}: has two columns {twice!r}; rename one")
+        for name in header:
+            if name and header.count(name) > 1:
+                raise DataError(f"{file}: has two columns {name!r}; rename one")
         roots(file, columns, optional, dict.fromkeys(header))
         for number, row in enumerate(cells, 1):
             place = f"{file}:{number}"
             if len(row) != len(header):
                 law = f"{place}: has {len(row)} cells, and the header {len(header)}"
                 raise DataError(f"{law}; put a cell that has a {separator!r} or a line's end between \"")
-            cells_of_row = zip(header, row, strict=True)
-            yield place, {name: Written(cell) if cell else None for name, cell in cells_of_row}
+            fields = {}
+            for name, cell in zip(header, row, strict=True):
+                fields[name] = Written(cell) if cell else None
+            yield place, fields
 
 
 def _lines(file: str, source: Iterable[bytes]) -> Iterator[str]:
     for number, line in enumerate(source, 1):
         try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            encoding = "utf-8-sig" if number == 1 else "utf-8"  # a byte-order mark stands in front
+            yield line.decode(encoding)
         except UnicodeDecodeError as error:
             raise _not_utf8(f"{file}, line {number}", error) from error
 

@@ -56,9 +56,12 @@ def without_thinking(response: str) -> str:
     if HARMONY.match(response) or HARMONY_OPEN.match(response):
         return outside_thinking(response)
     for opening, closing in MARKS:
-        opening_place, closed = response.find(opening), response.find(closing)
-        if closed >= 0 and not 0 <= opening_place < closed:
-            response = response[closed + len(closing) :]  # the chat template had opened it
-        blocks = response.split(opening)
-        response = blocks[0] + "".join(block.partition(closing)[2] for block in blocks[1:])
+        text_before, is_closed, text_behind = response.partition(closing)
+        if is_closed and opening not in text_before:
+            response = text_behind  # the chat template had opened it
+        said, *blocks = response.split(opening)
+        for block in blocks:
+            _, _, text_behind = block.partition(closing)
+            said += text_behind
+        response = said
     return response

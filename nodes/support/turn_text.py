@@ -62,23 +62,25 @@ def refuse_unsaid(
     learnt: Sequence[int],
     turn_texts: Sequence[str],
 ) -> None:
-    """Refuse a conversation of whose learnt turns the template leaves out a part.
+    """Refuse a conversation of whose learnt turns the template leaves out something.
 
     ``turn_texts`` is the text that is learnt of each; of a template that marks it, one text for all of them.
 
     Raises:
         TemplateError: content, thoughts or a call of a turn are not in what is learnt of it.
     """
-    texts = turn_texts if len(turn_texts) == len(learnt) else ["".join(turn_texts)] * len(learnt)
-    for place, text in zip(learnt, texts, strict=True):
+    if len(turn_texts) != len(learnt):
+        turn_texts = ["".join(turn_texts)] * len(learnt)
+    for place, text in zip(learnt, turn_texts, strict=True):
         squeezed = "".join(text.split())
         for key in ("content", *THOUGHTS):
             words = talk[place].get(key)
-            if isinstance(words, str) and "".join(words.split()) not in squeezed:
-                turn_name = "the content" if key == "content" else repr(key)
-                law = f"the chat template of {tokenizer.name_or_path} does not write {turn_name} of turn "
-                law += f"{place + 1} as it is given"
-                raise TemplateError(f"{law}; {REMEDY}, or give thoughts as reasoning_content")
+            if not isinstance(words, str) or "".join(words.split()) in squeezed:
+                continue
+            subject = "the content" if key == "content" else repr(key)
+            law = f"the chat template of {tokenizer.name_or_path} does not write {subject} of turn "
+            law += f"{place + 1} as it is given"
+            raise TemplateError(f"{law}; {REMEDY}, or give thoughts as reasoning_content")
         _refuse_unsaid_calls(tokenizer, talk, options, place, text)
 
 
@@ -126,18 +128,17 @@ def _renders(
 def _last_turn(tokenizer: Any, text_behind: str, continued: str) -> str:
     """Return the last turn of what is behind its begin; ``continued`` goes on with one more turn.
 
-    It ends where both part: what only the end of a conversation has (an end of text) is no part of the turn.
+    It ends where both part: what only the end of a conversation has (an end of text) does not belong to it.
     """
     if continued.startswith(text_behind):
         return text_behind
-    turn_parts, other_parts = _parts(tokenizer, text_behind), _parts(tokenizer, continued)
-    common = _common(turn_parts, other_parts)
-    leftover = [turn_part for turn_part in turn_parts[common:] if turn_part.strip()]
-    if not all(_is_control(tokenizer, turn_part) for turn_part in leftover):
+    chunks = _control_chunks(tokenizer, text_behind)
+    common = _common_length(chunks, _control_chunks(tokenizer, continued))
+    if not _are_controls(tokenizer, chunks[common:]):
         return text_behind  # it is written otherwise once it is continued, and so this says nothing
-    if common and not _ends(tokenizer, turn_parts[:common]):
-        return "".join(turn_parts[: common + 1])  # by <|return|>, which becomes <|end|> when others follow
-    return "".join(turn_parts[:common])
+    if common and not _ends_with_control(tokenizer, chunks[:common]):
+        common += 1  # by <|return|>, which becomes <|end|> when others follow
+    return "".join(chunks[:common])
 
 
 def _earlier_turn(tokenizer: Any, place: int, text_behind: str, ended: str) -> str:
@@ -148,27 +149,27 @@ def _earlier_turn(tokenizer: Any, place: int, text_behind: str, ended: str) -> s
     """
     if text_behind.startswith(ended):
         return ended
-    turn_parts, other_parts = _parts(tokenizer, text_behind), _parts(tokenizer, ended)
-    common = _common(turn_parts, other_parts)
-    leftover = [turn_part for turn_part in other_parts[common:] if turn_part.strip()]
-    if common and all(_is_control(tokenizer, turn_part) for turn_part in leftover):
-        if _ends(tokenizer, turn_parts[:common]):
-            return "".join(turn_parts[:common])
-        if common < len(turn_parts) and _is_control(tokenizer, turn_parts[common]):
-            return "".join(turn_parts[: common + 1])
-    law = (
-        f"the chat template of {tokenizer.name_or_path} writes turn {place + 1} of a conversation otherwise "
-    )
-    law += "once others follow it, so what is learnt would not be what a rollout says"
+    chunks = _control_chunks(tokenizer, text_behind)
+    ended_chunks = _control_chunks(tokenizer, ended)
+    common = _common_length(chunks, ended_chunks)
+    if common and _are_controls(tokenizer, ended_chunks[common:]):
+        if _ends_with_control(tokenizer, chunks[:common]):
+            return "".join(chunks[:common])
+        if common < len(chunks) and chunks[common] in _controls(tokenizer):
+            return "".join(chunks[: common + 1])
+    law = f"the chat template of {tokenizer.name_or_path} writes turn {place + 1} of a conversation "
+    law += "otherwise once others follow it, so what is learnt would not be what a rollout says"
     remedy = f"learn the last turn alone by assistant_turns: last, or {REMEDY}, "
     remedy += "in which {% generation %} marks it"
     raise TemplateError(f"{law}; {remedy}")
 
 
-def _common(turn_parts: Sequence[str], other_parts: Sequence[str]) -> int:
-    """Return how many parts two texts begin with in common."""
+def _common_length(chunks: Sequence[str], other_chunks: Sequence[str]) -> int:
+    """Return how many chunks two texts begin with in common."""
     common = 0
-    while common < min(len(turn_parts), len(other_parts)) and turn_parts[common] == other_parts[common]:
+    for chunk, other_chunk in zip(chunks, other_chunks, strict=False):
+        if chunk != other_chunk:
+            break
         common += 1
     return common
 
@@ -179,26 +180,39 @@ def _up_to_end(tokenizer: Any, turn: str) -> str:
     if end in turn:
         return turn[: turn.rindex(end) + len(end)]
     stripped = turn.rstrip()
-    turn_parts = _parts(tokenizer, stripped)
-    return stripped if turn_parts and _is_control(tokenizer, turn_parts[-1]) else turn
+    chunks = _control_chunks(tokenizer, stripped)
+    if chunks and chunks[-1] in _controls(tokenizer):
+        return stripped
+    return turn
 
 
-def _ends(tokenizer: Any, turn_parts: Sequence[str]) -> bool:
-    """Return whether parts end with a control token, white space aside."""
-    last_part = next((turn_part for turn_part in reversed(turn_parts) if turn_part.strip()), "")
-    return _is_control(tokenizer, last_part)
+def _ends_with_control(tokenizer: Any, chunks: Sequence[str]) -> bool:
+    """Return whether chunks end with a control token, white space aside."""
+    for chunk in reversed(chunks):
+        if chunk.strip():
+            return chunk in _controls(tokenizer)
+    return False
 
 
-def _is_control(tokenizer: Any, turn_part: str) -> bool:
-    return turn_part in _controls(tokenizer)
+def _are_controls(tokenizer: Any, chunks: Sequence[str]) -> bool:
+    """Return whether chunks are control tokens alone, white space aside."""
+    controls = _controls(tokenizer)
+    return all(chunk in controls for chunk in chunks if chunk.strip())
 
 
-def _parts(tokenizer: Any, text: str) -> list[str]:
-    """Return a text in parts: control tokens, and what is between them."""
+def _control_chunks(tokenizer: Any, text: str) -> list[str]:
+    """Return a text in chunks: control tokens, and what is between them."""
     pattern = _pattern(tokenizer)
-    return (
-        [turn_part for turn_part in pattern.split(text) if turn_part] if pattern else [text] if text else []
-    )
+    chunks = pattern.split(text) if pattern else [text]
+    return [chunk for chunk in chunks if chunk]
+
+
+def _first_control(tokenizer: Any, text: str) -> str:
+    """Return the control token that a text begins with, or nothing."""
+    chunks = _control_chunks(tokenizer, text)
+    if chunks and chunks[0] in _controls(tokenizer):
+        return chunks[0]
+    return ""
 
 
 @functools.lru_cache(maxsize=8)
@@ -217,7 +231,9 @@ def added_ids(tokenizer: Any) -> frozenset[int]:
 @functools.lru_cache(maxsize=8)
 def _pattern(tokenizer: Any) -> re.Pattern[str] | None:
     controls = sorted(_controls(tokenizer), key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, controls))})") if controls else None
+    if not controls:
+        return None
+    return re.compile(f"({'|'.join(map(re.escape, controls))})")
 
 
 def is_closed(tokenizer: Any, options: Mapping[str, Any] | None, turn: str) -> bool:
@@ -226,9 +242,11 @@ def is_closed(tokenizer: Any, options: Mapping[str, Any] | None, turn: str) -> b
     Some families do not flag the token that ends a turn as special; others end calls of tools with a token of
     the vocabulary that ends no turn.
     """
-    end = _end_of_template(tokenizer, source_of_template(tokenizer, options))
-    ends = _special_tokens(tokenizer) | stop_tokens(tokenizer)
-    return turn.endswith((*ends, end) if end else (*ends,))
+    ends = {*_special_tokens(tokenizer), *stop_tokens(tokenizer)}
+    end_of_template = _end_of_template(tokenizer, source_of_template(tokenizer, options))
+    if end_of_template:
+        ends.add(end_of_template)
+    return turn.endswith((*ends,))
 
 
 @functools.lru_cache(maxsize=8)
@@ -271,8 +289,9 @@ def closing_id(tokenizer: Any, options: Mapping[str, Any] | None, turn: str, cal
     """
     if is_closed(tokenizer, options, turn):
         return None
-    follows = _next_message(tokenizer, source_of_template(tokenizer, options), calls_tools)
-    token = follows if follows in stop_tokens(tokenizer) else str(tokenizer.eos_token)
+    token = _next_message(tokenizer, source_of_template(tokenizer, options), calls_tools)
+    if token not in stop_tokens(tokenizer):
+        token = str(tokenizer.eos_token)
     return int(tokenizer.convert_tokens_to_ids(token))
 
 
@@ -291,16 +310,15 @@ def _end_of_template(tokenizer: Any, source: str) -> str:
     except TemplateError:  # it takes no such conversation: special tokens alone tell
         return ""
     text_behind = text.rpartition(PROBE_ANSWER["content"])[2].strip()
-    turn_parts = _parts(tokenizer, text_behind)
-    return turn_parts[0] if turn_parts and _is_control(tokenizer, turn_parts[0]) else ""
+    return _first_control(tokenizer, text_behind)
 
 
 @functools.lru_cache(maxsize=16)
 def _next_message(tokenizer: Any, source: str, calls_tools: bool) -> str:
     """Return the control token that a message behind a turn of the assistant begins with, or nothing."""
-    turn: dict[str, Any] = {**PROBE_ANSWER, "tool_calls": [PROBE_CALL]} if calls_tools else PROBE_ANSWER
-    then = PROBE_RESULT if calls_tools else PROBE_ASKED
-    talk = [PROBE_ASKED, turn, then]
+    talk: list[dict[str, Any]] = [PROBE_ASKED, PROBE_ANSWER, PROBE_ASKED]
+    if calls_tools:
+        talk = [PROBE_ASKED, {**PROBE_ANSWER, "tool_calls": [PROBE_CALL]}, PROBE_RESULT]
     options = options_of_template(tokenizer, source)
     try:
         talk = for_template(tokenizer, talk, options)
@@ -308,12 +326,9 @@ def _next_message(tokenizer: Any, source: str, calls_tools: bool) -> str:
         conversation_text = rendered(tokenizer, talk, options, begun=False)
     except TemplateError:
         return ""
-    turn_parts = (
-        _parts(tokenizer, conversation_text[len(text_before) :])
-        if conversation_text.startswith(text_before)
-        else []
-    )
-    return turn_parts[0] if turn_parts and _is_control(tokenizer, turn_parts[0]) else ""
+    if not conversation_text.startswith(text_before):
+        return ""
+    return _first_control(tokenizer, conversation_text[len(text_before) :])
 
 
 def marked_spans(
@@ -333,12 +348,13 @@ def marked_spans(
         return text, spans
     chosen = []
     for place in places:
-        count = len(_marked(tokenizer, talk[:place], options)[1])
-        end = len(_marked(tokenizer, talk[: place + 1], options)[1])
-        chosen += spans[count:end]
-        if count == end:
+        _, spans_before = _marked(tokenizer, talk[:place], options)
+        _, spans_with_turn = _marked(tokenizer, talk[: place + 1], options)
+        spans_of_turn = spans[len(spans_before) : len(spans_with_turn)]
+        if len(spans_before) == len(spans_with_turn):
             law = f"the chat template of {tokenizer.name_or_path} marks nothing of turn {place + 1} by "
             raise TemplateError(f"{law}{{% generation %}}; {REMEDY}")
+        chosen += spans_of_turn
     return text, chosen
 
 

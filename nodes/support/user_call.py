@@ -34,11 +34,11 @@ SIGNALLING = ("signal", "math_verify", "verl", "timeout_decorator")
 
 
 class UserExitError(Exception):
-    """A user's function ended by something that is no ordinary error; the message says by what."""
+    """A user's function ended by something that is not an ordinary error; the message says by what."""
 
 
 class _InterruptError(BaseException):
-    """What is raised inside a function that is late; no ``except Exception`` of the function's takes it."""
+    """Raised inside a function that is late; no ``except Exception`` of the function's takes it."""
 
 
 @contextlib.contextmanager
@@ -76,7 +76,12 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 
 
 class DaemonThreads(Executor):
-    """As a ``ThreadPoolExecutor``, but no thread that is late is waited for when the process ends."""
+    """As a ``ThreadPoolExecutor``, but no thread that is late is waited for when the process ends.
+
+    Invariants:
+    * ``_idle`` counts the threads that wait for a job, less the jobs that were queued for them;
+    * a thread is started for a job only where none is idle, up to ``_most`` of them.
+    """
 
     def __init__(self, threads: int) -> None:
         self._jobs = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
@@ -122,7 +127,7 @@ def guarded(function: Callable[..., Any], /, **arguments: Any) -> Any:
     """Return what a function that is not async returns.
 
     Raises:
-        UserExitError: it ended by what is no ordinary error. Any other error is its own.
+        UserExitError: it ended by something that is not an ordinary error. Any other error is its own.
     """
     try:
         return function(**arguments)
@@ -166,7 +171,7 @@ async def call(
 
     Raises:
         TimeoutError: it was interrupted.
-        UserExitError: it ended by what is no ordinary error. Any other error is its own.
+        UserExitError: it ended by something that is not an ordinary error. Any other error is its own.
     """
     if inspect.iscoroutinefunction(function):
         return await awaited(function(**arguments))
@@ -177,7 +182,9 @@ async def call(
         running = asyncio.get_running_loop()
         result = await running.run_in_executor(threads, functools.partial(guarded, function, **arguments))
     # what a partial, a decorator or an object hides is a coroutine function all the same
-    return await awaited(result) if inspect.isawaitable(result) else result
+    if inspect.isawaitable(result):
+        return await awaited(result)
+    return result
 
 
 @functools.lru_cache(maxsize=64)
@@ -190,7 +197,8 @@ def needs_main_thread(file: str) -> bool:
         >>> needs_main_thread("nowhere.py")
         False
     """
-    unread, visited = [Path(file)], set[Path]()
+    unread = [Path(file)]
+    visited = set[Path]()
     while unread:
         path = unread.pop()
         if path in visited:
@@ -201,12 +209,10 @@ def needs_main_thread(file: str) -> bool:
             if module_names[0] in SIGNALLING:
                 return True
             for folder in {Path(file).parent, path.parent}:
-                candidate = folder.joinpath(*module_names)
-                unread += [
-                    each
-                    for each in (candidate.with_suffix(".py"), candidate / "__init__.py")
-                    if each.is_file()
-                ]
+                package = folder.joinpath(*module_names)
+                for candidate in (package.with_suffix(".py"), package / "__init__.py"):
+                    if candidate.is_file():
+                        unread.append(candidate)
     return False
 
 
@@ -221,9 +227,13 @@ def _imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            start = [node.module] if node.module else []
-            modules |= {".".join(start)} | {".".join([*start, alias.name]) for alias in node.names}
-    return modules - {""}
+            # a name that is imported from a package may be a module of it
+            prefix = ""
+            if node.module:
+                modules.add(node.module)
+                prefix = f"{node.module}."
+            modules |= {f"{prefix}{alias.name}" for alias in node.names}
+    return modules
 
 
 def error_text(error: BaseException) -> str:

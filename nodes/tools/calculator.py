@@ -1,6 +1,6 @@
 """Arithmetic on real numbers, by simpleeval: an expression is parsed and walked, never run as Python.
 
-Before anything is computed every part of it must be one of ``PARTS``, and each constant a number. Each
+Before anything is computed every part of it must be one of ``ARITHMETIC``, and each constant a number. Each
 operator and function then gets numbers alone, and its result has at most ``BITS`` bits.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 LONGEST = 500  # characters in an expression
 BITS = 4096  # bits in a whole number
 DIGITS = 400  # decimal places, to either side, that numbers are rounded to
-PARTS = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Call, ast.Name, ast.Load, ast.Constant)
+ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Call, ast.Name, ast.Load, ast.Constant)
 
 
 def calculator(expression: str) -> str:
@@ -37,10 +37,10 @@ def calculator(expression: str) -> str:
 def _parsed(expression: str) -> ast.expr:
     """Return an expression as a tree of numbers, names, operators and calls, and of nothing else."""
     tree = ast.parse(expression, mode="eval").body
-    for part in ast.walk(tree):
-        is_text = isinstance(part, ast.Constant) and type(part.value) not in (int, float)
-        if is_text or not isinstance(part, PARTS):
-            raise ValueError(f"this is not arithmetic: {ast.unparse(part)[:40]}")
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and type(node.value) not in (int, float)
+        if is_text or not isinstance(node, ARITHMETIC):
+            raise ValueError(f"this is not arithmetic: {ast.unparse(node)[:40]}")
     return tree
 
 
@@ -89,9 +89,9 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., float]:
     return checked
 
 
-def _product(left: float, right: float) -> float:
-    _bounded(_bits(left) + _bits(right))
-    return left * right
+def _product(multiplier: float, factor: float) -> float:
+    _bounded(_bits(multiplier) + _bits(factor))
+    return multiplier * factor
 
 
 def _power(base: float, exponent: float) -> Any:
@@ -117,6 +117,9 @@ def _bounded(bits: int) -> None:
 
 def _written(number: float) -> str:
     """Write a whole number as such, any other with twelve digits."""
-    if isinstance(number, int) or (number.is_integer() and abs(number) < 2**53):
+    if isinstance(number, int):
+        return str(number)
+    is_exact = abs(number) < 2**53
+    if is_exact and number.is_integer():
         return str(int(number))
     return f"{number:.12g}"

@@ -41,7 +41,9 @@ def search(query: str, *, corpus: File, column: str = "text", top: int = 3) -> s
     """
     index = _index(corpus, column, changed(corpus))
     passages = index.best(_words(query), top)
-    return "\n".join(f"[{place}] {text}" for place, text in enumerate(passages, 1)) or "nothing was found"
+    if not passages:
+        return "nothing was found"
+    return "\n".join(f"[{place}] {text}" for place, text in enumerate(passages, 1))
 
 
 class Index:

@@ -226,7 +226,8 @@ def policy_objective(
                 weighed = weighed.like(weighed.values * batch[name].values)
         measured = _policy_measures(loss, batch)
         if off_policy_limit is not None:
-            measured["off_policy"] = is_off_policy = _off_policy(batch, off_policy_limit)
+            is_off_policy = _off_policy(batch, off_policy_limit)
+            measured["off_policy"] = is_off_policy
             weighed = weighed.like(torch.where(is_off_policy, 0, weighed.values))
         total = losses.aggregate(weighed, loss_mask, totals, aggregation, norm)
         if "ref_logprobs" in batch:
@@ -247,7 +248,9 @@ def critic_objective(clip: float, aggregation: Aggregation) -> Objective:
     """Return the objective of ``update.critic`` for a train engine: (batch, totals) -> (loss, metrics)."""
 
     def objective(batch: Batch, totals: Totals) -> tuple[torch.Tensor, Metrics]:
-        now, old_values, target = (batch[name].values for name in ("new_values", "values", "returns"))
+        now = batch["new_values"].values
+        old_values = batch["values"].values
+        target = batch["returns"].values
         free = (now - target).square()
         clamped = (torch.clamp(now, old_values - clip, old_values + clip) - target).square()
         error = batch["returns"].like(torch.maximum(free, clamped) / 2)
@@ -261,23 +264,28 @@ def critic_objective(clip: float, aggregation: Aggregation) -> Objective:
 
 def _policy_measures(loss: Loss, batch: Batch) -> dict[str, torch.Tensor]:
     """Return metrics per token, ``[all tokens]``: how far the policy has moved, and its entropy."""
-    measured, logprobs = {}, batch["logprobs"]
+    measured = {}
+    logprobs = batch["logprobs"]
     if "entropy" in batch:
         measured["entropy"] = batch["entropy"].values
     if "advantages" in batch:
         measured["advantage"] = batch["advantages"].values
         measured["no_advantage"] = batch["advantages"].values.abs() < NO_ADVANTAGE
     if "old_logprobs" in batch:
-        now, old = batch["logprobs"].values.detach(), batch["old_logprobs"].values
+        now = logprobs.values.detach()
+        old = batch["old_logprobs"].values
         if loss.body is losses.decoupled_ppo_approx:
             old = losses.proximal(now, old, loss.attributes["staleness"])
         measured["kl_old"] = losses.kl(old, now, "k3")
-        measured["ratio"] = rho = ratio(now, old)
-        if (level := _level(loss)) != "token":
-            measured["ratio"] = rho = sequence_ratio(now, logprobs.like(old), batch["loss_mask"], level)
-        if clip := loss.attributes.get("clip"):
-            high = loss.attributes.get("clip_high") or clip
-            most = 1 + high
+        level = _level(loss)
+        if level == "token":
+            rho = ratio(now, old)
+        else:
+            rho = sequence_ratio(now, logprobs.like(old), batch["loss_mask"], level)
+        measured["ratio"] = rho
+        clip = loss.attributes.get("clip")
+        if clip:
+            most = 1 + (loss.attributes.get("clip_high") or clip)
             if loss.body is losses.cispo and loss.attributes.get("cap"):
                 most = loss.attributes["cap"]
             measured["clip_fraction"] = (rho < 1 - clip) | (rho > most)
@@ -301,9 +309,10 @@ def _kl_ratio(loss: Loss, batch: Batch) -> torch.Tensor:
     """
     logprobs = batch["logprobs"]
     old = batch.get("old_logprobs", logprobs.like(logprobs.values.detach()))
-    if (level := _level(loss)) != "token":
-        return sequence_ratio(logprobs.values, old, batch["loss_mask"], level)
-    return ratio(logprobs.values, old.values)
+    level = _level(loss)
+    if level == "token":
+        return ratio(logprobs.values, old.values)
+    return sequence_ratio(logprobs.values, old, batch["loss_mask"], level)
 
 
 def _off_policy(batch: Batch, limit: float) -> torch.Tensor:
@@ -318,14 +327,17 @@ def _off_policy(batch: Batch, limit: float) -> torch.Tensor:
 
 def _metrics(measured: dict[str, torch.Tensor], loss_mask: Ragged) -> Metrics:
     """Return metrics over the loss mask of each measure, on its device, without waiting for it."""
-    mask, count, metrics = loss_mask.values, loss_mask.values.sum(), Metrics()
+    mask = loss_mask.values
+    count = mask.sum()
+    metrics = Metrics()
     for name, values in measured.items():
         values = values.detach()
         masked = torch.where(mask, values.double(), 0)
         mean = {"count": count, "total": masked.sum()}
         metrics[name] = Metric("mean", "tokens", mean)
         if name in SPREAD:
-            least, most = (torch.where(mask, values, far) for far in (math.inf, -math.inf))
+            least = torch.where(mask, values, math.inf)
+            most = torch.where(mask, values, -math.inf)
             metrics[f"{name}_std"] = Metric("std", "tokens", mean | {"squares": masked.square().sum()})
             metrics[f"{name}_min"] = Metric("min", "tokens", {"least": least.amin()})
             metrics[f"{name}_max"] = Metric("max", "tokens", {"most": most.amax()})
@@ -336,8 +348,8 @@ def _rollout_gap(batch: Batch) -> dict[str, torch.Tensor]:
     """Return how far the sampling engine is from the training one, per token ``[all tokens]``."""
     if "rollout_logprobs" not in batch:
         return {}
-    rollout, train = batch["rollout_logprobs"].values, batch.get("old_logprobs", batch["logprobs"]).values
-    rollout, train = rollout.double(), train.detach().double()
+    rollout = batch["rollout_logprobs"].values.double()
+    train = batch.get("old_logprobs", batch["logprobs"]).values.detach().double()
     gap = (rollout.exp() - train.exp()).abs()
     return {"rollout_gap": gap, "rollout_kl": losses.kl(rollout, train, "k3")}
 

@@ -53,12 +53,14 @@ def check(
         raise click.UsageError(options.TOO_MANY)
     look: Look | None = None
     lengths: list[int | None] = []
+    unchecked: list[str] = []
     if files:
         from rlgraph.runtime.preflight import preflight
 
         def look(compilation: Compilation) -> Sequence[Problem]:
             findings = preflight(compilation.plan, compilation.tree, strict)
             lengths.append(findings.iterations)
+            unchecked.extend(findings.unchecked)
             return [*findings.warnings]
 
     if form == "json":
@@ -69,6 +71,8 @@ def check(
     for name in plan.open_values:
         options.say(f"still open: {name} (give it as {name}=...)")
     options.say(_summary(plan, lengths, len(warnings)))
+    for sentence in unchecked:
+        options.say(sentence)
     for warning in warnings:
         options.say(f"\n{warning.render()}")
 

@@ -86,10 +86,10 @@ def test_what_is_half_a_form_is_refused(form: str) -> None:
 
 def test_a_question_beside_whole_conversations_is_there_once() -> None:
     row = read({"prompt": "hi", "chosen": [USER, YES]}, question="prompt", answer="chosen")
-    assert (row.turns, row.first) == ([USER, YES], 1)
+    assert (row.turns, row.first_turn) == ([USER, YES], 1)
     system = {"role": "system", "content": "s"}
     row = read({"prompt": "hi", "chosen": [system, USER, YES]}, question="prompt", answer="chosen")
-    assert (row.turns, row.first) == ([system, USER, YES], 2)
+    assert (row.turns, row.first_turn) == ([system, USER, YES], 2)
     with pytest.raises(DataError, match="'chosen' begins with a question of its own"):
         read({"prompt": "ho", "chosen": [USER, YES]}, question="prompt", answer="chosen")
 

@@ -95,7 +95,7 @@ def test_format_matches_the_whole_response() -> None:
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:
-    with pytest.raises(ValidationError, match="no regular expression"):
+    with pytest.raises(ValidationError, match="not a regular expression"):
         signature("reward.format", form).attributes(pattern="(")
 
 

@@ -296,3 +296,39 @@ def test_adapters_of_a_family_with_other_layers_are_refused_by_name() -> None:
     (said,) = [problem.render() for problem in check.problems]
     assert "models.policy: phi3: adapters are served of llama, mistral, mixtral, qwen2" in said
     assert "set models.policy.serve.lora=merged" in said
+
+
+SOURCE = '''
+from typing import NamedTuple
+
+from rlgraph.ops import int64, op, prompt_tokens, prompts, text
+
+
+class Asked(NamedTuple):
+    prompt: int64[prompts, prompt_tokens]
+    question: text[prompts]
+    answer: text[prompts]
+
+
+def look(*, name: str) -> None:
+    pass
+
+
+@op(makes="prompts", rows="all", LOADroles={"rows": "batch"})
+def asked(*, batch: int = 2, name: str = "x") -> Asked:
+    """Questions."""
+    raise NotImplementedError
+'''
+
+
+def test_a_source_that_names_no_loader_is_named_with_what_to_add() -> None:
+    prompts = "{op: data.prompts, files: [FILE], batch: 2, template: plain}"
+    for file, load, sentences in (("bare.py", "", 1), ("loaded.py", "load=look, ", 0)):
+        Path(file).write_text(SOURCE.replace("LOAD", load))
+        graph = GRAPH.replace(prompts, f"{{op: '{file}:asked'}}").replace("MODEL", GOOD["MODEL"])
+        Path("small.yaml").write_text(graph)
+        checked = CliRunner().invoke(main, ["check", "small.yaml", "--files"])
+        assert checked.exit_code == 0, checked.output
+        assert checked.stdout.count("node `prompts`: its data were not looked at") == sentences
+        assert checked.stdout.count("bare.py:asked has no load=") == sentences
+        assert checked.stdout.count("add @op(..., load=FUNCTION)") == sentences
