@@ -163,7 +163,7 @@ class Preflight:
         rows = self.plan.functions["train"][source].value("rows")
         for region in self.plan.regions.values():
             if region.source == source:
-                rows = region.asks(region.rows, 0, 0)
+                rows = region.rows_to_request(region.rows, 0, 0)
         return self.rows[source] if rows == "all" else int(rows)
 
     def models(self) -> None:

@@ -89,7 +89,7 @@ class Footprint:
         share = self.serve(step.model).tensor_parallel / len(step.devices)
         region = self.plan.regions.get(step.region) if ahead else None
         if region:
-            share *= region.begun / region.rows
+            share *= region.max_rows_in_flight / region.rows
         prompts = math.ceil(self.work.rows[samples.name] / samples.times * share)
         return prompts * samples.times
 
@@ -351,9 +351,9 @@ LABELS = {
 def away_items(plan: Plan, pool: str) -> Iterator[Item]:
     """Yield what is off a pool's devices between two iterations."""
     for model in plan.models:
-        for part in plan.away.get(plan.held(model, "train", pool), ()):
+        for part in plan.away.get(plan.engine_key(model, "train", pool), ()):
             yield Item(model, "train", part)
-        for part in plan.away.get(plan.held(model, "serve", pool), ()):
+        for part in plan.away.get(plan.engine_key(model, "serve", pool), ()):
             yield Item(model, "serve", part)
 
 

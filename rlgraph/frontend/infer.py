@@ -64,7 +64,7 @@ class Inference:
         self.axes = TokenAxes(self.graph.models)
         self.parts = ColumnParts(self.axes, self.problems)
         self.columns, self.domains = self.parts.columns, self.parts.domains
-        self.leaving = {node.name for node in nodes if node.leaves}
+        self.leaving = {node.name for node in nodes if node.unfinished_columns}
         self.filters = {node.name for node in nodes if node.op.declared.filters}
         self.makers = self.filters | {node.name for node in nodes if node.op.declared.makes}
         for node in nodes:

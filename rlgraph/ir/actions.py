@@ -1,4 +1,4 @@
-"""What a step does: a small record for each kind, with the fields of that kind alone.
+"""The actions of steps: a small record for each kind, with the fields of that kind alone.
 
 Sites that treat kinds differently match on ``Step.action``. A further kind is a further record here and in
 ``Action``: mypy names each ``match`` that lacks it (``assert_never``), and tables of handlers (``complete``)
@@ -66,8 +66,8 @@ class RunOp:
     @property
     def copied(self) -> str:
         """Return the model whose weights it copies onto its own; "" where it copies none."""
-        _, *others = self.models or [""]
-        return others[0] if others else ""
+        models = [*self.models]
+        return models[1] if len(models) > 1 else ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are best by a metric of its evaluations (``schedule.best``)."""
+"""Rank the checkpoints of a run by a metric of its evaluations (``schedule.best``)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ class Ranked(NamedTuple):
 
 
 class BestCheckpoints:
-    """Knows what evaluations have measured, from a run's metrics, and ranks checkpoints by it.
+    """Ranks checkpoints by what evaluations have measured, as a run's metrics have it.
 
-    Which checkpoints there are decides who asks: so one is best no sooner than it is whole.
+    The caller says which checkpoints there are: one that is still being written can't be the best.
+
+    Invariants:
+        - ``measured`` has the last value that an evaluation gave, by iteration, counted from 1;
+        - no value in it is NaN.
 
     Example:
         >>> best = BestCheckpoints(Best(metric="eval/accuracy", mode="max", keep=2))
@@ -31,17 +35,21 @@ class BestCheckpoints:
 
     def __init__(self, best: Best | None, lines: Iterable[Mapping[str, Any]] = ()) -> None:
         """Create it, with lines of metrics that there are already."""
-        self.best, self.measured = best, dict[int, float]()  # iteration -> the metric
+        self.best = best
+        self.measured: dict[int, float] = {}  # iteration -> the metric
         for values in lines:
             self.add(values)
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Take a line of metrics; one without the metric, or in which it is no number, counts for nothing.
+        """Take a line of metrics; one without the metric, or in which it is not a number, counts for nothing.
 
         So does that of the evaluation before the first iteration, which has no checkpoint.
         """
-        value = values.get(self.best.metric) if self.best and values["step"] else None
-        if value is not None and value == value:
+        if self.best is None or values["step"] == 0:
+            return
+        value = values.get(self.best.metric)
+        is_nan = value != value
+        if value is not None and not is_nan:
             self.measured[values["step"]] = value
 
     def among(self, iterations: Iterable[int]) -> list[Ranked]:

@@ -6,6 +6,7 @@ update_policy ──advantages──> advantages ──rewards──> rewards   
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -31,14 +32,21 @@ def dependencies(records: Mapping[Key, Record]) -> DiGraph[Key]:
     Raises:
         KeyError: a record reads a column that none writes.
     """
-    writers = {column: key for key, record in records.items() for column in record.writes}
+    writers = {}
+    for key, record in records.items():
+        for column in record.writes:
+            writers[column] = key
+
     needs = DiGraph(records)
     for key, record in records.items():
-        read: dict[Key, list[str]] = {}
+        columns_read: dict[Key, list[str]] = defaultdict(list)  # by the record that writes them
         for column in record.reads:
-            read.setdefault(writers[column], []).append(column)
-        for need in (*read, *record.after):
-            needs.add_edge(key, need, tuple(read.get(need, ())))
+            columns_read[writers[column]].append(column)
+        for writer, columns in columns_read.items():
+            needs.add_edge(key, writer, tuple(columns))
+        for need in record.after:
+            if need not in columns_read:
+                needs.add_edge(key, need)
     return needs
 
 

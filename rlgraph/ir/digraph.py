@@ -74,28 +74,19 @@ class DiGraph(Generic[Key]):
 
         ``follows`` says whether an edge counts, by its tail, head and label; without it, every edge does.
         """
-        reached = set(starts)
-        queue = deque(reached)
-        while queue:
-            tail = queue.popleft()
+        if follows is None:
+            return _search(starts, self._successors.__getitem__)
+
+        def followed_heads(tail: Key) -> Iterator[Key]:
             for head, label in self._successors[tail].items():
-                if head in reached:
-                    continue
-                if follows is None or follows(tail, head, label):
-                    reached.add(head)
-                    queue.append(head)
-        return reached
+                if follows(tail, head, label):
+                    yield head
+
+        return _search(starts, followed_heads)
 
     def ancestors(self, node: Key) -> set[Key]:
         """Return the nodes from which edges lead to a node, without the node itself."""
-        reached: set[Key] = set()
-        queue = deque([node])
-        while queue:
-            for tail in self._predecessors[queue.popleft()]:
-                if tail not in reached:
-                    reached.add(tail)
-                    queue.append(tail)
-        return reached - {node}
+        return _search([node], self._predecessors.__getitem__) - {node}
 
     def generations(self) -> Iterator[list[Key]]:
         """Yield the nodes in layers, tails before heads. A node on a cycle, or behind one, is in none."""
@@ -152,3 +143,15 @@ class DiGraph(Generic[Key]):
                     visited.add(head)
                     path[head] = iter(self._successors[head])
         return []
+
+
+def _search(starts: Iterable[Key], neighbours: Callable[[Key], Iterable[Key]]) -> set[Key]:
+    """Return the nodes that a breadth-first search visits, the starts among them."""
+    visited = set(starts)
+    queue = deque(visited)
+    while queue:
+        for neighbour in neighbours(queue.popleft()):
+            if neighbour not in visited:
+                visited.add(neighbour)
+                queue.append(neighbour)
+    return visited

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,14 @@ class GraphDomain:
     ages: tuple[int, int] = (0, 0)  # of such rows, in iterations: the least and the most
 
 
-def is_part(domains: Mapping[str, GraphDomain], domain: str, whole: str) -> bool:
+def is_part(domains: Mapping[str, GraphDomain], domain: str, ancestor: str) -> bool:
     """Return whether a domain is another, or the rows of it that filters kept."""
-    parts = takewhile(lambda part: part.filtered, ancestors(domains, domain))
-    return whole in (domain, *(part.parent for part in parts))
+    while domain != ancestor:
+        rows = domains[domain]
+        if not rows.filtered or rows.parent is None:
+            return False
+        domain = rows.parent
+    return True
 
 
 def origins(
@@ -70,13 +73,14 @@ def origins(
     if not line:
         return [line]
     source = line[-1]
-    parts = source.parts
+    sources = source.parts
     may_be_of_this_iteration = bool(source.held) and source.ages[0] == 0
     if fresh and may_be_of_this_iteration:
-        parts = (source.held,)
+        sources = (source.held,)
     lines = []
-    for part in parts:
-        lines += [[*line, *above] for above in origins(domains, part, fresh)]
+    for name in sources:
+        for above in origins(domains, name, fresh):
+            lines.append([*line, *above])
     return lines or [line]
 
 

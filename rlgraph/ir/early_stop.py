@@ -1,4 +1,4 @@
-"""Whether a metric has come so far that a run may end before its last iteration (``schedule.stop``)."""
+"""End a run before its last iteration, once a metric has reached a bound (``schedule.stop``)."""
 
 import math
 from collections.abc import Mapping
@@ -11,6 +11,10 @@ from rlgraph.syntax.settings import Stop
 class EarlyStop:
     """Reads a run's metrics, line by line, until they say that it may end.
 
+    Invariants:
+        - ``count`` is how many of the last lines that have the metric are within its bound, in a row;
+        - ``reached``, once it is set, stays: it tells of the first time that ``count`` was enough.
+
     Example:
         >>> early = EarlyStop(Stop(metric="eval/accuracy", at_least=0.9, times=2))
         >>> for step, value in enumerate((0.95, 0.85, 0.9, 0.91)):
@@ -20,27 +24,36 @@ class EarlyStop:
     """
 
     def __init__(self, stop: Stop | None) -> None:
-        self.stop, self.count, self.reached = stop, 0, ""
+        self.stop = stop
+        self.count = 0
+        self.reached = ""  # the reason to end; "" while there is none
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Take a line of metrics; one without the metric, or in which it is no number, counts for nothing."""
+        """Take a line of metrics; one in which the metric is missing or not a number counts for nothing."""
         stop = self.stop
-        value = values.get(stop.metric) if stop else None
-        if stop is None or value is None or math.isnan(value):
+        if stop is None:
+            return
+        value = values.get(stop.metric)
+        if value is None or math.isnan(value):
             return
         is_met, bound = _is_met(stop, value)
         self.count = self.count + 1 if is_met else 0
-        if self.count >= stop.times and not self.reached:
-            times = f", {stop.times} times in a row" if stop.times > 1 else ""
-            measured = f"`{stop.metric}` is {value:.4g} after iteration {values['step']}"
-            self.reached = f"{measured}, {bound}{times} (schedule.stop)"
+        if self.reached or self.count < stop.times:
+            return
+        times = f", {stop.times} times in a row" if stop.times > 1 else ""
+        measured = f"`{stop.metric}` is {value:.4g} after iteration {values['step']}"
+        self.reached = f"{measured}, {bound}{times} (schedule.stop)"
 
     def missing(self, values: Mapping[str, Any]) -> str:
         """Return what to say where an iteration's line has no such metric."""
-        if self.stop is None or self.stop.metric in values or self.stop.metric.startswith("eval/"):
+        if self.stop is None:
             return ""
-        law = f"schedule.stop waits for `{self.stop.metric}`, which this iteration did not measure"
-        hint = nearest(self.stop.metric, values)
+        metric = self.stop.metric
+        is_of_evaluation = metric.startswith("eval/")  # which not every iteration has
+        if is_of_evaluation or metric in values:
+            return ""
+        law = f"schedule.stop waits for `{metric}`, which this iteration did not measure"
+        hint = nearest(metric, values)
         return f"{law}; {hint}" if hint else law
 
 
@@ -48,5 +61,5 @@ def _is_met(stop: Stop, value: float) -> tuple[bool, str]:
     """Return whether a value is within the bound of an early stop, and the bound in words."""
     if stop.at_least is not None:
         return value >= stop.at_least, f"at least {stop.at_least:g}"
-    most: Any = stop.at_most
-    return value <= most, f"at most {most:g}"
+    assert stop.at_most is not None
+    return value <= stop.at_most, f"at most {stop.at_most:g}"

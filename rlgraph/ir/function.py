@@ -39,13 +39,18 @@ class Function:
 
         ``adapted`` has those that have a controller; without, they are as in the first iteration.
         """
-        values: dict[str, Any] = {name: course.at(iteration) for name, course in self.schedules.items()}
+        values: dict[str, Any] = {}
+        for name, schedule in self.schedules.items():
+            values[name] = schedule.at(iteration)
         values.update(adapted or {})
         attributes = dict(self.attributes)
         for name, value in values.items():
             attribute, _, key = name.partition(".")
-            attributes[attribute] = {**attributes[attribute], key: value} if key else value
-        hooks = {path: hook.at(iteration) for path, hook in self.hooks.items()}
+            if key:  # a number of a mapping, as weights.easy
+                attributes[attribute] = {**attributes[attribute], key: value}
+            else:
+                attributes[attribute] = value
+        hooks = {attribute: hook.at(iteration) for attribute, hook in self.hooks.items()}
         return replace(self, attributes=attributes, hooks=hooks)
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,24 +63,28 @@ class Region:
     streams: bool = False  # its rounds go on through the iterations, as ``schedule.buffer`` by group says
 
     @property
-    def begun(self) -> int:
+    def max_rows_in_flight(self) -> int:
         """Return the rows that may be begun and not used at a time, at most."""
-        return self.rows * (self.keep + 1 if self.streams else 1)
+        iterations = self.keep + 1 if self.streams else 1
+        return self.rows * iterations
 
-    def asks(self, missing: int, seen: int, stayed: int) -> int:
-        """Return the rows that a round asks of the source, for ``missing`` rows more, at least 1.
+    def rows_to_request(self, missing: int, seen_rows: int, stayed_rows: int) -> int:
+        """Return the rows that a round requests of the source, for ``missing`` rows more, at least 1.
 
-        In the rounds before, the filter saw ``seen`` rows and kept ``stayed`` of them.
+        In the rounds before, the filter saw ``seen_rows`` and kept ``stayed_rows`` of them.
 
         Example:
             >>> region = Region("informative", "prompts", "prompts", 64, 8, 10, 1.0, 1.0, 0)
-            >>> region.asks(64, 0, 0), region.asks(48, 64, 16), region.asks(8, 192, 56)
+            >>> request = region.rows_to_request
+            >>> request(64, 0, 0), request(48, 64, 16), request(8, 192, 56)
             (8, 8, 4)
         """
-        most = math.ceil(self.rows / self.times / self.expected)
-        if not seen:
+        if seen_rows == 0:
             return math.ceil(missing / self.times / self.expected)
-        wanted = math.ceil(self.over_sample * missing * seen / stayed / self.times) if stayed else most
+        most = math.ceil(self.rows / self.times / self.expected)
+        if stayed_rows == 0:
+            return min(most, math.ceil(most * self.over_sample))
+        wanted = math.ceil(self.over_sample * missing * seen_rows / stayed_rows / self.times)
         return min(wanted, math.ceil(most * self.over_sample))
 
 
@@ -183,15 +187,20 @@ class Node:
     @property
     def optimizer_steps(self) -> int:
         """Return the optimizer steps that an update makes in an iteration."""
-        return int(self.call.value("minibatches", 1)) * int(self.call.value("epochs", 1)) if self.call else 1
+        if self.call is None:
+            return 1
+        return int(self.call.value("minibatches", 1)) * int(self.call.value("epochs", 1))
 
     @property
-    def leaves(self) -> int:
+    def unfinished_columns(self) -> int:
         """Return how many columns it leaves of rows that are unfinished; 0 where it leaves none."""
         if self.call is None:
             return 0
-        asked = self.op.declared.leaves_with
-        return self.op.declared.leaves if not asked or self.call.attributes.get(asked) else 0
+        declared = self.op.declared
+        switch = declared.leaves_with  # an attribute with which alone it leaves some; "": it always does
+        if switch and not self.call.attributes.get(switch):
+            return 0
+        return declared.leaves
 
     @property
     def updates(self) -> bool:
@@ -234,7 +243,11 @@ class Graph:
     @cached_property
     def writers(self) -> Mapping[str, Node]:
         """Return the node that writes each column, once edges are resolved to columns."""
-        return {column: node for node in self.nodes for column in node.writes}
+        writers = {}
+        for node in self.nodes:
+            for column in node.writes:
+                writers[column] = node
+        return writers
 
     @cached_property
     def _readers(self) -> Mapping[str, list[Node]]:
@@ -256,15 +269,26 @@ class Graph:
         Raises:
             GraphError: nodes wait for each other, by columns or by versions.
         """
-        if circle := self.needs.cycle():
-            names = (*circle, circle[0])
-            law = "nodes wait for each other: " + " needs ".join(f"`{name}`" for name in names)
+        cycle = self.needs.cycle()
+        if cycle:
+            chain = " needs ".join(f"`{name}`" for name in (*cycle, cycle[0]))
             remedy = "a reader of `model@next` comes after its update, and a reader of the version on entry "
-            raise fail("cycle", law, self.node(circle[-1]).mark, remedy=f"{remedy}before it")
+            remedy += "before it"
+            mark = self.node(cycle[-1]).mark
+            raise fail("cycle", f"nodes wait for each other: {chain}", mark, remedy=remedy)
         return tuple(map(self.node, self.needs.postorder()))
 
     def node(self, name: str) -> Node:
         return self._by_name[name]
+
+    def with_nodes(self, changed: Mapping[str, Node]) -> Graph:
+        """Return the graph with some nodes replaced, by their names, each in its place."""
+        nodes = [changed.get(node.name, node) for node in self.nodes]
+        return replace(self, nodes=tuple(nodes))
+
+    def updates(self, model: str | None) -> list[Node]:
+        """Return the nodes that write a next version of a model, one after the other."""
+        return [node for node in self.nodes if node.updates and node.model == model]
 
     def ancestors(self, domain: str | None) -> list[GraphDomain]:
         """Return a domain and those that it was made of, up to its source."""
@@ -279,8 +303,10 @@ class Graph:
         iterations = self.schedule.iterations
         if iterations is None:
             return None
-        updates = [node for node in self.nodes if node.updates and node.model == model]
-        return sum(node.optimizer_steps * count(node.when, iterations) for node in updates)
+        steps = 0
+        for update in self.updates(model):
+            steps += update.optimizer_steps * count(update.when, iterations)
+        return steps
 
     def readers(self, column: str) -> list[Node]:
         """Return the nodes that read a column, in their order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 COUNTED = 100_000  # most iterations that are looked at to count a share
 
@@ -30,23 +31,27 @@ class Cadence:
         """Return whether an iteration is due."""
         return iteration >= self.first and (iteration - self.first) % self.every == 0
 
-    def within(self, other: Cadence) -> bool:
+    def within(self, wider: Cadence) -> bool:
         """Return whether all of its iterations are among another's."""
-        return self.every % other.every == 0 and other.due(self.first)
+        return self.every % wider.every == 0 and wider.due(self.first)
 
     def __str__(self) -> str:
-        often = f"every {self.every}" if self.every > 1 else ""
-        start = f"from {self.first}" if self.first != self.every else ""
-        return " ".join(filter(None, (often, start)))
+        interval = f"every {self.every}"
+        start = f"from {self.first}"
+        if self.every == 1:
+            return start if self.first != 1 else ""
+        return interval if self.first == self.every else f"{interval} {start}"
 
 
 Cadences = tuple[Cadence, ...]  # an iteration is due where one of them is; none of them: in every one
 ALWAYS = Cadence(1, 1)
 
 
-def due(when: Sequence[Cadence], iteration: int) -> bool:
+def due(intervals: Sequence[Cadence], iteration: int) -> bool:
     """Return whether a step with these intervals runs in this iteration."""
-    return not when or any(cadence.due(iteration) for cadence in when)
+    if not intervals:
+        return True
+    return any(cadence.due(iteration) for cadence in intervals)
 
 
 def union(several: Iterable[Sequence[Cadence]]) -> Cadences:
@@ -59,14 +64,18 @@ def union(several: Iterable[Sequence[Cadence]]) -> Cadences:
         ()
     """
     cadences: set[Cadence] = set()
-    for when in several:
-        cadences.update(when or (ALWAYS,))
+    for intervals in several:
+        cadences.update(intervals or (ALWAYS,))
     if ALWAYS in cadences:
         return ()
-    return tuple(sorted(cadence for cadence in cadences if not _is_covered(cadence, cadences - {cadence})))
+    needed = []
+    for cadence in sorted(cadences):
+        if not _is_covered(cadence, cadences - {cadence}):
+            needed.append(cadence)
+    return tuple(needed)
 
 
-def within(when: Sequence[Cadence], wider: Sequence[Cadence]) -> bool:
+def within(intervals: Sequence[Cadence], wider: Sequence[Cadence]) -> bool:
     """Return whether each iteration of some intervals is one of the wider ones.
 
     Example:
@@ -75,41 +84,44 @@ def within(when: Sequence[Cadence], wider: Sequence[Cadence]) -> bool:
     """
     if not wider:
         return True
-    return bool(when) and all(_is_covered(cadence, wider) for cadence in when)
+    if not intervals:
+        return False
+    return all(_is_covered(cadence, wider) for cadence in intervals)
 
 
 def _is_covered(cadence: Cadence, wider: Iterable[Cadence]) -> bool:
-    return any(cadence.within(other) for other in wider)
+    return any(cadence.within(candidate) for candidate in wider)
 
 
-def count(when: Sequence[Cadence], iterations: int) -> int:
+def count(intervals: Sequence[Cadence], iterations: int) -> int:
     """Return how many of the first iterations a step runs in."""
-    if not when:
+    if not intervals:
         return iterations
-    return sum(due(when, iteration) for iteration in range(1, iterations + 1))
+    return sum(due(intervals, iteration) for iteration in range(1, iterations + 1))
 
 
-def share(when: Sequence[Cadence]) -> float:
+def share(intervals: Sequence[Cadence]) -> float:
     """Return the share of the iterations in which a step runs in the long run.
 
     Example:
         >>> share([Cadence(20, 1)]), share([Cadence(4, 4), Cadence(6, 6)])
         (1.0, 0.3333333333333333)
     """
-    span, start = min(cycle([when]), COUNTED), settled([when])
-    return sum(due(when, start + n) for n in range(span)) / span
+    start = settled([intervals])
+    span = min(cycle([intervals]), COUNTED)
+    return sum(due(intervals, iteration) for iteration in range(start, start + span)) / span
 
 
 def cycle(several: Iterable[Sequence[Cadence]]) -> int:
     """Return the number of iterations after which the pattern repeats, once all steps have begun."""
-    return math.lcm(*(cadence.every for when in several for cadence in when))
+    return math.lcm(*(cadence.every for cadence in chain.from_iterable(several)))
 
 
 def settled(several: Iterable[Sequence[Cadence]]) -> int:
     """Return the iteration in which the last of several steps has begun."""
-    return max((cadence.first for when in several for cadence in when), default=1)
+    return max((cadence.first for cadence in chain.from_iterable(several)), default=1)
 
 
-def words(when: Sequence[Cadence]) -> str:
+def words(intervals: Sequence[Cadence]) -> str:
     """Return text as ``every 4`` or ``every 4 and from 20``; nothing for every iteration."""
-    return " and ".join(map(str, when))
+    return " and ".join(map(str, intervals))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rlgraph.errors import GraphError, fail
 from rlgraph.syntax.source import OPEN, Tree
 
-MOST = 0.2  # the largest relative distance to the target that counts
+MAX_ERROR = 0.2  # the largest relative distance to the target that counts
 EXAMPLE = "{adaptive: 0.1, target: 0.05, horizon: 10000}"
 KEYS = ("adaptive", "target", "horizon")
 
@@ -38,11 +38,11 @@ class Controller:
     def next(self, value: float, kl: float, samples: int) -> float:
         """Return the number of the next iteration, from this one's and the KL of so many samples.
 
-        More samples than ``horizon`` count as that many. A KL that is no finite number changes nothing.
+        More samples than ``horizon`` count as that many. A KL that is not finite changes nothing.
         """
         if not math.isfinite(kl):
             return value
-        error = min(max(kl / self.target - 1, -MOST), MOST)
+        error = min(max(kl / self.target - 1, -MAX_ERROR), MAX_ERROR)
         return value * (1 + error * min(samples / self.horizon, 1))
 
     @property
@@ -54,35 +54,38 @@ class Controller:
         return f"{self.start}, then adapts to {self.metric} {self.target} over {self.horizon} samples"
 
 
-def read_controller(
-    item: Tree, path: str, metric: str | None, remedy: str
-) -> tuple[Controller, list[Tree]] | None:
-    """Return a controller and its first number as it was given; None while one of its numbers is open.
+def read_controller(item: Tree, path: str, metric: str | None, remedy: str) -> Controller | None:
+    """Return the controller that a graph describes; None while one of its numbers is open.
 
     ``item`` is a mapping with the key ``adaptive``, called ``path`` in the graph; ``metric`` measures the KL
     that the number weighs, None where its op does not say it of this attribute.
 
     Raises:
-        GraphError: it is no controller, or has no metric, for which ``remedy`` is what to do.
+        GraphError: it is not a controller, or has no metric, for which ``remedy`` is what to do.
     """
     if metric is None:
         law = f"`{path}` can't be adaptive: nothing says which metric measures the KL that it weighs"
         raise fail("controller", law, item.key or item.mark, remedy=remedy)
-    for name, other in item.items.items():
+    for name, value in item.items.items():
         if name not in KEYS:
-            raise _wrong(f"`{path}` is adaptive, beside which there is no `{name}`", other)
+            raise _wrong(f"`{path}` is adaptive, which takes no `{name}`", value)
     for name in KEYS:
         if name not in item.items:
             raise _wrong(f"`{path}` is adaptive and has no `{name}`", item)
-    leaves = [item.items[name] for name in KEYS]
-    if any(leaf.value == OPEN for leaf in leaves):
+    numbers = {name: item.items[name] for name in KEYS}
+    if any(number.value == OPEN for number in numbers.values()):
         return None
-    for name, leaf in zip(KEYS, leaves, strict=True):
-        if not leaf.is_number or not leaf.value > 0:
-            raise _wrong(f"`{path}` is adaptive, and its `{name}` is a number above 0", leaf)
-    start, target, horizon = (leaf.value for leaf in leaves)
-    return Controller(metric, start, target, horizon), leaves[:1]
+    for name, number in numbers.items():
+        is_positive = number.is_number and number.value > 0
+        if not is_positive:
+            raise _wrong(f"`{path}` is adaptive, and its `{name}` is a number above 0", number)
+    return Controller(
+        metric=metric,
+        start=numbers["adaptive"].value,
+        target=numbers["target"].value,
+        horizon=numbers["horizon"].value,
+    )
 
 
-def _wrong(law: str, at: Tree) -> GraphError:
-    return fail("controller", law, at.key or at.mark, remedy=f"as {EXAMPLE}")
+def _wrong(law: str, place: Tree) -> GraphError:
+    return fail("controller", law, place.key or place.mark, remedy=f"as {EXAMPLE}")

@@ -1,4 +1,4 @@
-"""How a train engine's model lies on the devices of its pool: in one copy, or in several replicas."""
+"""The layout of a train engine's model on the devices of its pool: in one copy, or in several replicas."""
 
 from dataclasses import dataclass
 

@@ -214,9 +214,9 @@ class Step:
             bytes=row.bytes,
         )
         written = vars(step.as_file_row())
-        wrong = [name for name, value in vars(row).items() if value != written[name]]
-        if wrong:
-            raise ValueError(f"a step of kind {row.kind} can't have this `{wrong[0]}`")
+        for name, value in vars(row).items():
+            if value != written[name]:
+                raise ValueError(f"a step of kind {row.kind} can't have this `{name}`")
         return step
 
     @classmethod
@@ -239,7 +239,7 @@ class ColumnPlan:
     stored: str = ""  # the narrower integers that hold its values; "" where they are of the type's own dtype
 
     @property
-    def said(self) -> str:
+    def graph_name(self) -> str:
         """Return what the graph calls it: its name, without whose rows a part of it has."""
         return self.origin.partition("/")[0]
 
@@ -290,8 +290,10 @@ class Target:
     @property
     def assumptions(self) -> dict[str, Any]:
         """Return what is said of the work, as ``workload`` takes it."""
-        others = ("cluster", "calibration", "margin")
-        return {name: value for name, value in vars(self).items() if name not in others}
+        assumptions = dict(vars(self))
+        for name in ("cluster", "calibration", "margin"):
+            del assumptions[name]
+        return assumptions
 
 
 @dataclass(frozen=True)
@@ -356,23 +358,34 @@ class Plan:
     @property
     def phases(self) -> dict[str, tuple[Step, ...]]:
         """Return the steps of training, and of evaluation where there is one."""
-        return {"train": self.steps} | ({"eval": self.eval_steps} if self.eval_steps else {})
+        if not self.eval_steps:
+            return {"train": self.steps}
+        return {"train": self.steps, "eval": self.eval_steps}
 
     @cached_property
     def needs(self) -> Mapping[str, DiGraph[int]]:
         """Return phase -> which of its steps needs which, by number (see ``dependencies``)."""
-        return {phase: dependencies({s.id: s for s in steps}) for phase, steps in self.phases.items()}
+        needs = {}
+        for phase, steps in self.phases.items():
+            needs[phase] = dependencies({step.id: step for step in steps})
+        return needs
 
     @cached_property
     def meshes(self) -> Mapping[str, Mesh]:
         """Return model -> the mesh of its train engine, for the models that have one."""
         meshes: dict[str, Mesh] = {}
         for name, model in self.models.items():
-            if model.train:
-                copies = self.pools[model.train.pool] // model.train.tensor_parallel
-                shard = model.train.shard or copies
-                tensor, experts = model.train.tensor_parallel, model.train.expert_parallel
-                meshes[name] = Mesh(copies // shard, shard, tensor, experts)
+            train = model.train
+            if train is None:
+                continue
+            rows = self.pools[train.pool] // train.tensor_parallel  # of devices that divide the layers
+            shard = train.shard or rows
+            meshes[name] = Mesh(
+                replicate=rows // shard,
+                shard=shard,
+                tensor=train.tensor_parallel,
+                experts=train.expert_parallel,
+            )
         return meshes
 
     @cached_property
@@ -393,16 +406,19 @@ class Plan:
     def serves(self, model: str, pool: str) -> bool:
         """Return whether a pool holds an engine that generates with a model."""
         serve = self.models[model].serve
-        return bool(serve and serve.pool == pool) or self._lends(pool, model)
+        if serve and serve.pool == pool:
+            return True
+        return self._lends(pool, model)
 
-    def held(self, model: str, engine: str, pool: str) -> str:
-        """Return the name in ``away`` of an engine of a model on a pool."""
-        if engine == "serve" and self._lends(pool, model):
-            return f"{model}.{engine} on {pool}"
-        return f"{model}.{engine}"
+    def engine_key(self, model: str, engine: str, pool: str) -> str:
+        """Return the key in ``away`` of an engine of a model on a pool."""
+        key = f"{model}.{engine}"
+        is_lent = engine == "serve" and self._lends(pool, model)
+        return f"{key} on {pool}" if is_lent else key
 
     def _lends(self, pool: str, model: str) -> bool:
-        return pool in self.lenders and model in self.lenders[pool].models
+        lender = self.lenders.get(pool)
+        return lender is not None and model in lender.models
 
     def updates(self, model: str) -> list[Step]:
         """Return the training steps that write a next version of a model, one after the other."""
@@ -410,27 +426,35 @@ class Plan:
 
     def terms(self, step: Step) -> list[Step]:
         """Return an update, and before it the steps whose losses join its optimizer steps."""
-        joining = [s for s in self.phases[step.phase] if s.joins == step.node] if step.updated else []
+        if not step.updated:
+            return [step]
+        joining = [term for term in self.phases[step.phase] if term.joins == step.node]
         return [*joining, step]
 
     def passes(self, step: Step) -> list[Step]:
         """Return one term of an update for each pass over rows: those that read the same tokens share one."""
-        if len(terms := self.terms(step)) == 1:
+        terms = self.terms(step)
+        if len(terms) == 1:
             return terms
-
-        def read(term: Step) -> tuple[Any, ...]:
+        passes: dict[tuple[Any, ...], Step] = {}
+        for term in terms:
             op = self.functions[term.phase][term.node]
-            return op.ins.get("tokens", term.node), op.ins.get("routing"), op.value("temperature")
-
-        return [*{read(term): term for term in terms}.values()]
+            tokens = op.ins.get("tokens", term.node)
+            passes[tokens, op.ins.get("routing"), op.value("temperature")] = term
+        return [*passes.values()]
 
     def new_versions(self, iteration: int) -> Counter[str]:
         """Return how many versions of each model an iteration writes, counted from 1."""
-        return Counter(step.updated for step in self.steps if step.updated and due(step.when, iteration))
+        versions: Counter[str] = Counter()
+        for step in self.steps:
+            if step.updated and due(step.when, iteration):
+                versions[step.updated] += 1
+        return versions
 
     def since_entry(self, model: str, version: Version, iteration: int) -> int:
         """Return how many versions ``v+2`` is after the one on entry: an iteration may leave out updates."""
-        return sum(due(step.when, iteration) for step in self.updates(model)[: version.offset])
+        updates = self.updates(model)[: version.offset]
+        return sum(due(update.when, iteration) for update in updates)
 
     def domain(self, phase: str, column: str) -> GraphDomain:
         """Return what a column has one row per."""
@@ -439,7 +463,8 @@ class Plan:
     def json(self) -> str:
         """Return it as JSON: the fields, the version of their format, and a checksum over all of it."""
         fields = {"version": VERSION, **self.fields}
-        return json.dumps({**fields, "checksum": checksum(fields)}, indent=1)
+        fields["checksum"] = checksum(fields)
+        return json.dumps(fields, indent=1)
 
 
 def plain(value: Any) -> Any:
@@ -449,5 +474,6 @@ def plain(value: Any) -> Any:
 
 def checksum(fields: Mapping[str, Any]) -> str:
     """Return the checksum of a plan's JSON without its own field, whatever its layout."""
-    text = json.dumps({name: value for name, value in fields.items() if name != "checksum"}, sort_keys=True)
+    covered = {name: value for name, value in fields.items() if name != "checksum"}
+    text = json.dumps(covered, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

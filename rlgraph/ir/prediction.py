@@ -45,12 +45,13 @@ class Figure:
     def of(range: tuple[float, float]) -> Figure:
         """Return the figure of two ends, in any order."""
         low, high = sorted(range)
-        return Figure(*(float(f"{number:.7g}") for number in (math.sqrt(low * high), low, high)))
+        numbers = [float(f"{number:.7g}") for number in (math.sqrt(low * high), low, high)]
+        return Figure(*numbers)
 
 
 @dataclass(frozen=True)
 class Headline:
-    """What one decides by: times, their cost, and what they are spent on. None: not known."""
+    """The figures to decide by: times, their cost, and what they are spent on. None: not known."""
 
     iteration: Figure  # seconds, in the steady state
     run: Figure | None  # seconds of all iterations, evaluations and checkpoints; None: nobody says how many

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rlgraph.ir.actions import Kind
 from rlgraph.ir.dependencies import reached
@@ -21,7 +20,8 @@ def collects(nodes: Sequence[Node]) -> list[Node]:
 def members(graph: Graph, collect: Node) -> list[Node]:
     """Return the nodes of a region in order: its filter, and all that its ``collect`` is computed from."""
     copies = {node.name for node in graph.nodes if node.inserted}  # a selection needs its filter
-    inside = reached(graph.needs, graph.needs.successors(collect.name), waits=lambda node, _: node in copies)
+    needed = graph.needs.successors(collect.name)
+    inside = reached(graph.needs, needed, waits=lambda node, _: node in copies)
     return [node for node in graph.nodes if node.name in inside]
 
 
@@ -31,8 +31,9 @@ def aged(graph: Graph) -> Graph:
     A row that waits for an iteration was sampled, and whatever was measured of it in the region, by the
     weights of the iteration before.
     """
-    then: dict[str, Node] = {}
+    older_nodes: dict[str, Node] = {}
     for collect in collects(graph.nodes):
-        waits = graph.regions[collect.after[0]].keep
-        then |= {node.name: older(graph, node, waits) for node in members(graph, collect)}
-    return replace(graph, nodes=tuple(then.get(node.name, node) for node in graph.nodes))
+        iterations = graph.regions[collect.after[0]].keep
+        for node in members(graph, collect):
+            older_nodes[node.name] = older(graph, node, iterations)
+    return graph.with_nodes(older_nodes)

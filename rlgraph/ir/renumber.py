@@ -14,20 +14,22 @@ def renumbered(steps: Sequence[Step], keep: Collection[str] = ()) -> tuple[tuple
 
     Columns to ``keep`` outlive the steps: those that an evaluation reports.
     """
-    numbers = {step.id: number for number, step in enumerate(steps, 1)}
+    numbers = {}
+    last_user = {}
     columns = _columns_used(steps)
-    last_user = {column: step.id for step in steps for column in columns[step.id]}
+    for number, step in enumerate(steps, 1):
+        numbers[step.id] = number
+        for column in columns[step.id]:
+            last_user[column] = step.id
+
     changed = []
     for step in steps:
-        freed = [column for column in columns[step.id] if last_user[column] == step.id]
-        changed.append(
-            replace(
-                step,
-                id=numbers[step.id],
-                after=tuple(sorted(numbers[number] for number in step.after)),
-                frees=tuple(column for column in freed if column not in keep),
-            )
-        )
+        freed = []
+        for column in columns[step.id]:
+            if last_user[column] == step.id and column not in keep:
+                freed.append(column)
+        after = sorted(numbers[number] for number in step.after)
+        changed.append(replace(step, id=numbers[step.id], after=tuple(after), frees=tuple(freed)))
     return tuple(changed), numbers
 
 
@@ -60,6 +62,7 @@ def surrounded(steps: Iterable[Step], around: StepsAround) -> list[Step]:
     surrounded_steps: list[Step] = []
     for step in steps:
         earlier, later = around.get(step.id, ((), ()))
-        waits = (*step.after, *(other.id for other in earlier))
-        surrounded_steps += [*earlier, replace(step, after=waits), *later]
+        waits = [*step.after]
+        waits += [inserted.id for inserted in earlier]
+        surrounded_steps += [*earlier, replace(step, after=tuple(waits)), *later]
     return surrounded_steps

@@ -8,7 +8,7 @@ Iterations count from 1, as in metrics.jsonl. A number that follows what is meas
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
@@ -82,13 +82,31 @@ def rate_course(tree: Tree, path: str, binder: Binder) -> tuple[Tree, ValueSched
     optimizer = tree.get("optimizer")
     if optimizer is None or not optimizer.is_map:
         return tree, None
-    fixed = {name for name in Optimizer.model_fields if name != "lr"}
+    fixed = Optimizer.model_fields.keys() - {"lr"}
     settled, courses = take_courses(Optimizer, optimizer, f"{path}.optimizer", binder, "", fixed, {})
-    rate, schedule = courses.get("lr"), optimizer.get("schedule")
+    schedule = optimizer.get("schedule")
     if courses and schedule and schedule.value != "constant":
         law = f"`{path}.optimizer` has an `lr` that changes, and `schedule: {schedule.value}`"
         binder.problem("course", law, schedule.key, remedy="remove one of the two")
+    rate = courses.get("lr")
     return tree.with_item("optimizer", settled), rate if isinstance(rate, ValueSchedule) else None
+
+
+@dataclass(frozen=True)
+class _Course:
+    """The course of a number as a graph gives it; ``numbers`` are the places of its values, one per point."""
+
+    varying: Varying
+    numbers: Sequence[Tree]
+
+    def number_at(self, iteration: int) -> Tree:
+        """Return the number that a ``ValueSchedule`` has reached in an iteration, or begins with."""
+        assert isinstance(self.varying, ValueSchedule)
+        reached = self.numbers[0]
+        for (start, _), number in zip(self.varying.points, self.numbers, strict=True):
+            if start <= iteration:
+                reached = number
+        return reached
 
 
 def take_courses(
@@ -96,168 +114,189 @@ def take_courses(
     tree: Tree,
     path: str,
     binder: Binder,
-    what: str,
+    reader: str,
     fixed: Collection[str],
     measures: Mapping[str, str],
 ) -> tuple[Tree, dict[str, Varying]]:
     """Return a record's values with one number for each that has a course or a controller, and those.
 
     Args:
-        record: what the values are.
-        tree: as they were given, and ``path``, how the graph calls them.
-        binder: where problems are noted: a course that is none, or one of its values that is not accepted.
-        what: the name of the reader of the values, as ``op rollout``.
-        fixed: what is one number for the whole run.
-        measures: of what may be adaptive, the metric that it follows.
+        record: the class of the values.
+        tree: the values as they were given, and ``path``, how the graph calls them.
+        binder: where problems are noted: a course that can't be read, or a value of one that is not accepted.
+        reader: the name of the reader of the values, as ``op rollout``.
+        fixed: the numbers that stay the same for the whole run.
+        measures: for each number that may be adaptive, the metric that it follows.
     """
-    courses: dict[str, Varying] = {}
-    changes: dict[NumberPlace, tuple[ValueSchedule, list[Tree]]] = {}
+    courses: dict[NumberPlace, _Course] = {}
     known = f"of this op {', '.join(measures)} may be" if measures else MEASURED
-    for place, kinds in _numbers(record, tree):
-        item, name = tree.at(place), ".".join(place)
-        if item.items.keys().isdisjoint((*SHAPES, "adaptive")):
-            continue
-        course: tuple[Varying, list[Tree]] | None
+    for place, classes in _numbers(record, tree):
+        item = tree.at(place)
+        name = ".".join(place)
+        course: _Course | None
         if "adaptive" in item.items:
-            follows, remedy = measures.get(name), f"as {EXAMPLE}; {known}"
-            course = binder.attempt(read_controller, item, f"{path}.{name}", follows, remedy)
+            remedy = f"as {EXAMPLE}; {known}"
+            course = binder.attempt(_adaptive, item, f"{path}.{name}", measures.get(name), remedy)
+        elif not item.items.keys().isdisjoint(SHAPES):
+            course = binder.attempt(_scheduled, item, f"{path}.{name}", classes, name in fixed)
         else:
-            course = binder.attempt(_course, item, f"{path}.{name}", kinds, name in fixed)
-        if course is None:
-            tree = _with(tree, place, replace(item, value=OPEN))
             continue
-        varying, leaves = course
-        courses[name] = varying
-        tree = _with(tree, place, max(leaves, key=lambda leaf: abs(leaf.value)))
-        if isinstance(varying, ValueSchedule):
-            changes[place] = varying, leaves
-    binder.problems += _problems_on_the_way(record, tree, changes, path, what)
-    return tree, courses
+        if course is None:  # it is open, or its problems are noted
+            tree = _with_leaf(tree, place, replace(item, value=OPEN))
+        else:
+            courses[place] = course
+            largest = max(course.numbers, key=lambda number: abs(number.value))
+            tree = _with_leaf(tree, place, largest)
+    binder.problems += _problems_on_the_way(record, tree, courses, path, reader)
+    return tree, {".".join(place): course.varying for place, course in courses.items()}
 
 
 def _numbers(record: type[BaseModel], tree: Tree) -> Iterator[tuple[NumberPlace, set[Any]]]:
-    """Yield the place and the classes of each number: an attribute, or what one has for a name."""
+    """Yield the place and the classes of each number: an attribute, or a name in one that is a mapping."""
     for name, field in record.model_fields.items():
         item = tree.get(name)
         if not item:
             continue
-        kinds = set(_kinds(field.annotation))
-        kinds_in_mapping: set[Any] = set()
-        for _, value in _maps(field.annotation):
-            kinds_in_mapping.update(_kinds(value))
-        if kinds & {int, float}:
-            yield (name,), kinds
-        elif kinds_in_mapping and kinds_in_mapping <= {int, float}:
-            if _is_course_of_lists(item):
-                yield (name,), set()
-            else:
-                for key in item.items:
-                    yield (name, key), kinds_in_mapping
+        classes, value_classes = _number_classes(field.annotation)
+        if classes & {int, float}:
+            yield (name,), classes
+        elif not value_classes or not value_classes <= {int, float}:
+            continue
+        elif _is_course_of_lists(item):
+            yield (name,), set()
+        else:
+            for key in item.items:
+                yield (name, key), value_classes
 
 
 def _is_course_of_lists(item: Tree) -> bool:
     """Return whether a mapping of numbers is written as if it were one number with a course."""
-    return any(shape in SHAPES and isinstance(value.value, list) for shape, value in item.items.items())
+    shapes = [value for key, value in item.items.items() if key in SHAPES]
+    return any(isinstance(shape.value, list) for shape in shapes)
 
 
-def _with(tree: Tree, place: NumberPlace, leaf: Tree) -> Tree:
+def _with_leaf(tree: Tree, place: NumberPlace, leaf: Tree) -> Tree:
     name, *inner = place
-    return tree.with_item(name, _with(tree.items[name], tuple(inner), leaf) if inner else leaf)
+    if inner:
+        leaf = _with_leaf(tree.items[name], tuple(inner), leaf)
+    return tree.with_item(name, leaf)
 
 
 def _problems_on_the_way(
-    record: type[BaseModel],
-    tree: Tree,
-    changes: Mapping[NumberPlace, tuple[ValueSchedule, list[Tree]]],
-    path: str,
-    what: str,
+    record: type[BaseModel], tree: Tree, courses: Mapping[NumberPlace, _Course], path: str, reader: str
 ) -> Iterator[Problem]:
     """Yield the problems that a record has where a course begins, ends or steps, and not as ``tree``."""
+    changes: dict[NumberPlace, tuple[ValueSchedule, _Course]] = {}
+    starts: set[int] = set()
+    marks_of_changes: set[Mark] = set()
+    for place, course in courses.items():
+        if isinstance(course.varying, ValueSchedule):
+            changes[place] = course.varying, course
+            starts.update(start for start, _ in course.varying.points)
+            marks_of_changes.update(number.mark for number in course.numbers)
+
     binder = Binder()
-    validate(record, tree, path, binder, what)
+    validate(record, tree, path, binder, reader)
     reported = {problem.mark for problem in binder.problems}
-    written = {leaf.mark for _, leaves in changes.values() for leaf in leaves}
-    starts = {start for course, _ in changes.values() for start, _ in course.points}
     for iteration in sorted(starts):
-        changed, binder = tree, Binder()
-        for place, (course, leaves) in changes.items():
-            leaf = _leaf_at(course, leaves, iteration)
-            changed = _with(changed, place, replace(leaf, value=course.at(iteration)))
-        validate(record, changed, path, binder, what)
+        changed = tree
+        for place, (schedule, course) in changes.items():
+            leaf = replace(course.number_at(iteration), value=schedule.at(iteration))
+            changed = _with_leaf(changed, place, leaf)
+        binder = Binder()
+        validate(record, changed, path, binder, reader)
         for problem in binder.problems:
-            if problem.mark not in reported:
-                when = "" if problem.mark in written else f" in iteration {iteration}"
-                yield replace(problem, law=problem.law + when)
-                reported.add(problem.mark)
+            if problem.mark in reported:
+                continue
+            reported.add(problem.mark)
+            if problem.mark in marks_of_changes:
+                yield problem
+            else:  # the place of the problem does not show the iteration
+                yield replace(problem, law=f"{problem.law} in iteration {iteration}")
 
 
-def _leaf_at(course: ValueSchedule, leaves: list[Tree], iteration: int) -> Tree:
-    """Return where the value is written that a course has reached in an iteration, or begins with."""
-    reached = leaves[0]
-    for (start, _), leaf in zip(course.points, leaves, strict=True):
-        if start <= iteration:
-            reached = leaf
-    return reached
+def _adaptive(item: Tree, path: str, metric: str | None, remedy: str) -> _Course | None:
+    """Return a controller and its first number, or None while one of its numbers is open."""
+    controller = read_controller(item, path, metric, remedy)
+    if controller is None:
+        return None
+    return _Course(controller, [item.items["adaptive"]])
 
 
-def _course(item: Tree, path: str, kinds: Collection[Any], fixed: bool) -> tuple[Varying, list[Tree]] | None:
-    """Return a course and its numbers, or None while one of them is open; ``kinds`` are the number's."""
-    shape, mark = next(shape for shape in SHAPES if shape in item.items), item.key or item.mark
-    if not kinds:
+def _scheduled(item: Tree, path: str, classes: Collection[Any], is_fixed: bool) -> _Course | None:
+    """Return a course and its numbers, or None while one of them is open; ``classes`` are the number's."""
+    shape = next(shape for shape in SHAPES if shape in item.items)
+    mark = item.key or item.mark
+    if not classes:
         law = f"`{path}` has no course: each of the numbers that it names may have one"
         raise fail("course", law, mark, remedy="as {easy: {linear: [1, 0], over: 100}, hard: 1}")
-    if fixed:
+    if is_fixed:
         raise fail("course", f"`{path}` is one number for the whole run", mark)
-    if shape != "steps" and float not in kinds:
+    if shape != "steps" and float not in classes:
         law = f"`{path}` is a whole number, and changes in steps alone"
         raise fail("course", law, mark, remedy="as {steps: {1: 1024, 200: 2048}}")
-    for name, other in item.items.items():
-        if name != shape and (shape == "steps" or name not in ("over", "from")):
-            raise _wrong(f"`{path}` changes by `{shape}`, beside which there is no `{name}`", other.key)
+    accepted = ("steps",) if shape == "steps" else (shape, "over", "from")
+    for name, value in item.items.items():
+        if name not in accepted:
+            raise _wrong(f"`{path}` changes by `{shape}`, which takes no `{name}`", value.key)
     if any(leaf.value == OPEN for _, leaf in item.walk()):
         return None
-    leaves = _steps(item.items[shape], path) if shape == "steps" else _ramp(item, shape, path)
-    return ValueSchedule(shape, tuple((at, leaf.value) for at, leaf in leaves)), [leaf for _, leaf in leaves]
+
+    numbers = _steps(item.items[shape], path) if shape == "steps" else _ramp(item, shape, path)
+    points = tuple((iteration, number.value) for iteration, number in numbers.items())
+    return _Course(ValueSchedule(shape, points), [*numbers.values()])
 
 
-def _steps(values: Tree, path: str) -> list[tuple[int, Tree]]:
-    steps = values.items.items()
-    if not steps or not all(at.isdecimal() and leaf.is_number for at, leaf in steps):
-        raise _wrong(f"`{path}` has steps, which are `iteration: value`", values.mark)
-    leaves = {int(at): leaf for at, leaf in steps}
-    if min(leaves) > 1:
+def _steps(values: Tree, path: str) -> dict[int, Tree]:
+    """Return iteration -> the value from there on, ascending."""
+    law = f"`{path}` has steps, which are `iteration: value`"
+    numbers = {}
+    for iteration, number in values.items.items():
+        if not iteration.isdecimal() or not number.is_number:
+            raise _wrong(law, values.mark)
+        numbers[int(iteration)] = number
+    if not numbers:
+        raise _wrong(law, values.mark)
+    if min(numbers) > 1:
         raise _wrong(f"`{path}` has steps, and none of them is for iteration 1", values.mark)
-    return sorted(leaves.items())
+    return dict(sorted(numbers.items()))
 
 
-def _ramp(item: Tree, shape: str, path: str) -> list[tuple[int, Tree]]:
-    values, over, start = item.items[shape], item.get("over"), item.get("from")
+def _ramp(item: Tree, shape: str, path: str) -> dict[int, Tree]:
+    """Return iteration -> value at both ends of a ramp."""
+    values = item.items[shape]
     ends = values.value if isinstance(values.value, list) else []
     if len(ends) != 2 or not all(end.is_number for end in ends):
         raise _wrong(f"`{path}` changes by `{shape}` from one number to another", values.mark)
-    if not (over and over.is_count and (start is None or start.is_count)):
+    over = item.get("over")
+    start = item.get("from")
+    start_is_count = start is None or start.is_count
+    if over is None or not over.is_count or not start_is_count:
         raise _wrong(f"`{path}` changes `over` a number of iterations, 1 or more", (over or item).mark)
-    first = int(start.value) if start else 1
-    return [(first, ends[0]), (first + int(over.value), ends[1])]
+    begin = int(start.value) if start else 1
+    return {begin: ends[0], begin + int(over.value): ends[1]}
 
 
 def _wrong(law: str, mark: Mark | None) -> GraphError:
     return fail("course", law, mark, remedy=f"as {EXAMPLE}")
 
 
-def _maps(annotation: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the arguments of each ``dict`` in an annotation that is no part of another."""
-    if get_origin(annotation) is dict:
-        yield get_args(annotation)
-    elif get_origin(annotation) not in (Literal, list):
-        for part in get_args(annotation):
-            yield from _maps(part)
+def _number_classes(annotation: Any) -> tuple[set[Any], set[Any]]:
+    """Return the classes in an annotation, and those of the values of each ``dict`` in it.
 
-
-def _kinds(annotation: Any) -> Iterator[Any]:
-    """Yield the classes in an annotation: ``float`` of ``Annotated[float, ...] | None``."""
+    Of ``Annotated[float, ...] | None`` they are ``float`` and ``NoneType``; lists and literals have none.
+    """
     if isinstance(annotation, type):
-        yield annotation
-    elif get_origin(annotation) is not Literal and get_origin(annotation) not in (list, dict):
-        for part in get_args(annotation):
-            yield from _kinds(part)
+        return {annotation}, set()
+    if get_origin(annotation) in (Literal, list):
+        return set(), set()
+    if get_origin(annotation) is dict:
+        _, value = get_args(annotation)
+        return set(), _number_classes(value)[0]
+    classes: set[Any] = set()
+    value_classes: set[Any] = set()
+    for argument in get_args(annotation):
+        inner, inner_values = _number_classes(argument)
+        classes |= inner
+        value_classes |= inner_values
+    return classes, value_classes

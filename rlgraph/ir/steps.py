@@ -1,4 +1,4 @@
-"""How the rows of a step lie, and the version of weights that it reads."""
+"""The layout of a step's rows on devices, and the version of weights that it reads."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Version(TextValue):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a version as it prints; a ``ValueError`` where it is none."""
+        """Read a version as it prints; a ``ValueError`` where it is not one."""
         if not re.fullmatch(r"v([+-]\d+)?", text):
-            raise ValueError(f"{text!r} is no version of weights: v, v+1, v-1")
+            raise ValueError(f"{text!r} is not a version of weights, as v, v+1, v-1")
         return cls(int(text[1:] or 0))
 
     @property

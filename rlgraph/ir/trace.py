@@ -1,4 +1,7 @@
-"""Traces a graph backwards: the writer of a column, the sampler of its rows; draws and refuses the piece."""
+"""Trace a graph backwards, from a column to its writer and to the rollout that made its rows.
+
+A problem that is found on such a path is drawn with the nodes along it (``refusal``).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,13 +10,17 @@ from typing import Literal
 from rlgraph.errors import Problem
 from rlgraph.ir.actions import Kind
 from rlgraph.ir.dependencies import reached
+from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.graph import Graph, Node
 
 
 def writer(graph: Graph, column: str) -> Node:
     """Return the node that the user wrote behind a column, through repeats and selections."""
     node = graph.writers[column]
-    return node if node.call else writer(graph, node.reads[node.writes.index(column)])
+    while node.call is None:
+        column = node.reads[node.writes.index(column)]
+        node = graph.writers[column]
+    return node
 
 
 def sampler(graph: Graph, domain: str | None) -> Node | None:
@@ -25,10 +32,12 @@ def sampler(graph: Graph, domain: str | None) -> Node | None:
     for line in lines:
         for rows in line:
             maker = graph.node(rows.maker)
-            if not rows.parts and maker.call and (maker.op.engine == "serve" or maker.op.declared.recorded):
+            if rows.parts or maker.call is None:
+                continue
+            if maker.op.engine == "serve" or maker.op.declared.recorded:
                 return maker
     for line in lines:
-        rollout = sampler(graph, line[-1].held) if line and line[-1].held else None
+        rollout = sampler(graph, line[-1].held) if line else None
         if rollout:
             return rollout
     return None
@@ -36,8 +45,10 @@ def sampler(graph: Graph, domain: str | None) -> Node | None:
 
 def older(graph: Graph, node: Node, iterations: int) -> Node:
     """Return a node with the weights that it had some iterations ago."""
-    updates = sum(other.updates and other.model == node.model for other in graph.nodes)
-    return node if node.version is None else replace(node, version=node.version - iterations * updates)
+    if node.version is None:
+        return node
+    updates = len(graph.updates(node.model))
+    return replace(node, version=node.version - iterations * updates)
 
 
 def when_they_came(graph: Graph, node: Node) -> Graph:
@@ -45,11 +56,26 @@ def when_they_came(graph: Graph, node: Node) -> Graph:
 
     What led to them read older weights then, and what holds them hands on what that wrote.
     """
-    held = next((line[-1] for line in graph.origins(node.domain) if line and line[-1].held), None)
-    if held is None:
-        return graph
-    holder = graph.node(held.maker)
-    ins, outs = holder.called.ins, holder.called.outs
+    while True:
+        waiting = _held_rows(graph, node)
+        if waiting is None:
+            return graph
+        graph = _when_rows_came(graph, waiting)
+
+
+def _held_rows(graph: Graph, node: Node) -> GraphDomain | None:
+    """Return the rows of earlier iterations from which those of a node come, if they come from such."""
+    for line in graph.origins(node.domain):
+        if line and line[-1].held:
+            return line[-1]
+    return None
+
+
+def _when_rows_came(graph: Graph, waiting: GraphDomain) -> Graph:
+    """Return the graph with a selection in place of the node that holds rows, and older weights before it."""
+    holder = graph.node(waiting.maker)
+    ins = holder.called.ins
+    outs = holder.called.outs
     led_to_it = reached(graph.needs, [holder.name], waits=lambda name, _: graph.node(name).inserted)
     selection = replace(
         holder,
@@ -58,28 +84,26 @@ def when_they_came(graph: Graph, node: Node) -> Graph:
         reads=tuple(ins.get(port, holder.reads[0]) for port in outs),
         writes=tuple(outs.values()),
     )
-    nodes = []
-    for other in graph.nodes:
-        if other is holder:
-            nodes.append(selection)
-        elif other.name in led_to_it:
-            nodes.append(older(graph, other, held.ages[1]))
-        else:
-            nodes.append(other)
-    kept = replace(held, parent=held.held, filtered=True, held="")
-    domains = {**graph.domains, held.name: kept}
-    return when_they_came(replace(graph, nodes=tuple(nodes), domains=domains), node)
+    oldest = waiting.ages[1]
+    changed = {name: older(graph, graph.node(name), oldest) for name in led_to_it}
+    changed[holder.name] = selection
+    selected = replace(waiting, parent=waiting.held, filtered=True, held="")
+    domains = {**graph.domains, waiting.name: selected}
+    return replace(graph.with_nodes(changed), domains=domains)
 
 
 def read_from(graph: Graph, node: Node, parameter: str) -> Node | None:
     """Return the node that the user wrote behind a parameter's column, or None where it reads nothing."""
-    column = node.call.ins.get(parameter) if node.call else None
+    if node.call is None:
+        return None
+    column = node.call.ins.get(parameter)
     return writer(graph, column) if column else None
 
 
 def source(node: Node) -> str:
     """Return the writer of a column in words, with its weights."""
-    return f"written by `{node.name}` ({node.op.name}" + (f", {node.weights})" if node.model else ")")
+    weights = f", {node.weights}" if node.model else ""
+    return f"written by `{node.name}` ({node.op.name}{weights})"
 
 
 def refusal(
@@ -96,12 +120,8 @@ def refusal(
     The place of the problem is the edit that changed the node, else one that changed an earlier node, else
     the node.
     """
-    mark = node.mark
-    for name in (node.name, *earlier):
-        edit = graph.node(name).edited
-        if edit:
-            mark = edit
-            break
+    edits = [graph.node(name).edited for name in (node.name, *earlier)]
+    mark = next(filter(None, edits), node.mark)
     return Problem(kind, law, mark, (), remedy, draw(graph, [*earlier, node.name]), grade)
 
 
@@ -117,13 +137,21 @@ def draw(graph: Graph, names: Sequence[str]) -> str:
     for index, node in enumerate(nodes):
         edges = []
         for reader in nodes[index + 1 :]:
-            columns = [column for column in reader.reads if writer(graph, column) is node]
+            columns = _columns_read(graph, reader, node)
             if columns:
-                labels = ", ".join(graph.columns[column].copy_of or column for column in columns)
-                edges.append(f"  └─ {labels} ─> {_label(reader)}")
+                edges.append(f"  └─ {', '.join(columns)} ─> {_label(reader)}")
         if index == 0 or edges:
             lines += [_label(node), *edges]
     return "\n".join(lines)
+
+
+def _columns_read(graph: Graph, reader: Node, node: Node) -> list[str]:
+    """Return the columns of a node that another reads, as the user calls them."""
+    columns = []
+    for column in reader.reads:
+        if writer(graph, column) is node:
+            columns.append(graph.columns[column].copy_of or column)
+    return columns
 
 
 def _label(node: Node) -> str:

@@ -74,7 +74,7 @@ def _user_node_behind(graph: Graph, node: Node) -> Node:
 
 
 def _stream_has_rollout(view: RegionView) -> Iterator[Problem]:
-    if not view.region.streams or any(node.leaves for node in view.inside):
+    if not view.region.streams or any(node.unfinished_columns for node in view.inside):
         return
     name = view.region.filter
     law = f"`{name}` refills, and where generation streams a filter behind it does"
@@ -85,7 +85,7 @@ def _stream_has_rollout(view: RegionView) -> Iterator[Problem]:
 
 def _one_step_leaves_groups(view: RegionView) -> Iterator[Problem]:
     """One step marks the finished groups of a round."""
-    leaving = [node for node in view.inside if node.leaves]
+    leaving = [node for node in view.inside if node.unfinished_columns]
     if len(leaving) < 2:
         return
     law = f"`{leaving[0].name}` and `{leaving[1].name}` both leave groups unfinished, "

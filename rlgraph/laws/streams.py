@@ -207,7 +207,7 @@ def waits_on_another_pool(view: PlacedView) -> Iterator[Problem]:
 
 def _drawing_pool(inside: Sequence[Node], view: PlacedView) -> str:
     for node in inside:
-        if node.leaves:
+        if node.unfinished_columns:
             return view.pools[node.name]
     return view.pools[inside[0].name]
 

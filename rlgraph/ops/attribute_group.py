@@ -34,18 +34,23 @@ class AttributeGroup:
         """Yield the name, the annotation and the default of each attribute; ``...`` where it is required."""
         hints = typing.get_type_hints(cls, include_extras=True)
         for field in dataclasses.fields(cls):
-            default = field.default
+            default: Any = ...
             if field.default_factory is not dataclasses.MISSING:
                 default = field.default_factory()
-            yield field.name, hints[field.name], ... if default is dataclasses.MISSING else default
+            elif field.default is not dataclasses.MISSING:
+                default = field.default
+            yield field.name, hints[field.name], default
 
     @classmethod
     def descriptions(cls) -> Mapping[str, str]:
-        """Return what the docstring says of each attribute."""
+        """Return the description of each attribute in the docstring."""
         return read_docstring(inspect.getdoc(cls) or "").attributes
 
     @classmethod
     def pop_from(cls, attributes: dict[str, Any]) -> Self:
         """Return the group that some attributes make, which are removed from them."""
-        names = [name for name, _, _ in cls.attributes()]
-        return cls(**{name: attributes.pop(name) for name in names if name in attributes})
+        values = {}
+        for name, _, _ in cls.attributes():
+            if name in attributes:
+                values[name] = attributes.pop(name)
+        return cls(**values)

@@ -40,7 +40,9 @@ def chosen(policy: Policy, name: str, waiting: Sequence[Group], wanted: int) -> 
         [1, 0]
     """
     places = [*policy(waiting, wanted)]
-    if len({*places}) != len(places) or not {*places} <= {*range(len(waiting))}:
+    has_duplicates = len({*places}) != len(places)
+    is_inside = {*places} <= {*range(len(waiting))}
+    if has_duplicates or not is_inside:
         law = f"the policy {name} returned {places}; {len(waiting)} groups wait"
         raise RunError(f"{law}\n  return places among them, from 0, each at most once: those that come now")
     return places

@@ -42,11 +42,11 @@ class Domain:
 
 
 class prompts(Domain):
-    """One row a question of the data."""
+    """One row per question of the data."""
 
 
 class samples(Domain):
-    """One row a sequence to train on: ``n`` for each prompt after a rollout."""
+    """One row per sequence to train on: ``n`` for each prompt after a rollout."""
 
     answered = True
     made_of = "prompts"
@@ -62,14 +62,16 @@ class segments(Domain):
 DOMAINS: dict[str, type[Domain]] = {"prompts": prompts, "samples": samples, "segments": segments}
 
 
-def is_made_of(domain: str, other: str) -> bool:
+def is_made_of(domain: str, ancestor: str) -> bool:
     """Return whether each row of a domain is made of one of another's, by however many steps."""
-    if domain not in DOMAINS:
-        return False
-    parent = DOMAINS[domain].made_of
-    if parent is None:
-        return False
-    return parent == other or is_made_of(parent, other)
+    while domain in DOMAINS:
+        parent = DOMAINS[domain].made_of
+        if parent is None:
+            return False
+        if parent == ancestor:
+            return True
+        domain = parent
+    return False
 
 
 class TokenAxis:
@@ -173,7 +175,7 @@ class ColumnType(TextValue):
 
     @classmethod
     def parse(cls, text: str, domain: str = "") -> Self:
-        """Read a type as it prints, or a dtype alone over ``domain``; a ``ValueError`` where it is none.
+        """Read a type as it prints, or a dtype alone over ``domain``; a ``ValueError`` where it is neither.
 
         Example:
             >>> ColumnType.parse("float32[samples, tokens]").axis
@@ -181,21 +183,25 @@ class ColumnType(TextValue):
             >>> ColumnType.parse("float32[samples, tokens, k, 2]").fixed
             ('k', '2')
         """
-        written = f"{text}[{domain}]" if domain and text in DTYPES else text
+        is_dtype_alone = bool(domain) and text in DTYPES
+        written = f"{text}[{domain}]" if is_dtype_alone else text
         match = re.fullmatch(r"(\w+)\[(\w+(?:, *\w+)*)\]", written.strip())
-        refusal = f"{text!r} is not a column type; write for example float32[samples, tokens]"
+        refusal = ValueError(f"{text!r} is not a column type; write for example float32[samples, tokens]")
         if match is None:
-            raise ValueError(refusal)
+            raise refusal
         dtype = match[1]
         domain, *axes = re.split(r", *", match[2])
-        token_axis = axes.pop(0) if axes and axes[0] in TOKEN_AXES else None
         if dtype not in DTYPES or domain not in DOMAINS:
-            raise ValueError(refusal)
-        if dtype in LISTED and (token_axis or axes):
-            raise ValueError(refusal)
+            raise refusal
+        if dtype in LISTED and axes:
+            raise refusal
+        token_axis = None
+        if axes and axes[0] in TOKEN_AXES:
+            token_axis = axes.pop(0)
         for axis in axes:
-            if axis in DOMAINS or axis in TOKEN_AXES or not AXIS.fullmatch(axis):
-                raise ValueError(refusal)
+            is_reserved = axis in DOMAINS or axis in TOKEN_AXES
+            if is_reserved or not AXIS.fullmatch(axis):
+                raise refusal
         return cls(dtype, domain, token_axis, axes)
 
     def cell_bytes(self, sizes: Sequence[int] = (), stored: str = "") -> int | None:
@@ -214,17 +220,18 @@ class ColumnType(TextValue):
 
     @staticmethod
     def of(annotation: Any) -> ColumnType:
-        """Read an annotation such as ``float32[samples, tokens]``; a ``TypeError`` where it is none."""
+        """Read an annotation such as ``float32[samples, tokens]``; a ``TypeError`` where it is another."""
         dtype = typing.get_origin(annotation)
-        arguments = typing.get_args(annotation)
-        if not _is_a(dtype, Annotation) or not arguments or not _is_a(arguments[0], Domain):
-            raise TypeError(
-                f"{annotation!r} is not a column type; write for example float32[samples, tokens]"
-            )
-        domain, *axes = arguments
-        token_axis = axes.pop(0).__name__ if axes and _is_a(axes[0], TokenAxis) else None
+        domain, *axes = typing.get_args(annotation) or (None,)
+        if not _is_a(dtype, Annotation) or not _is_a(domain, Domain):
+            law = f"{annotation!r} is not a column type"
+            raise TypeError(f"{law}; write for example float32[samples, tokens]")
+        token_axis = None
+        if axes and _is_a(axes[0], TokenAxis):
+            token_axis = axes.pop(0).__name__
         fixed = [_fixed_axis(axis) for axis in axes]
-        if dtype.__name__ in LISTED and (token_axis or fixed):
+        has_axes = token_axis is not None or bool(fixed)
+        if dtype.__name__ in LISTED and has_axes:
             raise TypeError(f"{annotation!r}: {dtype.__name__} has one value per row, and no further axes")
         return ColumnType(dtype.__name__, domain.__name__, token_axis, fixed)
 
@@ -237,12 +244,16 @@ def _fixed_axis(axis: Any) -> str:
     """Return a fixed axis of an annotation as it prints: its name, or the number of a ``Literal``."""
     if _is_a(axis, FixedAxis):
         return str(axis.__name__)
-    numbers = typing.get_args(axis) if typing.get_origin(axis) is typing.Literal else (axis,)
-    is_length = len(numbers) == 1 and type(numbers[0]) is int and numbers[0] >= 1
+    number = axis
+    if typing.get_origin(axis) is typing.Literal:
+        number, *further = typing.get_args(axis)
+        if further:
+            number = None
+    is_length = type(number) is int and number >= 1
     if not is_length:
         law = f"{axis!r} is not an axis: the token axis, tokens or prompt_tokens, comes first"
         raise TypeError(f"{law}; behind it are subclasses of FixedAxis, and numbers as Literal[3]")
-    return str(numbers[0])
+    return str(number)
 
 
 def is_column(annotation: Any) -> bool:

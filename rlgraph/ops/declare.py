@@ -63,7 +63,7 @@ STRUCTURE: tuple[Role, ...] = (
 STRICT = ConfigDict(
     extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=(), defer_build=True
 )
-PLACE = re.compile(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})")  # of a column in a text; {{name}} is none
+PLACE = re.compile(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})")  # of a column in a text; {{name}} stands for itself
 Body = TypeVar("Body", bound=Callable[..., Any])
 
 
@@ -83,16 +83,25 @@ class Hook:
         self.body = body
         self.attributes = dict(attributes)
         self.columns = dict(columns)
-        parameters = inspect.signature(body).parameters.values()
-        self.parameters = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.parameters = _positional_parameters(body)
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        return self.body(*(batch[name] for name in self.parameters), **self.attributes)
+        columns = [batch[name] for name in self.parameters]
+        return self.body(*columns, **self.attributes)
 
     @classmethod
     def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
         """Return the parameters that are neither columns nor attributes: whoever calls it fills them in."""
         return ()
+
+
+def _positional_parameters(body: Callable[..., Any]) -> list[str]:
+    """Return the parameters before the * of a signature: what stands behind it are attributes."""
+    names = []
+    for parameter in inspect.signature(body).parameters.values():
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            names.append(parameter.name)
+    return names
 
 
 class Loss(Hook):
@@ -109,12 +118,7 @@ class PairLoss(Hook):
     @classmethod
     def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
         """Return the scores, which the op makes."""
-        before_attributes = [
-            parameter.name
-            for parameter in inspect.signature(body).parameters.values()
-            if parameter.kind is not parameter.KEYWORD_ONLY
-        ]
-        if before_attributes != ["pairs"]:
+        if _positional_parameters(body) != ["pairs"]:
             raise OpError(f"op {name}: a loss of pairs is `def loss(pairs: PairScores, *, ...)`")
         return ("pairs",)
 
@@ -127,7 +131,8 @@ class Loop(Hook):
     @classmethod
     def filled(cls, name: str, body: Callable[..., Any]) -> Collection[str]:
         """Return the conversation that it leads."""
-        if "chat" not in inspect.signature(body).parameters or not inspect.iscoroutinefunction(body):
+        has_chat = "chat" in inspect.signature(body).parameters
+        if not has_chat or not inspect.iscoroutinefunction(body):
             raise OpError(f"op {name}: an agent loop is an async function, `async def loop(chat: Chat, ...)`")
         return ("chat",)
 
@@ -180,7 +185,7 @@ class Declaration:
         columns: the attribute that names more of what it writes: name -> a type, such as ``float32[prompts]``
             or ``float32`` alone, or -> a mapping in which ``type`` is one, and text where it is left out.
         reads: the attribute that names more of what it reads, as ``{rubric}`` in a text or in a list, and
-            behind it the names in a text that are no columns. Its signature has ``**more: anything[...]``.
+            behind it the names in a text that are not columns. Its signature has ``**more: anything[...]``.
         measures: attribute that weighs a KL -> the metric, as ``record`` takes it, that measures that KL:
             what the attribute follows where a graph makes it adaptive (``rlgraph/ir/kl_controller.py``).
         beside: whether it takes its time on a CPU, without a model: it then runs as a task of Ray, while the
@@ -266,8 +271,12 @@ class Op:
 
     def written(self, attributes: Mapping[str, Any]) -> tuple[Port, ...]:
         """Return the outputs that it writes with these attributes."""
-        switched_on = {port for port, attribute in self.declared.when.items() if attributes.get(attribute)}
-        return tuple(port for port in self.outputs if not port.optional or port.name in switched_on)
+        written = []
+        for port in self.outputs:
+            switch = self.declared.when.get(port.name, "")
+            if not port.optional or attributes.get(switch):
+                written.append(port)
+        return tuple(written)
 
     def further(self, attributes: Mapping[str, Any]) -> tuple[Port, ...]:
         """Return the columns that it reads beside its inputs: those that an attribute names."""
@@ -276,8 +285,12 @@ class Op:
         attribute, *not_columns = self.declared.reads
         value = attributes.get(attribute) or ()
         names = PLACE.findall(value) if isinstance(value, str) else value
-        known = {*not_columns, *(port.name for port in self.inputs)}
-        return tuple(Port(name, self.more) for name in dict.fromkeys(names) if name not in known)
+        inputs = [port.name for port in self.inputs]
+        further = []
+        for name in dict.fromkeys(names):
+            if name not in inputs and name not in not_columns:
+                further.append(Port(name, self.more))
+        return tuple(further)
 
     def arguments(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return attributes as the body takes them: those of a group as one argument."""
@@ -289,12 +302,14 @@ class Op:
     def docstring(self) -> Docstring:
         """Return its docstring with what groups say of their attributes, where it does not say it itself."""
         docstring = read_docstring(self.doc)
-        described = dict(docstring.attributes)
+        descriptions = dict(docstring.attributes)
         for group in self.groups.values():
-            described = {**group.descriptions(), **described}
-        in_order = {name: described[name] for name in self.attributes.model_fields if name in described}
-        unknown = {name: text for name, text in described.items() if name not in in_order}
-        return replace(docstring, attributes=in_order | unknown)
+            descriptions = {**group.descriptions(), **descriptions}
+        in_order = {}
+        for name in self.attributes.model_fields:
+            if name in descriptions:
+                in_order[name] = descriptions.pop(name)
+        return replace(docstring, attributes=in_order | descriptions)
 
     def typed(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return attributes of JSON in the types that the op declares, such as a tuple for a list.

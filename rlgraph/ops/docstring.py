@@ -23,9 +23,11 @@ class Docstring:
     @property
     def sources(self) -> list[str]:
         """Return the method's sources: arXiv ids, dois, addresses, or text after ``Source:``, each once."""
-        names = SOURCE.findall(f"{self.summary}\n{self.body}")
-        named = (f"arXiv {name}" if name[0].isdigit() else name.removeprefix("Source: ") for name in names)
-        return list(dict.fromkeys(named))
+        sources = []
+        for text in SOURCE.findall(f"{self.summary}\n{self.body}"):
+            is_arxiv_id = text[0].isdigit()
+            sources.append(f"arXiv {text}" if is_arxiv_id else text.removeprefix("Source: "))
+        return list(dict.fromkeys(sources))
 
 
 def read_docstring(text: str) -> Docstring:
@@ -36,21 +38,22 @@ def read_docstring(text: str) -> Docstring:
         >>> doc.summary, doc.body, doc.attributes
         ('Halve.', 'y = x / 2.', {'x': 'a number, any.'})
     """
-    head, *rest = HEADING.split(text.replace("``", "`"))
-    parts = dict(zip(rest[::2], rest[1::2], strict=True))
+    head, *headings_and_texts = HEADING.split(text.replace("``", "`"))
+    sections = dict(zip(headings_and_texts[::2], headings_and_texts[1::2], strict=True))
     summary, _, body = head.strip().partition("\n\n")
     return Docstring(
         summary=_joined(summary),
         body=body.strip(),
-        attributes=_entries(parts.get("Attributes", "")),
-        example=inspect.cleandoc(parts.get("Example", "")),
-        arguments=_entries(parts.get("Args", "")),
+        attributes=_entries(sections.get("Attributes", "")),
+        example=inspect.cleandoc(sections.get("Example", "")),
+        arguments=_entries(sections.get("Args", "")),
     )
 
 
 def _entries(text: str) -> dict[str, str]:
-    _, *entries = ENTRY.split(text)
-    return {n: _joined(t) for n, t in zip(entries[::2], entries[1::2], strict=True)}
+    _, *names_and_texts = ENTRY.split(text)
+    entries = zip(names_and_texts[::2], names_and_texts[1::2], strict=True)
+    return {name: _joined(description) for name, description in entries}
 
 
 def _joined(text: str) -> str:

@@ -274,7 +274,7 @@ class Course(Protocol):
 
 
 class Session(Protocol):
-    """What an op keeps on its worker from call to call, as conversations that go on (``Context.session``).
+    """The state of an op on its worker from call to call, as conversations that go on (``Context.session``).
 
     It ends with its worker, and no checkpoint has it.
     """
@@ -291,45 +291,69 @@ class Context:
     """An op's context: the iteration, the rows, and a place for its metrics.
 
     ``record("reward/mean", rewards)`` adds values to a mean over all rows and ranks: see docs/metrics.md.
+
+    Invariants:
+        - a name in ``metrics`` has one kind and one domain; ``add`` refuses another;
+        - ``whole`` and ``left`` are set together, by ``leave`` alone;
+        - ``state``, ``held`` and ``session`` outlive the call: the next one of the node finds what they hold.
+
+    Attributes:
+        rows: the numbers of the op's output rows in the whole batch; of its input rows for a rollout.
+        total_rows: how many rows the whole batch has.
+        position: the rows of a data source that earlier iterations took.
+        batch: the rows that a data source gives in an iteration in which no filter asks for more.
+        courses: the attributes that change over the iterations, as ``weights.easy``.
+        samples: for segments, the number of each row's sample; empty for others.
+        total_samples: how many samples the whole batch has, for segments.
+        over: what a row of its metrics is, as a rule: a row of what the op writes, or reads.
+        state: values of JSON that last from iteration to iteration (``@op(state=...)``).
+        given: the columns of the rows that have come (``@op(holds=True)``).
+        held: columns that last from iteration to iteration (``@op(holds=True)``).
+        session: objects of the node on this worker that last from call to call.
+        resumes: whether rows that are left unfinished are taken up again.
+        begun: the columns that were given to ``leave`` before; they are of the first rows.
+        is_due: returns whether to leave what is unfinished now, since others wait.
+        yields: whether ``is_due`` may say so, and time may decide what a round draws.
+        left: the columns of the unfinished rows; ``whole``, which of the rows are finished.
+        spans: parts of the call for a timeline: lane, name, start and end, in seconds since the epoch.
     """
 
     node: str
     seed: int
     iteration: int
-    rows: Sequence[int] = ()  # numbers in the whole batch of the op's output rows; input rows for a rollout
+    rows: Sequence[int] = ()
     total_rows: int = 0
-    position: int = 0  # rows of a data source that earlier iterations took
-    batch: int = 0  # rows that a data source gives in an iteration in which no filter asks for more
-    courses: Mapping[str, Course] = field(default_factory=dict)  # attributes that change, as weights.easy
-    samples: Sequence[int] = ()  # of segments, the number of each row's sample; of others nothing
+    position: int = 0
+    batch: int = 0
+    courses: Mapping[str, Course] = field(default_factory=dict)
+    samples: Sequence[int] = ()
     total_samples: int = 0
-    over: str = "rows"  # what a row of its metrics is, as a rule: one of what the op writes, or reads
+    over: str = "rows"
     metrics: dict[str, Metric] = field(default_factory=dict)
-    # of JSON, from iteration to iteration: ``@op(state=)``
     state: dict[str, Any] = field(default_factory=dict)
-    # of ``@op(holds=True)``: columns of rows that came
     given: Mapping[str, Any] = field(default_factory=dict)
-    held: dict[str, Any] = field(default_factory=dict)  # likewise: columns, from iteration to iteration
-    session: dict[str, Session] = field(default_factory=dict)  # of the node, on this worker
-    resumes: bool = False  # whether unfinished rows are taken up again
-    begun: Sequence[Any] = ()  # columns given to ``leave`` before, of the first rows
-    is_due: Callable[[], bool] = lambda: False  # whether to leave what is unfinished now: others wait
-    yields: bool = False  # whether it may say so, and time may decide what a round draws
+    held: dict[str, Any] = field(default_factory=dict)
+    session: dict[str, Session] = field(default_factory=dict)
+    resumes: bool = False
+    begun: Sequence[Any] = ()
+    is_due: Callable[[], bool] = lambda: False
+    yields: bool = False
     left: Sequence[Any] = ()
     whole: Any = None
-    spans: Sequence[tuple[str, str, float, float]] = ()  # lane, name, start, end of parts, since the epoch
+    spans: Sequence[tuple[str, str, float, float]] = ()
 
     def number(self, row: int) -> int:
         """Return the number in the whole batch of one of the rows."""
         return int(self.rows[row]) if len(self.rows) else row
 
-    def leave(self, whole: Any, *columns: Any) -> None:
+    def leave(self, finished: Any, *columns: Any) -> None:
         """Leave rows unfinished: they come again, first, with these columns in ``begun``.
 
-        ``whole`` is an int64 array: which of the rows read are finished; what is written is of these alone.
-        The columns are tensors and ``Ragged`` of the others, in their order.
+        ``finished`` is an int64 array: which of the rows read are finished. What is written is of these
+        alone. The columns are tensors and ``Ragged`` of the others, in their order.
         """
-        self.whole, self.left = whole, columns
+        self.whole = finished
+        self.left = columns
 
     def record(
         self,
@@ -353,20 +377,22 @@ class Context:
         Raises:
             RunError: there is no such kind, or the node has recorded the name as another one.
         """
-        kind_of = {name: kind} if isinstance(kind, str) else {f"{name}{each}": each for each in kind}
-        listed = values.tolist() if hasattr(values, "tolist") else values
-        if not isinstance(listed, list | tuple):
-            listed = [listed]
-        numbers = [float(value) for value in listed]
+        if hasattr(values, "tolist"):
+            values = values.tolist()
+        if not isinstance(values, list | tuple):
+            values = [values]
+        numbers = [float(value) for value in values]
+        kinds = {name: kind} if isinstance(kind, str) else {f"{name}{suffix}": suffix for suffix in kind}
         metrics = {}
-        for metric, metric_kind in kind_of.items():
-            metrics[metric] = Metric.of(metric_kind, numbers, over or self.over, count)
+        for metric_name, metric_kind in kinds.items():
+            metrics[metric_name] = Metric.of(metric_kind, numbers, over or self.over, count)
         self.add(metrics)
 
     def add(self, metrics: Mapping[str, Metric]) -> None:
         """Add parts of metrics that were made elsewhere, as by ``TrainEngine.update``."""
         new = {}
         for name, metric in metrics.items():
-            new[name if "/" in name else f"{self.node}/{name}"] = metric
-        known = {name: self.metrics[name] for name in new if name in self.metrics}
+            full_name = name if "/" in name else f"{self.node}/{name}"
+            new[full_name] = metric
+        known = {name: metric for name, metric in self.metrics.items() if name in new}
         self.metrics |= add_up([known, new], self.node)

@@ -70,7 +70,7 @@ def _bin(value: float) -> float:
     return math.ldexp(round(mantissa * BINS) / BINS, exponent)
 
 
-PARTS: dict[str, Callable[[Sequence[float]], Any]] = {  # of what a part is made
+SUMMARIES: dict[str, Callable[[Sequence[float]], Any]] = {  # what a metric keeps of its rows
     "count": len,
     "total": _total,
     "squares": _squares,
@@ -118,23 +118,26 @@ ERROR = ("count", "total", "squares", "error_total", "error_squares")
 PERCENTILE = re.compile(r"p([1-9]\d?)")
 
 
-def _percentile(share: int, seen: Counter[float]) -> float:
+def _percentile(share: int, bins: Counter[float]) -> float:
     """Return the smallest value that as many percent of the rows don't exceed."""
-    if any(map(math.isnan, seen)):
+    if any(map(math.isnan, bins)):
         return math.nan
-    rows_below = math.ceil(seen.total() * share / 100)
-    for value in sorted(seen):
-        rows_below -= seen[value]
+    rows_below = math.ceil(bins.total() * share / 100)
+    for value in sorted(bins):
+        rows_below -= bins[value]
         if rows_below <= 0:
             return value
     return math.nan
 
 
-def _reading(kind: str) -> tuple[tuple[str, ...], Callable[..., float]]:
-    """Return the parts of a kind, and what reads its number from them."""
-    if percentile := PERCENTILE.fullmatch(kind):
+def _parts_and_formula(kind: str) -> tuple[tuple[str, ...], Callable[..., float]]:
+    """Return the parts of a kind, and the function that computes its number from them."""
+    if kind == "explained":
+        return ERROR, _explained
+    percentile = PERCENTILE.fullmatch(kind)
+    if percentile:
         return ("seen",), partial(_percentile, int(percentile[1]))
-    return (ERROR, _explained) if kind == "explained" else KINDS[kind]
+    return KINDS[kind]
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Metric:
         kind: mean, share, sum, min, max, std (with n in the denominator), explained (1 - Var(error) /
             Var(target)), or a percentile: p1 to p99, to within 0.2 % of the value.
         over: what one row is: prompts, samples, segments, tokens, optimizer steps, iterations.
-        parts: what it needs of its rows, as ``PARTS`` has them: numbers, or scalars on a device.
+        parts: what it needs of its rows, as ``SUMMARIES`` has them: numbers, or scalars on a device.
 
     Example:
         >>> rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
@@ -168,10 +171,11 @@ class Metric:
         if kind not in KINDS and not PERCENTILE.fullmatch(kind):
             law = f"a metric can't be `{kind}`: kinds are {', '.join(KINDS)}, and percentiles, p1 to p99"
             raise RunError(f"{law}\n  {nearest(kind, KINDS) or 'record one of these'}")
-        parts = {part: PARTS[part](values) for part in _reading(kind)[0]}
+        needs, _ = _parts_and_formula(kind)
+        parts = {name: SUMMARIES[name](values) for name in needs}
         if count is not None:
             if kind not in ("mean", "share"):
-                law = f"a sum and its count make a mean or a share, and no `{kind}`"
+                law = f"a sum and its count make a mean or a share, and not a `{kind}`"
                 raise RunError(f"{law}\n  record the values themselves, without count")
             parts["count"] = count
         elif kind == "share" and not {*values} <= {0, 1}:
@@ -192,8 +196,8 @@ class Metric:
     @property
     def value(self) -> float:
         """Return the number: NaN where there are no rows, or a value of theirs is not finite."""
-        needs, read = _reading(self.kind)
-        number = read(*(self.parts[part] for part in needs))
+        needs, formula = _parts_and_formula(self.kind)
+        number = formula(*(self.parts[name] for name in needs))
         return number if math.isfinite(number) else math.nan
 
     def is_like(self, other: Metric) -> bool:
@@ -203,14 +207,15 @@ class Metric:
 
 def conflict(name: str, recorded: tuple[str, Metric], again: tuple[str, Metric]) -> RunError:
     """Return the error for a name that is two metrics, each with the node that records it."""
-    (node, metric), (other_node, other_metric) = recorded, again
-    if node == other_node:
-        by = ""
-        free_name = f"{name}_{other_metric.kind}"
+    node, metric = recorded
+    second_node, second_metric = again
+    if node == second_node:
+        first_use = f"as {metric}"
+        free_name = f"{name}_{second_metric.kind}"
     else:
-        by = f"`{node}` "
-        free_name = f"{other_node}/{name}"
-    law = f"`{other_node}` records `{name}` as {other_metric}, and {by}as {metric}: "
+        first_use = f"`{node}` as {metric}"
+        free_name = f"{second_node}/{name}"
+    law = f"`{second_node}` records `{name}` as {second_metric}, and {first_use}: "
     law += "a name has one kind and domain"
     return RunError(f"{law}\n  record one of them under a name of its own, such as {free_name}")
 

@@ -79,7 +79,8 @@ class ColumnPlugin(Plugin):
 
     def get_additional_deps(self, file: MypyFile) -> list[tuple[int, str, int]]:
         """Load the modules of the values' types before each file that may use a column annotation."""
-        if not file.fullname.startswith("rlgraph.nodes") and not _imports_ops(file):
+        is_shipped = file.fullname.startswith("rlgraph.nodes")
+        if not is_shipped and not _imports_ops(file):
             return []
         priority_of_an_import = 10
         return [(priority_of_an_import, module, -1) for module in ("torch._tensor", RAGGED_MODULE)]
@@ -87,16 +88,13 @@ class ColumnPlugin(Plugin):
 
 def _imports_ops(file: MypyFile) -> bool:
     """Return whether a file imports ``rlgraph.ops`` or one of its modules."""
+    modules = []
     for statement in file.imports:
         if isinstance(statement, Import):
-            modules = [name for name, _ in statement.ids]
+            modules += [name for name, _ in statement.ids]
         elif isinstance(statement, ImportFrom | ImportAll):
-            modules = [statement.id]
-        else:
-            modules = []
-        if any(module == "rlgraph.ops" or module.startswith("rlgraph.ops.") for module in modules):
-            return True
-    return False
+            modules.append(statement.id)
+    return any(f"{module}.".startswith("rlgraph.ops.") for module in modules)
 
 
 def plugin(version: str) -> type[Plugin]:

@@ -1,4 +1,4 @@
-"""What an op returns where a graph names columns beside those that its signature declares."""
+"""The record that an op returns where a graph names columns beside those that its signature declares."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

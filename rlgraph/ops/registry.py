@@ -21,7 +21,7 @@ from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.declare import Hook, Op, OpError
 from rlgraph.ops.signature import signature
 
-NAMES = {target: name for name, target in OPS.items()}
+SHIPPED_NAMES = {target: name for name, target in OPS.items()}
 USER = "rlgraph_user_"  # how the names of modules of users' files begin
 _runs_code = True
 
@@ -30,11 +30,12 @@ _runs_code = True
 def without_code() -> Iterator[None]:
     """Refuse users' files in this block, on all threads: loading one runs it."""
     global _runs_code
-    before, _runs_code = _runs_code, False
+    could_run = _runs_code
+    _runs_code = False
     try:
         yield
     finally:
-        _runs_code = before
+        _runs_code = could_run
 
 
 def find_op(name: str, mark: Mark) -> tuple[Op, str]:
@@ -51,11 +52,11 @@ def find_hook(kind: type[Hook], name: str, mark: Mark) -> tuple[Op, str]:
     return _find(name, kind.word, HOOKS[kind.word], mark, kind)
 
 
-def find_function(name: str, what: str, mark: Mark) -> str:
+def find_function(name: str, noun: str, mark: Mark) -> str:
     """Return the target of a plain function, with no declaration.
 
     It is named ``my_buffer.py:name``, in a file beside the graph, or ``package.module:name``, in a module
-    that can be imported.
+    that can be imported. Errors call it a ``noun``.
 
     Raises:
         GraphError: there is no such file, module or function, or it can't be loaded.
@@ -63,24 +64,30 @@ def find_function(name: str, what: str, mark: Mark) -> str:
     place, _, function = name.rpartition(":")
     path = (Path(mark.source.name).parent / place).resolve()
     in_file = place.endswith(".py")
-    if not (path.is_file() if in_file else _is_module_name(place)):
-        law = f"{what} `{name}` names no function in a file" + (f": there is no {path}" if place else "")
-        remedy = f"as my_{what}.py:name, relative to the graph, or package.module:name of what is installed"
+    place_exists = path.is_file() if in_file else _is_module_name(place)
+    if not place_exists:
+        law = f"{noun} `{name}` names no function in a file"
+        if place:
+            law += f": there is no {path}"
+        remedy = f"as my_{noun}.py:name, relative to the graph, or package.module:name of what is installed"
         raise fail("no-file", law, mark, remedy=remedy)
-    _check_code(what, name, mark, "file" if in_file else "module")
+    _check_code(noun, name, mark, "file" if in_file else "module")
     target = f"{path}:{function}" if in_file else name
     try:
         module = load_module(target)
         value = getattr(module, function, None)
     except Exception as error:  # the code is the user's: loading it may raise anything
-        law, remedy = f"{what} `{name}`: {_said(error, name, path)}", absent_module(error, path.parent)
-        if not in_file and path.with_name(f"{path.name}.py").is_file():
+        law = f"{noun} `{name}`: {_error_text(error, name, path)}"
+        is_beside_graph = path.with_name(f"{path.name}.py").is_file()
+        if is_beside_graph and not in_file:
             remedy = f"a file beside the graph is named {place}.py:{function}"
+        else:
+            remedy = absent_module(error, path.parent)
         raise fail("bad-op", law, mark, remedy=remedy) from error
     if not callable(value):
-        known = [name for name, value in vars(module).items() if callable(value)]
+        known = [name for name, member in vars(module).items() if callable(member)]
         law = f"{place} has no function `{function}`"
-        raise fail(f"unknown-{what}", law, mark, known, nearest(function, known))
+        raise fail(f"unknown-{noun}", law, mark, known, nearest(function, known))
     return target
 
 
@@ -96,7 +103,7 @@ def load_module(target: str) -> Any:
 
 
 def absent_module(error: BaseException, folder: Path | None = None) -> str:
-    """Return what to do about an import of what is not there; nothing where an error is no such import.
+    """Return what to do about an import of what is not there; nothing where an error is another.
 
     Args:
         error: what loading or calling a user's code raised.
@@ -124,91 +131,100 @@ def load(target: str, name: str = "", kind: Any = None) -> Op:
 
     ``kind`` is the class of a hook, such as ``Loss``. A shipped op has its own name unless another is given.
     """
-    if not name and target in NAMES:
-        return load(target, NAMES[target], kind)  # so that its signature is read once
+    if not name and target in SHIPPED_NAMES:
+        return load(target, SHIPPED_NAMES[target], kind)  # so that its signature is read once
     return signature(name or target, load_function(target), kind)
 
 
-def _find(name: str, what: str, known: dict[str, str], mark: Mark, kind: Any = None) -> tuple[Op, str]:
+def _find(name: str, noun: str, known: dict[str, str], mark: Mark, kind: Any = None) -> tuple[Op, str]:
     if name in known:
         return load(known[name], name, kind), known[name]
-    place, colon, function = name.rpartition(":")
-    if not (colon and place.endswith(".py")):
-        remedy = nearest(name, known) or f"or your own: {what}: my_ops.py:name"
+    place, _, function = name.rpartition(":")
+    if not place.endswith(".py"):
+        remedy = nearest(name, known) or f"or your own: {noun}: my_ops.py:name"
         few = few_of(name, known, "rlgraph nodes")
-        raise fail(f"unknown-{what}", f"there is no {what} `{name}`", mark, known, remedy, few)
-    path = _resolved(os.path.abspath(os.path.join(os.path.dirname(mark.source.name), place)))
+        raise fail(f"unknown-{noun}", f"there is no {noun} `{name}`", mark, known, remedy, few)
+    path = _real_path(os.path.abspath(os.path.join(os.path.dirname(mark.source.name), place)))
     if not os.path.isfile(path):
         folder, file = os.path.split(path)
-        law = f"{what} `{name}`: there is no file {file} in {folder}"
+        law = f"{noun} `{name}`: there is no file {file} in {folder}"
         raise fail("no-file", law, mark, remedy="paths are relative to the file that they stand in")
-    _check_code(what, name, mark)
+    _check_code(noun, name, mark)
     target = f"{path}:{function}"
     try:
         module = _load_file(path)
         op = load(target, name, kind) if hasattr(module, function) else None
     except Exception as error:  # the file is the user's: loading it may raise anything
-        law = f"{what} `{name}`: {_said(error, name, Path(path))}"
+        law = f"{noun} `{name}`: {_error_text(error, name, Path(path))}"
         raise fail("bad-op", law, mark, remedy=absent_module(error, Path(path).parent)) from error
     if op is None:
-        ops = [name for name, value in vars(module).items() if _offered(name, value, kind)]
+        ops = [name for name, value in vars(module).items() if _is_candidate(name, value, kind)]
         law = f"{place} has no function `{function}`"
-        raise fail(f"unknown-{what}", law, mark, ops, nearest(function, ops))
-    _declared_well(op, mark)
+        raise fail(f"unknown-{noun}", law, mark, ops, nearest(function, ops))
+    _check_declaration(op, mark)
     return op, target
 
 
 @functools.cache  # thousands of nodes may name one file
-def _resolved(path: str) -> str:
+def _real_path(path: str) -> str:
     return os.path.realpath(path)
 
 
-def _check_code(what: str, name: str, mark: Mark, kind: str = "file") -> None:
+def _check_code(noun: str, name: str, mark: Mark, kind: str = "file") -> None:
     if not _runs_code:
-        law = f"{what} `{name}` is in a Python {kind}, which --no-code does not load: that would run it"
+        law = f"{noun} `{name}` is in a Python {kind}, which --no-code does not load: that would run it"
         raise fail("no-code", law, mark, remedy=f"read the {kind}, then leave out --no-code")
 
 
 def _is_module_name(place: str) -> bool:
-    return bool(place) and all(part.isidentifier() for part in place.split("."))
+    return all(name.isidentifier() for name in place.split("."))
 
 
-def _said(error: Exception, name: str, path: Path) -> str:
+def _error_text(error: Exception, name: str, path: Path) -> str:
     """Return what went wrong in a user's file, with its line where there is one."""
     if isinstance(error, OpError):
         return str(error).removeprefix(f"op {name}: ")
     if isinstance(error, SyntaxError):
-        return f"{error}: {(error.text or '').strip()}".removesuffix(": ")
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return f"{type(error).__name__}: {error}" + (f" ({path.name}, line {lines[-1]})" if lines else "")
+        line = (error.text or "").strip()
+        return f"{error}: {line}" if line else str(error)
+    text = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return f"{text} ({path.name}, line {lines[-1]})" if lines else text
 
 
-def _offered(name: str, value: Any, kind: type[Hook] | None) -> bool:
+def _is_candidate(name: str, value: Any, kind: type[Hook] | None) -> bool:
     """Return whether a file's value may be meant: what is marked as an op, or a tool of the file itself."""
-    if kind is None or kind.writes:
+    is_op = kind is None or kind.writes
+    if is_op:
         return hasattr(value, "__op__")
-    own = str(getattr(value, "__module__", "")).startswith(USER)
-    return callable(value) and own and not name.startswith("_")
+    if name.startswith("_") or not callable(value):
+        return False
+    module = str(getattr(value, "__module__", ""))
+    return module.startswith(USER)
 
 
-def _declared_well(op: Op, mark: Mark) -> None:
+def _check_declaration(op: Op, mark: Mark) -> None:
     """Check that what ``@op`` names stands in the signature."""
-    ports, attributes, declared = [port.name for port in op.inputs], op.attributes.model_fields, op.declared
-    named: tuple[tuple[str, Iterable[str], Collection[str]], ...] = (
+    declared = op.declared
+    if declared.state == "keeps" and declared.rows != "all":
+        law = f"op `{op.name}` keeps a state, and may see some of the rows"
+        raise fail("bad-op", law, mark, remedy='declare it @op(state="keeps", rows="all")')
+
+    attributes = op.attributes.model_fields
+    columns_and_attributes = [*(port.name for port in op.inputs), *attributes]
+    references: tuple[tuple[str, Iterable[str], Collection[str]], ...] = (
         ("times", filter(None, [declared.times]), attributes),
         ("leaves_with", filter(None, [declared.leaves_with]), attributes),
-        ("when", declared.when, [*ports, *attributes]),
+        ("when", declared.when, columns_and_attributes),
         ("when", declared.when.values(), attributes),
         ("measures", declared.measures, attributes),
         ("roles", declared.roles.values(), attributes),
     )
-    if declared.state == "keeps" and declared.rows != "all":
-        law = f"op `{op.name}` keeps a state, and may see some of the rows"
-        raise fail("bad-op", law, mark, remedy='declare it @op(state="keeps", rows="all")')
-    for word, names, known in named:
+    for setting, names, known in references:
         for name in names:
             if name not in known:
-                law = f"op `{op.name}`: its `{word}` names `{name}`, which is not in its signature"
+                law = f"op `{op.name}`: its `{setting}` names `{name}`, which is not in its signature"
                 raise fail("bad-op", law, mark, known, nearest(name, known))
 
 
@@ -219,24 +235,30 @@ def _load_file(path: str) -> Any:
     A file of a package that is installed is imported by its own name there, by which processes that it starts
     find it, too. Any other file is a module of its own, or, where it has relative imports, of its package.
     """
-    folders = _packages_around(Path(path))
-    if folders and _is_installed(folders[0]):
-        names = [folder.name for folder in folders]
-        stem = [] if Path(path).name == "__init__.py" else [Path(path).stem]
-        return importlib.import_module(".".join(names + stem))
-    if folders and _has_relative_imports(Path(path)):
-        return _load_in_package(Path(path), folders)
-    return _executed(_private_name(Path(path)), Path(path))
+    file = Path(path)
+    packages = _packages_around(file)
+    if packages and _is_installed(packages[0]):
+        return importlib.import_module(".".join(_module_names(file, packages)))
+    if packages and _has_relative_imports(file):
+        return _load_in_package(file, packages)
+    return _executed(_private_name(file), file)
 
 
 def _packages_around(path: Path) -> list[Path]:
     """Return the folders of the package that a file is in, the outermost first; none where it is in none."""
-    folders = list[Path]()
+    packages = list[Path]()
     for folder in path.parents:
-        if not (folder / "__init__.py").is_file() or not folder.name.isidentifier():
+        is_package = (folder / "__init__.py").is_file() and folder.name.isidentifier()
+        if not is_package:
             break
-        folders.insert(0, folder)
-    return folders
+        packages.insert(0, folder)
+    return packages
+
+
+def _module_names(path: Path, packages: list[Path]) -> list[str]:
+    """Return the names in a dotted path to a file's module; the module of a package has the package's."""
+    names = [folder.name for folder in packages]
+    return names if path.name == "__init__.py" else [*names, path.stem]
 
 
 def _is_installed(package: Path) -> bool:
@@ -255,23 +277,25 @@ def _has_relative_imports(path: Path) -> bool:
     return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in ast.walk(tree))
 
 
-def _load_in_package(path: Path, folders: list[Path]) -> Any:
+def _load_in_package(path: Path, packages: list[Path]) -> Any:
     """Return the module of a file as a member of its package, whose outermost name is one of ours."""
-    root = _private_name(folders[0] / "__init__.py")
-    if root not in sys.modules:
-        _executed(root, folders[0] / "__init__.py", [str(folders[0])])
-    stem = [] if path.name == "__init__.py" else [path.stem]
-    return importlib.import_module(".".join([root, *(folder.name for folder in folders[1:]), *stem]))
+    outermost = packages[0] / "__init__.py"
+    private_name = _private_name(outermost)
+    if private_name not in sys.modules:
+        _executed(private_name, outermost, [str(packages[0])])
+    _, *inner_names = _module_names(path, packages)
+    return importlib.import_module(".".join([private_name, *inner_names]))
 
 
 def _private_name(path: Path) -> str:
-    """Return a name for a user's file, its own, so that two files called ops.py are two modules."""
+    """Return a module name of a user's file alone, so that two files called ops.py are two modules."""
     return USER + str(path).strip("/").replace("/", "_").removesuffix(".py")
 
 
 def _executed(name: str, path: Path, search: list[str] | None = None) -> Any:
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=search)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -25,7 +25,6 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     if kind is None and isinstance(body, type):
         raise OpError(f"op {name}: it is a class; an op is a function")
     hints = type_hints(name, body)
-    declared = getattr(body, "__op__", Declaration())
     filled_by_caller = kind.filled(name, body) if kind else ()
     parameters = _Parameters(name)
     for parameter in inspect.signature(body).parameters.values():
@@ -35,13 +34,13 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
             law = f"op {name}: parameter {parameter.name} has no annotation"
             raise OpError(f"{law}; a column has a type, as responses: text[samples]")
         parameters.add(parameter, hints[parameter.name])
+
+    declared = getattr(body, "__op__", Declaration())
     outputs = _outputs(name, hints.get("return"), declared, kind)
     _check_outputs(name, outputs, declared)
-    _check_named_columns(name, outputs, declared, parameters)
-    if declared.counts:
-        _check_counts(name, declared, outputs)
-    if declared.filters and [port.type.dtype for port in outputs] != ["boolean"]:
-        raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
+    _check_named_outputs(name, outputs, declared, parameters)
+    _check_named_inputs(name, declared, parameters)
+    _check_counts(name, declared, outputs)
     op = Op(
         name=name,
         body=body,
@@ -57,7 +56,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         more=parameters.more,
         groups=parameters.groups,
     )
-    if declared.beside and (op.engine or not op.inputs):
+    reads_only_columns = bool(op.inputs) and op.engine is None
+    if declared.beside and not reads_only_columns:
         raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
     return op
 
@@ -77,68 +77,91 @@ class _Parameters:
 
     def add(self, parameter: inspect.Parameter, hint: Any) -> None:
         if parameter.kind is parameter.KEYWORD_ONLY:
-            if isinstance(hint, type) and issubclass(hint, AttributeGroup):
-                self.groups[parameter.name] = hint
-                for name, annotation, default in hint.attributes():
-                    self._add_attribute(name, annotation, default)
-            else:
-                default = ... if parameter.default is parameter.empty else parameter.default
-                self._add_attribute(parameter.name, hint, default)
+            self._add_keyword(parameter, hint)
         elif hint in HANDLES:
             self.handles[parameter.name] = HANDLES[hint]
-        elif is_column(hint) and parameter.kind is parameter.VAR_KEYWORD:
-            self.more = ColumnType.of(hint)
-        elif is_column(hint):
-            is_optional = hint is not strip_none(hint)
-            self.inputs.append(Port(parameter.name, ColumnType.of(strip_none(hint)), is_optional))
-        else:
+        elif not is_column(hint):
             law = f"op {self.op}: parameter {parameter.name}: {hint!r} is not a column type"
             raise OpError(f"{law}, as responses: text[samples]; attributes stand behind a * in the signature")
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            self.more = ColumnType.of(hint)
+        else:
+            plain = strip_none(hint)
+            self.inputs.append(Port(parameter.name, ColumnType.of(plain), optional=hint is not plain))
+
+    def _add_keyword(self, parameter: inspect.Parameter, hint: Any) -> None:
+        is_group = isinstance(hint, type) and issubclass(hint, AttributeGroup)
+        if is_group:
+            self.groups[parameter.name] = hint
+            for name, annotation, default in hint.attributes():
+                self._add_attribute(name, annotation, default)
+        else:
+            default = ... if parameter.default is parameter.empty else parameter.default
+            self._add_attribute(parameter.name, hint, default)
 
     def _add_attribute(self, name: str, hint: Any, default: Any) -> None:
         if name in self.attributes:
             raise OpError(f"op {self.op}: two of its attributes are called {name}, one of them in a group")
         hook = _hook(hint)
-        if hook is not None:
-            self.hooks[name], holds_several = hook
-            settings: Any = dict[str, Any]
-            if holds_several:
-                self.several.add(name)
-                settings = dict[str, dict[str, Any]]
-            hint = settings if hint is strip_none(hint) else settings | None
-        self.attributes[name] = (hint, default)
+        if hook is None:
+            self.attributes[name] = (hint, default)
+            return
+        self.hooks[name], holds_several = hook
+        settings: Any = dict[str, Any]
+        if holds_several:
+            self.several.add(name)
+            settings = dict[str, dict[str, Any]]
+        is_optional = hint is not strip_none(hint)
+        self.attributes[name] = (settings | None if is_optional else settings, default)
 
 
 def _check_outputs(name: str, outputs: tuple[Port, ...], declared: Declaration) -> None:
-    if any(port.type.axis == "other_tokens" for port in outputs):
-        raise OpError(f"op {name}: what it writes is along `tokens`; `other_tokens` is for what it reads")
-    domains = {port.type.domain for port in outputs if port.name != declared.counts}
+    domains = set()
+    for port in outputs:
+        if port.type.axis == "other_tokens":
+            raise OpError(f"op {name}: what it writes is along `tokens`; `other_tokens` is for what it reads")
+        if port.name != declared.counts:  # which has one row per input row
+            domains.add(port.type.domain)
     if len(domains) > 1:
         law = f"op {name}: it writes columns of {' and of '.join(sorted(domains))}"
         raise OpError(f"{law}; an op writes rows of one")
+    dtypes = [port.type.dtype for port in outputs]
+    if declared.filters and dtypes != ["boolean"]:
+        raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
 
 
-def _check_named_columns(
+def _check_named_outputs(
     name: str, outputs: tuple[Port, ...], declared: Declaration, parameters: _Parameters
 ) -> None:
-    """Check the attributes by which a graph names columns that an op writes and reads (OpError)."""
-    names_no_columns = declared.columns not in parameters.attributes
-    returns_one_column = not all(port.name for port in outputs)
-    if declared.columns and (names_no_columns or returns_one_column):
+    """Check the attribute by which a graph names columns that an op writes (OpError)."""
+    if not declared.columns:
+        return
+    returns_record = all(port.name for port in outputs)
+    if declared.columns not in parameters.attributes or not returns_record:
         law = f"op {name}: `{declared.columns}` names columns beside those of a NamedTuple, which it returns"
         raise OpError(f"{law}; {declared.columns}: dict[str, str] stands behind the * of its signature")
+
+
+def _check_named_inputs(name: str, declared: Declaration, parameters: _Parameters) -> None:
+    """Check the attribute by which a graph names further columns that an op reads (OpError)."""
     takes_more = parameters.more is not None
-    names_more = bool(declared.reads)
-    if takes_more != names_more or not {*declared.reads[:1]} <= parameters.attributes.keys():
+    if not declared.reads:
+        is_right = not takes_more
+    else:
+        is_right = takes_more and declared.reads[0] in parameters.attributes
+    if not is_right:
         law = f"op {name}: `reads` names the attribute with the names of what `**` of its signature takes"
         raise OpError(f'{law}: @op(reads=("prompt",)), *, prompt: str, **more: anything[samples]')
 
 
 def _check_counts(name: str, declared: Declaration, outputs: tuple[Port, ...]) -> None:
     """Check that an op says how many rows each one has become, and how many that are at most (OpError)."""
+    if not declared.counts:
+        return
     parent = DOMAINS[declared.makes].made_of if declared.makes in DOMAINS else None
-    counts = next((port.type for port in outputs if port.name == declared.counts), None)
-    if counts is None or counts != f"int64[{parent}]" or "most" not in declared.roles:
+    types = {port.name: port.type for port in outputs}
+    is_counted = types.get(declared.counts) == f"int64[{parent}]"
+    if not is_counted or "most" not in declared.roles:
         law = f"op {name}: its `counts` names a column int64[{parent}] that it writes, how many "
         law += f"{declared.makes} each of the {parent} has become, and an attribute has the role `most`"
         raise OpError(f'{law}: @op(makes="segments", counts="count", roles={{"most": "most"}})')
@@ -166,8 +189,9 @@ def type_hints(name: str, body: Callable[..., Any]) -> dict[str, Any]:
 
 def _outputs(name: str, hint: Any, declared: Declaration, kind: type[Hook] | None) -> tuple[Port, ...]:
     """Return the columns that a function may write, by its return annotation."""
-    writes_nothing = kind is not None and not kind.writes
-    if writes_nothing or hint is None or hint is type(None):
+    if kind and not kind.writes:
+        return ()
+    if hint in (None, type(None)):
         return ()
     if is_column(hint):
         return (Port("", ColumnType.of(hint)),)
@@ -177,6 +201,7 @@ def _outputs(name: str, hint: Any, declared: Declaration, kind: type[Hook] | Non
     for column, annotation in typing.get_type_hints(hint, include_extras=True).items():
         plain = strip_none(annotation)
         is_optional = annotation is not plain
-        if not is_optional or column in declared.when:
-            ports.append(Port(column, ColumnType.of(plain), is_optional))
+        if is_optional and column not in declared.when:  # it never writes it
+            continue
+        ports.append(Port(column, ColumnType.of(plain), is_optional))
     return tuple(ports)

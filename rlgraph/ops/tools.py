@@ -21,12 +21,12 @@ from pydantic.errors import PydanticUserError
 
 from rlgraph.ops.column_types import is_column
 from rlgraph.ops.declare import Hook, OpError
-from rlgraph.ops.docstring import read_docstring
+from rlgraph.ops.docstring import Docstring, read_docstring
 from rlgraph.ops.signature import type_hints
 
 FIRST = ("type", "items", "enum", "properties", "description")  # order of a schema's first keys
 CHECK = "checked_before_run"  # the attribute of a tool's function with what ``before_run`` names
-POSITIONAL = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Tool(Hook):
@@ -81,17 +81,20 @@ def arguments(name: str, body: Callable[..., Any]) -> type[BaseModel]:
         OpError: a parameter has no annotation, or one that JSON does not know; or a class has no ``execute``.
     """
     call = _called(name, body)
-    hints, described = type_hints(name, call), _described(body, call).arguments
+    hints = type_hints(name, call)
+    descriptions = _docstring(body, call).arguments
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(call).parameters.values():
-        # the policy's are those before the * of a function, and all but self of a method
-        others = parameter.kind is parameter.KEYWORD_ONLY if call is body else parameter.name == "self"
-        if not others and not is_column(hints.get(parameter.name)):
-            if parameter.name not in hints or parameter.kind not in POSITIONAL:
-                raise OpError(f"op {name}: parameter {parameter.name} needs a name and an annotation")
-            text = described.get(parameter.name)
-            default = ... if parameter.default is parameter.empty else parameter.default
-            fields[parameter.name] = (Annotated[hints[parameter.name], Field(description=text)], default)
+        is_attribute = call is body and parameter.kind is parameter.KEYWORD_ONLY
+        is_self = call is not body and parameter.name == "self"
+        hint = hints.get(parameter.name)
+        if is_attribute or is_self or is_column(hint):
+            continue  # the policy does not give it
+        if parameter.name not in hints or parameter.kind not in NAMED:
+            raise OpError(f"op {name}: parameter {parameter.name} needs a name and an annotation")
+        description = Field(description=descriptions.get(parameter.name))
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (Annotated[hint, description], default)
     config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
     try:
         record: type[BaseModel] = create_model(name, __config__=config, **fields)
@@ -114,24 +117,30 @@ def tool_schema(name: str, body: Callable[..., Any]) -> dict[str, Any]:
         >>> tool_schema("add", add)["function"]["parameters"]["properties"]["a"]
         {'type': 'integer', 'description': 'the first.'}
     """
-    doc = _described(body, _called(name, body))
+    doc = _docstring(body, _called(name, body))
     schema = _untitled(arguments(name, body).model_json_schema())
-    parameters = {key: schema[key] for key in ("type", "properties", "required", "$defs") if key in schema}
+    parameters = {}
+    for key in ("type", "properties", "required", "$defs"):
+        if key in schema:
+            parameters[key] = schema[key]
     about = " ".join(f"{doc.summary} {doc.body}".split())
     return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
 
 
 def _called(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that the policy calls."""
-    call: Callable[..., Any] | None = getattr(body, "execute", None) if isinstance(body, type) else body
+    if not isinstance(body, type):
+        return body
+    call: Callable[..., Any] | None = getattr(body, "execute", None)
     if call is None:
         raise OpError(f"op {name}: the class {body.__name__} has no method `execute`")
     return call
 
 
-def _described(body: Callable[..., Any], call: Callable[..., Any]) -> Any:
+def _docstring(body: Callable[..., Any], call: Callable[..., Any]) -> Docstring:
     """Return the docstring of the called function, or of its class."""
-    return read_docstring((inspect.getdoc(call) if call.__doc__ else inspect.getdoc(body)) or "")
+    documented = call if call.__doc__ else body
+    return read_docstring(inspect.getdoc(documented) or "")
 
 
 def _untitled(schema: Any) -> Any:
@@ -141,9 +150,10 @@ def _untitled(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     untitled = {}
-    for key in dict.fromkeys((*FIRST, *schema)):  # each once, the first keys in front
+    first_keys = [key for key in FIRST if key in schema]
+    for key in dict.fromkeys((*first_keys, *schema)):
         # a mapping under such a key is the schema of a parameter that is called so
-        is_pydantics = key in ("title", "additionalProperties") and not isinstance(schema.get(key), dict)
-        if key in schema and not is_pydantics:
+        is_parameter = isinstance(schema[key], dict)
+        if is_parameter or key not in ("title", "additionalProperties"):
             untitled[key] = _untitled(schema[key])
     return untitled

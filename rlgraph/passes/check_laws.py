@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from rlgraph.errors import Problem, raise_problems
 from rlgraph.ir.actions import Kind
-from rlgraph.ir.domains import GraphDomain
-from rlgraph.ir.graph import Graph, Node
+from rlgraph.ir.graph import Graph
 from rlgraph.ir.regions import aged
 from rlgraph.ir.trace import sampler, when_they_came
 from rlgraph.laws.nodes import CALL_LAWS
 from rlgraph.laws.rows import ROW_LAWS, cut_groups
 from rlgraph.laws.views import CallView, NodeView
+
+View = TypeVar("View")
+
+
+def raise_broken(laws: Sequence[Callable[[View], Iterable[Problem]]], *views: View) -> None:
+    """Check each view by each law.
+
+    Raises:
+        GraphError: with every law that is broken.
+    """
+    problems: list[Problem] = []
+    for view in views:
+        for law in laws:
+            problems += law(view)
+    raise_problems(problems)
 
 
 def assume(graph: Graph) -> Graph:
@@ -30,17 +45,19 @@ def assume(graph: Graph) -> Graph:
 
 def _broken_by_calls(graph: Graph) -> Iterator[Problem]:
     """Yield what breaks a law that an op names, in the graph as each part of the node's rows has it."""
-    views = _views(graph)  # rows of data are in one update with sampled ones by the graph's own word
+    graphs = _graphs_by_part(
+        graph
+    )  # rows of data are in one update with sampled ones by the graph's own word
     for node in graph.nodes:
         if not node.call:
             continue
+        sampled = [view for view in graphs if sampler(view, node.domain)]
+        views = [when_they_came(view, node) for view in sampled or graphs]
         problems: dict[tuple[str, str], Problem] = {}  # by law and remedy
-        sampled = [view for view in views if sampler(view, node.domain)]
-        of_parts = [when_they_came(view, node) for view in sampled or views]
         for call in (node.call, *node.hooks.values()):
             for law in call.op.declared.assumes:
-                for part in of_parts:
-                    for problem in CALL_LAWS[law](CallView(part, node, call)):
+                for view in views:
+                    for problem in CALL_LAWS[law](CallView(view, node, call)):
                         problems[law, problem.remedy] = problem
         yield from problems.values()
 
@@ -51,25 +68,24 @@ def _broken_by_rows(graph: Graph) -> Iterator[Problem]:
             yield from law(NodeView(graph, node))
 
 
-def _views(graph: Graph) -> Sequence[Graph]:
+def _graphs_by_part(graph: Graph) -> Sequence[Graph]:
     """Return the graph as the rows of each part of what is merged see it: the nodes that wrote theirs."""
-    most = max((len(node.reads) for node in graph.nodes if node.kind is Kind.MERGE), default=1)
-    if most == 1:
+    merges = [node for node in graph.nodes if node.kind is Kind.MERGE]
+    count = max((len(merge.reads) for merge in merges), default=1)
+    if count == 1:
         return [graph]
-    return [_view(graph, part) for part in range(most)]
+    graphs = []
+    for index in range(count):
+        changed = {}
+        for merge in merges:
+            changed[merge.name] = replace(merge, reads=_part_or_last(merge.reads, index))
+        domains = {}
+        for name, domain in graph.domains.items():
+            domains[name] = replace(domain, parts=_part_or_last(domain.parts, index))
+        graphs.append(replace(graph.with_nodes(changed), domains=domains))
+    return graphs
 
 
-def _view(graph: Graph, part: int) -> Graph:
-    nodes = [_reading_part(node, part) for node in graph.nodes]
-    domains = {name: _one_part(domain, part) for name, domain in graph.domains.items()}
-    return replace(graph, nodes=tuple(nodes), domains=domains)
-
-
-def _reading_part(node: Node, part: int) -> Node:
-    if node.kind is not Kind.MERGE:
-        return node
-    return replace(node, reads=node.reads[part:][:1] or node.reads[-1:])
-
-
-def _one_part(domain: GraphDomain, part: int) -> GraphDomain:
-    return replace(domain, parts=domain.parts[part:][:1] or domain.parts[-1:])
+def _part_or_last(names: tuple[str, ...], index: int) -> tuple[str, ...]:
+    """Return the part at an index as the only one; the last of them where there are fewer."""
+    return names[index:][:1] or names[-1:]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.errors import raise_problems
 from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.ir.trace import sampler
 from rlgraph.laws.rows import TEMPERATURE_LAWS, scores_at_temperature, temperature
 from rlgraph.laws.views import NodeView
+from rlgraph.passes.check_laws import raise_broken
 
 
 def resolve(graph: Graph) -> Graph:
@@ -22,22 +22,25 @@ def resolve(graph: Graph) -> Graph:
     Raises:
         GraphError: a node scores samples at another temperature than they were drawn at.
     """
-    views = [NodeView(graph, node) for node in graph.nodes]
-    raise_problems(problem for view in views for law in TEMPERATURE_LAWS for problem in law(view))
-    return replace(graph, nodes=tuple(_resolved(graph, node) for node in graph.nodes))
+    raise_broken(TEMPERATURE_LAWS, *(NodeView(graph, node) for node in graph.nodes))
+    resolved = {node.name: _resolved(graph, node) for node in graph.nodes if scores_at_temperature(node)}
+    return graph.with_nodes(resolved)
 
 
 def _resolved(graph: Graph, node: Node) -> Node:
-    if not scores_at_temperature(node):
-        return node
+    value = temperature(node)
     rollout = sampler(graph, node.domain)
-    drawn = temperature(rollout) if rollout else None
-    return replace(node, call=_at(node.called, temperature(node) or drawn or 1.0))
+    if not value and rollout:
+        value = temperature(rollout)
+    return replace(node, call=_with_temperature(node.called, value or 1.0))
 
 
-def _at(call: Call, value: float | ValueSchedule) -> Call:
+def _with_temperature(call: Call, value: float | ValueSchedule) -> Call:
     name = call.name_of("temperature")
     if not isinstance(value, ValueSchedule):
         return replace(call, attributes={**call.attributes, name: value})
-    attributes = {**call.attributes, name: value.most}
-    return replace(call, attributes=attributes, courses={**call.courses, name: value})
+    return replace(
+        call,
+        attributes={**call.attributes, name: value.most},
+        courses={**call.courses, name: value},
+    )

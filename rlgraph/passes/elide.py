@@ -30,16 +30,21 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     """Return the update that makes a node redundant, if there is one."""
     if not node.call or node.call.value("keep", True):  # what can be left out has an attribute to keep it
         return None
-    (column, *_) = node.writes
+    column = node.writes[0]
+    if column in graph.report.values():
+        return None
     readers = graph.readers(column)
-    if len(readers) != 1 or column in graph.report.values():
+    if len(readers) != 1:
         return None
     reader = readers[0]
     if not reader.trains or reader.optimizer_steps != 1:
         return None
     ports = [port for port, name in reader.called.ins.items() if name == column]
-    is_same = ports == [COLUMN] and _weights(reader) == _weights(node)
-    return reader if is_same and _temperature(reader) == _temperature(node) else None
+    if ports != [COLUMN]:
+        return None
+    same_weights = _weights(reader) == _weights(node)
+    same_temperature = _temperature(reader) == _temperature(node)
+    return reader if same_weights and same_temperature else None
 
 
 def _weights(node: Node) -> tuple[str | None, int | None]:
@@ -54,17 +59,24 @@ def _temperature(node: Node) -> tuple[object, object]:
 def _without(graph: Graph, node: Node, reader: Node) -> Graph:
     """Return the graph without a node whose column an update computes itself."""
     (column,) = node.writes
-    ins = {port: name for port, name in reader.called.ins.items() if port != COLUMN}
+    ins = dict(reader.called.ins)
+    del ins[COLUMN]
     changed = replace(
         reader,
         call=replace(reader.called, ins=ins),
         reads=tuple(name for name in reader.reads if name != column),
         after=tuple(name for name in reader.after if name != node.name),
     )
-    nodes = [changed if other is reader else other for other in graph.nodes if other is not node]
+    nodes = []
+    for remaining in graph.nodes:
+        if remaining is reader:
+            nodes.append(changed)
+        elif remaining is not node:
+            nodes.append(remaining)
+    columns = dict(graph.columns)
+    del columns[column]
     reason = f"`{reader.name}` makes one optimizer step from {node.model}@v, so its own log-probs are these"
     note = f"left out `{node.name}`: {reason} (keep it by {node.name}.keep=true)"
-    columns = {name: value for name, value in graph.columns.items() if name != column}
     return replace(graph, nodes=tuple(nodes), columns=columns, notes=(*graph.notes, note))
 
 

@@ -20,6 +20,7 @@ from rlgraph.ir.graph import Graph
 from rlgraph.ir.intervals import Cadences, count, cycle, settled, union, within, words
 from rlgraph.laws.rows import CADENCE_LAWS, holds_rows, no_idle_iteration
 from rlgraph.laws.views import CadenceView
+from rlgraph.passes.check_laws import raise_broken
 
 
 def skip(graph: Graph) -> Graph:
@@ -30,42 +31,49 @@ def skip(graph: Graph) -> Graph:
             without any rows.
     """
     if graph.report:  # an evaluation runs whole
-        return replace(graph, nodes=tuple(replace(node, when=()) for node in graph.nodes))
-    comes = _available(graph)
-    view = CadenceView(graph, comes)
-    raise_problems(problem for law in CADENCE_LAWS for problem in law(view))
+        return _with_intervals(graph, dict.fromkeys((node.name for node in graph.nodes), ()))
+    available = _available(graph)
+    raise_broken(CADENCE_LAWS, CadenceView(graph, available))
     if not any(node.when for node in graph.nodes):
         return graph
-    when = _when_needed(graph, comes)
-    changed = replace(graph, nodes=tuple(replace(node, when=when[node.name]) for node in graph.nodes))
+    changed = _with_intervals(graph, _needed(graph, available))
     raise_problems(no_idle_iteration(changed))
     return replace(changed, notes=(*changed.notes, *_never_run(changed)))
 
 
-def _when_needed(graph: Graph, available: Mapping[str, Cadences]) -> dict[str, Cadences]:
+def _with_intervals(graph: Graph, intervals: Mapping[str, Cadences]) -> Graph:
+    nodes = [replace(node, when=intervals[node.name]) for node in graph.nodes]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _needed(graph: Graph, available: Mapping[str, Cadences]) -> dict[str, Cadences]:
     """Return the iterations in which each node runs: those of its readers, as far as its rows are there."""
     inserted = {node.name for node in graph.nodes if node.inserted}
-    when: dict[str, Cadences] = {}
+    intervals: dict[str, Cadences] = {}
     for node in reversed(graph.in_order):
         users = []
         for reader, columns in graph.needs.predecessors(node.name).items():
             waits_for_insertion = node.name in inserted or reader in inserted
             if columns or waits_for_insertion:
-                users.append(when[reader])
+                users.append(intervals[reader])
         needed = union(users) if users else node.when
-        comes = available[node.name]
-        if holds_rows(node):  # it takes in all that comes
-            when[node.name] = union([needed, comes])
+        with_rows = available[node.name]
+        if holds_rows(node):  # it takes in all rows that come
+            intervals[node.name] = union([needed, with_rows])
+        elif within(needed, with_rows):
+            intervals[node.name] = needed
         else:
-            when[node.name] = needed if within(needed, comes) else comes
-    return when
+            intervals[node.name] = with_rows
+    return intervals
 
 
 def _never_run(graph: Graph) -> Iterator[str]:
     """Yield notes of updates that run in no iteration."""
     iterations = graph.schedule.iterations
+    if not iterations:
+        return
     for node in graph.nodes:
-        if node.updates and iterations and not count(node.when, iterations):
+        if node.updates and count(node.when, iterations) == 0:
             yield f"`{node.name}` never runs: {words(node.when)}, of {iterations} iterations"
 
 
@@ -73,13 +81,17 @@ def _available(graph: Graph) -> Mapping[str, Cadences]:
     """Return in which iterations what each node reads is there; of one that holds rows, new ones."""
     available: dict[str, Cadences] = {}
     for node in graph.in_order:
-        writers = [graph.writers[column] for column in node.reads]
-        cadences = [available[writer.name] for writer in writers if not holds_rows(writer)]
+        limits = []
+        for column in node.reads:
+            writer = graph.writers[column]
+            if not holds_rows(writer):
+                limits.append(available[writer.name])
         if node.writes:
-            cadences.append(node.when)
-        available[node.name] = max(cadences, key=_seldom, default=())
+            limits.append(node.when)
+        available[node.name] = max(limits, key=_rarity, default=())
     return available
 
 
-def _seldom(when: Cadences) -> tuple[int, int]:
-    return settled([when]), cycle([when])
+def _rarity(intervals: Cadences) -> tuple[int, int]:
+    """Return a key that sorts intervals from the most to the least frequent."""
+    return settled([intervals]), cycle([intervals])

@@ -132,7 +132,7 @@ def _run(node: Node) -> RunOp:
         updates=node.updates,
         joins=node.joins,
         on_host=declared.beside,
-        unfinished=node.leaves,
+        unfinished=node.unfinished_columns,
     )
 
 

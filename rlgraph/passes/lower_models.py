@@ -9,7 +9,7 @@ What the graph leaves open of a serve engine is settled by ``SERVE_RULES``, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ Engine = TypeVar("Engine", TrainPlan, ServePlan)
 
 @dataclass(frozen=True)
 class ServeUse:
-    """How a model is served: by which calls, beside which train engine, within which timeout."""
+    """The use of a model's serve engine: the calls on it, the train engine beside it, and the timeout."""
 
     model: Model
     calls: Sequence[Call]  # of the nodes that run on the model
@@ -38,26 +38,38 @@ def plan_models(graph: Graph, phases: Sequence[Graph]) -> dict[str, ModelPlan]:
     models = {}
     for name, model in graph.models.items():
         engines = _engines_used(name, nodes)
-        if not engines and name not in tokenizers:
-            continue
-        train = _train_engine(graph, model) if _needs_train_engine(model, engines) else None
-        serve = None
-        if "serve" in engines:
-            calls = [node.called for node in nodes if node.model == name and _engine_of(node)]
-            use = ServeUse(model, calls, train, graph.schedule.timeout)
-            serve = _serve_engine(graph, use)
-        models[name] = ModelPlan(
-            path=model.path,
-            head=model.spec.head,
-            frozen=model.spec.frozen,
-            optimizer=None if model.spec.frozen else _optimizer(graph, model),
-            train=train,
-            serve=serve,
-            rate=model.rate,
-            config=model.spec.config,
-            trust_remote_code=model.spec.trust_remote_code,
-        )
+        if engines or name in tokenizers:
+            models[name] = _plan_model(graph, model, engines, nodes)
     return models
+
+
+def _plan_model(graph: Graph, model: Model, engines: set[str], nodes: Sequence[Node]) -> ModelPlan:
+    train = None
+    if _needs_train_engine(model, engines):
+        train = _on_pool(TrainPlan, model.spec.train, graph.engines[f"{model.name}.train"])
+
+    serve = None
+    if "serve" in engines:
+        calls = []
+        for node in nodes:
+            if node.model == model.name and _engine_of(node):
+                calls.append(node.called)
+        use = ServeUse(model, calls, train, graph.schedule.timeout)
+        serve = _on_pool(ServePlan, model.serve, graph.engines[f"{model.name}.serve"])
+        for rule in SERVE_RULES:
+            serve = rule(serve, use)
+
+    return ModelPlan(
+        path=model.path,
+        head=model.spec.head,
+        frozen=model.spec.frozen,
+        optimizer=None if model.spec.frozen else _optimizer(graph, model),
+        train=train,
+        serve=serve,
+        rate=model.rate,
+        config=model.spec.config,
+        trust_remote_code=model.spec.trust_remote_code,
+    )
 
 
 def _engine_of(node: Node) -> str:
@@ -67,26 +79,19 @@ def _engine_of(node: Node) -> str:
 
 def _engines_used(model: str, nodes: Sequence[Node]) -> set[str]:
     """Return the engines of a model that nodes run on."""
-    users = [node for node in nodes if model in (node.model, node.of)]
-    return {_engine_of(node) for node in users} - {""}
+    engines = set()
+    for node in nodes:
+        if model in (node.model, node.of):
+            engines.add(_engine_of(node))
+    return engines - {""}
 
 
 def _needs_train_engine(model: Model, engines: set[str]) -> bool:
     """Return whether a model needs a train engine: to train, to score, or to give a serve engine weights."""
     if "train" in engines:
         return True
-    return bool(engines) and bool(SERVING[model.spec.serve.engine].paths)
-
-
-def _train_engine(graph: Graph, model: Model) -> TrainPlan:
-    return _on_pool(TrainPlan, model.spec.train, graph.engines[f"{model.name}.train"])
-
-
-def _serve_engine(graph: Graph, use: ServeUse) -> ServePlan:
-    serve = _on_pool(ServePlan, use.model.serve, graph.engines[f"{use.model.name}.serve"])
-    for rule in SERVE_RULES:
-        serve = rule(serve, use)
-    return serve
+    takes_weights = bool(SERVING[model.spec.serve.engine].paths)
+    return "serve" in engines and takes_weights
 
 
 def _on_pool(kind: type[Engine], spec: Train | ServeSettings, pool: str) -> Engine:
@@ -106,33 +111,37 @@ def with_routing(serve: ServePlan, use: ServeUse) -> ServePlan:
     """Return a serve engine that says which experts it chose, where a node writes them."""
     if not any(call.value("routing") for call in use.calls):
         return serve
-    return _with_options(serve, {**serve.options, **(serving(serve).routing or {})})
+    needed = serving(serve).routing or {}
+    return serve.model_copy(update={"options": {**serve.options, **needed}})
 
 
 def with_grammar(serve: ServePlan, use: ServeUse) -> ServePlan:
-    """Return a serve engine that draws texts of a grammar, where a node asks for such; the graph's options
-    go before the engine's."""
+    """Return a serve engine that draws texts of a grammar, where a node asks for such.
+
+    The graph's options go before the engine's.
+    """
     if not any(_has_grammar(call) for call in use.calls):
         return serve
-    return _with_options(serve, {**(serving(serve).grammars or {}), **serve.options})
+    needed = serving(serve).grammars or {}
+    return serve.model_copy(update={"options": {**needed, **serve.options}})
 
 
 def _has_grammar(call: Call) -> bool:
     return any(call.attributes.get(key) is not None for key in GRAMMARS)
 
 
-def _with_options(serve: ServePlan, options: Mapping[str, str | bool | int | float]) -> ServePlan:
-    return serve.model_copy(update={"options": options})
-
-
 def with_adapter(serve: ServePlan, use: ServeUse) -> ServePlan:
     """Return a serve engine that says how it gets an adapter that trains: merged, or beside its weights."""
     train = use.train
-    if train is None or train.lora is None or use.model.spec.frozen or serve.lora:
+    if train is None or train.lora is None or use.model.spec.frozen:
         return serve
-    keeps_adapter = bool(serving(serve).adapters) and not no_adapter(serve, train.lora)
+    if serve.lora:  # the graph says it
+        return serve
+    lora = "merged"
     is_elsewhere = train.pool != serve.pool
-    return serve.model_copy(update={"lora": "adapter" if keeps_adapter and is_elsewhere else "merged"})
+    if is_elsewhere and serving(serve).adapters and not no_adapter(serve, train.lora):
+        lora = "adapter"
+    return serve.model_copy(update={"lora": lora})
 
 
 SERVE_RULES: tuple[Callable[[ServePlan, ServeUse], ServePlan], ...] = (
@@ -145,10 +154,13 @@ SERVE_RULES: tuple[Callable[[ServePlan, ServeUse], ServePlan], ...] = (
 
 def _optimizer(graph: Graph, model: Model) -> Optimizer | None:
     """Return an optimizer's settings; a schedule without an end ends with the run."""
-    spec, steps = model.spec.optimizer, graph.optimizer_steps(model.name)
-    if spec is None or spec.total_steps or steps is None:
+    spec = model.spec.optimizer
+    if spec is None or spec.total_steps:
         return spec
     warms_up_by_share = isinstance(spec.warmup_steps, float)
     if spec.schedule == "constant" and not warms_up_by_share:
+        return spec  # it depends on no end
+    steps = graph.optimizer_steps(model.name)
+    if steps is None:
         return spec
     return spec.model_copy(update={"total_steps": steps})

@@ -35,27 +35,37 @@ def partition(graph: Graph) -> Graph:
     nodes: list[Node] = []
     minibatches = _minibatches(graph)
     for node in graph.in_order:
-        layout, devices = _layout(node, graph, columns, minibatches), graph.devices[node.pool]
+        layout = _layout(node, graph, columns, minibatches)
+        devices = graph.devices[node.pool]
         elsewhere = []
         if node.kind in IN_PLACE:
             for name in node.reads:
-                if not lies_so(graph, columns[name], layout, node.pool):
+                if not is_laid_out(graph, columns[name], layout, node.pool):
                     elsewhere.append(name)
+
         missing = [name for name in elsewhere if (name, layout, devices) not in moved]
         if missing:
+            origins = {columns[name].pool for name in missing}
             place = layout if len(graph.devices) == 1 else f"{node.pool}/{layout}"
-            copies = {name: f"{name}@{place}" for name in missing}
-            for name, copy in copies.items():
-                origin = columns[name].copy_of or name
-                columns[copy] = replace(
-                    columns[name], name=copy, layout=layout, pool=node.pool, moved=True, copy_of=origin
-                )
-                moved[name, layout, devices] = copy
-            nodes.append(_repartition(node, copies, layout, {columns[name].pool for name in missing}))
-        nodes.append(_reading(node, {name: moved[name, layout, devices] for name in elsewhere}, layout))
+            copies = {}
+            for name in missing:
+                copy = _copy(columns[name], f"{name}@{place}", layout, node.pool)
+                columns[copy.name] = copy
+                copies[name] = copy.name
+                moved[name, layout, devices] = copy.name
+            nodes.append(_repartition(node, copies, layout, origins))
+
+        renamed = {name: moved[name, layout, devices] for name in elsewhere}
+        nodes.append(_reading(node, renamed, layout))
         for name in node.writes:
             columns[name] = replace(columns[name], layout=layout, pool=node.pool)
     return replace(graph, nodes=tuple(nodes), columns=columns)
+
+
+def _copy(column: Column, name: str, layout: RowLayout, pool: str) -> Column:
+    """Return the column that has the same rows as another, in another layout or on another pool."""
+    origin = column.copy_of or column.name
+    return replace(column, name=name, layout=layout, pool=pool, moved=True, copy_of=origin)
 
 
 def _minibatches(graph: Graph) -> dict[str | None, int]:
@@ -67,10 +77,16 @@ def _minibatches(graph: Graph) -> dict[str | None, int]:
     return minibatches
 
 
-def lies_so(graph: Graph, column: Column, layout: RowLayout, pool: str) -> bool:
+def is_laid_out(graph: Graph, column: Column, layout: RowLayout, pool: str) -> bool:
     """Return whether a column's rows lie as a node on ``pool`` reads them."""
-    alike = layout == ONE or graph.devices[column.pool] == graph.devices[pool]
-    return column.layout == layout and alike
+    if column.layout != layout:
+        return False
+    return layout == ONE or graph.devices[column.pool] == graph.devices[pool]
+
+
+def move_weight(column: Column) -> int:
+    """Return how much a column weighs to move: a number per token weighs more than a number per row."""
+    return 100 if column.type.axis else 1
 
 
 def _layout(
@@ -85,21 +101,28 @@ def _layout(
         case Kind.SELECT:
             (filtering,) = node.after
             return columns[graph.node(filtering).writes[0]].layout
-    rows = node.op.declared.rows
-    is_scattered = rows == "group" and DOMAINS[graph.ancestors(node.domain)[-1].kind].answered
-    if node.op.source or rows == "all" or is_scattered:  # a source's samples lie by row, not by group
+    if node.op.source or _needs_all_rows(node, graph):
         return ONE
     if node.op.declared.makes:
         return EVEN
     if node.op.engine == "train":
         return RowLayout("balanced", node.called.value("minibatches", minibatches.get(node.domain, 1)))
+
     weights: Counter[RowLayout] = Counter()
     for name in node.reads:
-        # a number per token weighs more to move than a number per row
-        weights[columns[name].layout] += 100 if columns[name].type.axis else 1
-    if rows == "group" or node.op.declared.filters:
+        weights[columns[name].layout] += move_weight(columns[name])
+    if node.op.declared.rows == "group" or node.op.declared.filters:
         return ONE if weights[ONE] > weights[EVEN] else EVEN
     return max(weights, key=lambda layout: weights[layout])
+
+
+def _needs_all_rows(node: Node, graph: Graph) -> bool:
+    """Return whether a node's rows must be together: its op says so, or its groups are scattered."""
+    rows = node.op.declared.rows
+    if rows == "group":
+        source = graph.ancestors(node.domain)[-1]
+        return DOMAINS[source.kind].answered  # a source's samples lie by row, not by group
+    return rows == "all"
 
 
 def _repartition(reader: Node, moves: dict[str, str], layout: RowLayout, origins: set[str]) -> Node:
@@ -122,7 +145,7 @@ def _repartition(reader: Node, moves: dict[str, str], layout: RowLayout, origins
 def _reading(node: Node, renamed: dict[str, str], layout: RowLayout) -> Node:
     """Return the node with its reads under their new names."""
     reads = tuple(renamed.get(column, column) for column in node.reads)
-    call = node.call
-    if call and renamed:
-        call = replace(call, ins={port: renamed.get(column, column) for port, column in call.ins.items()})
-    return replace(node, reads=reads, call=call, layout=layout)
+    if node.call is None or not renamed:
+        return replace(node, reads=reads, layout=layout)
+    ins = {port: renamed.get(column, column) for port, column in node.call.ins.items()}
+    return replace(node, reads=reads, call=replace(node.call, ins=ins), layout=layout)

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlgraph.errors import raise_problems
 from rlgraph.ir.actions import Kind
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.laws.pools import PLACE_LAWS
 from rlgraph.laws.views import PlacedView
+from rlgraph.passes.check_laws import raise_broken
+from rlgraph.passes.partition import move_weight
 
 
 def place(graph: Graph) -> Graph:
@@ -27,36 +28,42 @@ def place(graph: Graph) -> Graph:
     """
     pools: dict[str, str] = {}
     for node in graph.in_order:
-        pools[node.name] = _fixed(graph, node, pools) or _near(graph, node, pools)
-    view = PlacedView(graph, pools)
-    raise_problems(problem for law in PLACE_LAWS for problem in law(view))
-    return replace(graph, nodes=tuple(replace(node, pool=pools[node.name]) for node in graph.nodes))
+        pools[node.name] = _required_pool(graph, node, pools) or _nearest_pool(graph, node, pools)
+    raise_broken(PLACE_LAWS, PlacedView(graph, pools))
+    nodes = [replace(node, pool=pools[node.name]) for node in graph.nodes]
+    return replace(graph, nodes=tuple(nodes))
 
 
-def _near(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
+def _nearest_pool(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
     """Return the pool where most of what a node reads is; the first pool for one that reads nothing."""
+    if not node.reads:
+        return next(iter(graph.devices))
     weights: Counter[str] = Counter()
     for column in node.reads:
-        # numbers per token weigh more to move than numbers per row
-        weights[pools[graph.writers[column].name]] += 100 if graph.columns[column].type.axis else 1
-    if not weights:
-        return next(iter(graph.devices))
-    ((pool, _),) = weights.most_common(1)
-    return pool
+        pool = pools[graph.writers[column].name]
+        weights[pool] += move_weight(graph.columns[column])
+    ((heaviest, _),) = weights.most_common(1)
+    return heaviest
 
 
-def _fixed(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
-    """Return the pool that a node has to be on, if there is one."""
+def _required_pool(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
+    """Return the pool that a node has to be on; "" where it may be on any."""
     if node.kind is Kind.COLLECT and graph.regions[node.after[0]].streams:
-        update = next(other for other in graph.nodes if other.updates)
-        return graph.engines[f"{update.model}.train"]  # what streams goes to where it is read
+        return _pool_of_update(graph)  # rows that stream go to where they are read
     if node.kind in (Kind.SELECT, Kind.COLLECT):
         return pools[node.after[0]]  # the pool of its filter, which marks the rows that stay
-    if node.call and node.op.engine:
+    if node.call is None:
+        return node.pool
+    if node.op.engine:
         return graph.engines[f"{node.model}.{node.op.engine}"]
-    if node.call and node.op.source and not node.pool:
+    if node.op.source and not node.pool:
         return _pool_of_reader(graph, node)
     return node.pool
+
+
+def _pool_of_update(graph: Graph) -> str:
+    update = next(node for node in graph.nodes if node.updates)
+    return graph.engines[f"{update.model}.train"]
 
 
 def _pool_of_reader(graph: Graph, source: Node) -> str:

@@ -13,29 +13,44 @@ def prune(graph: Graph) -> Graph:
 
     In an evaluation, keep those that lead to what is reported. A graph with neither keeps everything.
     """
-    reported = set(graph.report.values())
-    if reported:
-        roots = {node.name for node in graph.nodes if reported.intersection(node.writes)}
-    else:
-        roots = {node.name for node in graph.nodes if node.trains}
-    if not roots and not reported:
+    roots = _roots(graph)
+    if not roots and not graph.report:
         return replace(graph, notes=(*graph.notes, "no node updates a model: nothing is trained"))
     used = _used(graph, roots)
-    dropped = tuple(node for node in graph.nodes if node.name not in used)
-    if not dropped:
-        return graph
     remaining = []
+    dropped = []
     for node in graph.nodes:
         if node.name in used:
             waits = tuple(name for name in node.after if name in used)
             remaining.append(replace(node, after=waits))
-    reason = "leads to nothing that is reported" if reported else "leads to no update"
-    notes = [f"pruned `{node.name}`: it {reason}" for node in dropped if not node.inserted]
-    unwritten = {column for node in dropped for column in node.writes}
-    columns = {name: column for name, column in graph.columns.items() if name not in unwritten}
+        else:
+            dropped.append(node)
+    if not dropped:
+        return graph
+
+    reason = "leads to nothing that is reported" if graph.report else "leads to no update"
+    notes = [*graph.notes]
+    columns = {**graph.columns}
+    for node in dropped:
+        if not node.inserted:
+            notes.append(f"pruned `{node.name}`: it {reason}")
+        for column in node.writes:
+            columns.pop(column, None)
     return replace(
-        graph, nodes=tuple(remaining), columns=columns, notes=(*graph.notes, *notes), dropped=dropped
+        graph,
+        nodes=tuple(remaining),
+        columns=columns,
+        notes=tuple(notes),
+        dropped=tuple(dropped),
     )
+
+
+def _roots(graph: Graph) -> set[str]:
+    """Return the nodes for whose sake a graph runs: those that train, or write what is reported."""
+    if not graph.report:
+        return {node.name for node in graph.nodes if node.trains}
+    reported = set(graph.report.values())
+    return {node.name for node in graph.nodes if not reported.isdisjoint(node.writes)}
 
 
 def _used(graph: Graph, roots: set[str]) -> set[str]:
@@ -45,7 +60,10 @@ def _used(graph: Graph, roots: set[str]) -> set[str]:
         used = reached(graph.needs, roots, waits=lambda node, _: node in waiting)
         if graph.report:  # an evaluation only reads states
             return used
-        states = {node.state for node in graph.nodes if node.state and node.name in used}
+        states = set()
+        for node in graph.nodes:
+            if node.state and node.name in used:
+                states.add(node.state)
         if states <= roots:
             return used
         roots = roots | states

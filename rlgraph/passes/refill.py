@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from rlgraph.errors import Problem, raise_problems
+from rlgraph.errors import raise_problems
 from rlgraph.ir.actions import Kind
 from rlgraph.ir.graph import Column, Graph, Node, Region
 from rlgraph.ir.regions import members
 from rlgraph.laws.regions import REGION_LAWS, same_source
 from rlgraph.laws.views import RegionView
+from rlgraph.passes.check_laws import raise_broken
 
 RECORDED = ("text[samples]", "float32[samples]")
 
@@ -33,15 +34,13 @@ def refill(graph: Graph) -> Graph:
     if graph.report:
         return graph
     raise_problems(same_source(graph))
-    problems: list[Problem] = []
+    views = []
     for node in graph.nodes:
         if node.refill and _selects(graph, node):
             graph = _collected(graph, node)
             inside = members(graph, graph.node(f"collect:{node.name}"))
-            view = RegionView(graph, graph.regions[node.name], inside)
-            for law in REGION_LAWS:
-                problems += law(view)
-    raise_problems(problems)
+            views.append(RegionView(graph, graph.regions[node.name], inside))
+    raise_broken(REGION_LAWS, *views)
     return graph
 
 
@@ -52,22 +51,28 @@ def _selects(graph: Graph, filtering: Node) -> list[Node]:
 
 def _collected(graph: Graph, filtering: Node) -> Graph:
     """Return the graph with one ``collect`` in place of the selections of a filter's rows."""
-    selects, region = _selects(graph, filtering), _region(graph, filtering)
-    replaced = {node.name for node in selects}
+    selects = _selects(graph, filtering)
+    region = _region(graph, filtering)
     recorded = _recorded_columns(graph, filtering, selects) if region.streams else {}
+    reads = [node.reads[0] for node in selects]
+    writes = [node.writes[0] for node in selects]
+    columns = {**graph.columns}
+    for name, column in recorded.items():
+        reads.append(name)
+        writes.append(column.name)
+        columns[column.name] = column
     collect = Node(
         name=f"collect:{filtering.name}",
         kind=Kind.COLLECT,
-        reads=(*(node.reads[0] for node in selects), *recorded),
-        writes=(*(node.writes[0] for node in selects), *(column.name for column in recorded.values())),
+        reads=tuple(reads),
+        writes=tuple(writes),
         domain=selects[0].domain,
         after=(filtering.name,),
         because=_why_collected(region),
     )
-    columns = {**graph.columns}
-    columns.update((column.name, column) for column in recorded.values())
     for name in collect.writes:
         columns[name] = replace(columns[name], writer=collect.name)
+    replaced = {node.name for node in selects}
     remaining = [node for node in graph.nodes if node.name not in replaced]
     return replace(
         graph,
@@ -89,13 +94,15 @@ def _why_collected(region: Region) -> str:
 
 def _recorded_columns(graph: Graph, filtering: Node, selects: Sequence[Node]) -> dict[str, Column]:
     """Return what a samples file has of a row, and nothing behind the filter reads -> its column there."""
-    read = {node.reads[0] for node in selects}
+    read_behind = {node.reads[0] for node in selects}
     domain = graph.columns[selects[0].writes[0]].domain
     recorded = {}
     for name, column in graph.columns.items():
-        is_original = column.domain == filtering.domain and not column.copy_of
-        is_recorded = str(column.type) in RECORDED and name != filtering.writes[0]
-        if is_original and is_recorded and name not in read:
+        if column.domain != filtering.domain or column.copy_of:
+            continue
+        if name in read_behind or name == filtering.writes[0]:
+            continue
+        if str(column.type) in RECORDED:
             copy = f"{name}/{filtering.name}"
             recorded[name] = replace(column, name=copy, domain=domain, copy_of=name)
     return recorded
@@ -103,24 +110,29 @@ def _recorded_columns(graph: Graph, filtering: Node, selects: Sequence[Node]) ->
 
 def _region(graph: Graph, filtering: Node) -> Region:
     assert filtering.refill
-    refill, schedule = filtering.refill, graph.schedule
+    refill = filtering.refill
+    schedule = graph.schedule
     waiting = schedule.stream or schedule.surplus
-    has_policy = schedule.surplus is not None and schedule.surplus.order != "fifo"
+    policy = ""
+    if schedule.surplus and schedule.surplus.order != "fifo":
+        policy = schedule.surplus.order
     line = graph.ancestors(filtering.domain)
     source = graph.node(line[-1].maker)
-    batch = source.called.value("rows", 0)
     times = prod(domain.times for domain in line)
-    rows = batch * times if isinstance(batch, int) else 0
+    rows = refill.rows
+    if not rows:
+        batch = source.called.value("rows", 0)
+        rows = batch * times if isinstance(batch, int) else 0
     return Region(
         filter=filtering.name,
         source=source.name,
         kind=line[-1].kind,
-        rows=refill.rows or rows,
+        rows=rows,
         times=times,
         rounds=refill.rounds,
         expected=refill.expected,
         over_sample=refill.over_sample,
         keep=waiting.staleness if waiting else 0,
-        policy=schedule.surplus.order if schedule.surplus and has_policy else "",
+        policy=policy,
         streams=schedule.stream is not None,
     )

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlgraph.errors import raise_problems
 from rlgraph.frontend.infer import infer
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.graph import Call, Graph, Node
@@ -30,6 +29,7 @@ from rlgraph.laws.streams import (
 from rlgraph.laws.views import StreamView
 from rlgraph.nodes import OPS
 from rlgraph.ops.registry import load
+from rlgraph.passes.check_laws import raise_broken
 from rlgraph.syntax.settings import Refill
 
 KEEPS_ALL = "filter.all"
@@ -46,33 +46,38 @@ def stream(graph: Graph) -> Graph:
     if settings is None or graph.report:
         return graph
     generating = [node for node in serving_trained(graph) if is_on_separate_pool(graph, node)]
-    view = StreamView(graph, generating)
-    raise_problems(problem for law in STREAM_LAWS for problem in law(view))
-    names = {node.name for node in generating}
-    nodes = [_leaving(node, settings.chunk) if node.name in names else node for node in graph.nodes]
-    if any(node.refill for node in nodes):
-        return replace(graph, nodes=tuple(nodes))
-    typed = infer(replace(graph, nodes=tuple(nodes)))
-    view = StreamView(typed, generating)
-    raise_problems(problem for law in TYPED_STREAM_LAWS for problem in law(view))
-    readers = _readers_of(typed, _going_on_by_groups(typed, generating))
-    behind = [_reading_finished(node, names) if node.name in readers else node for node in nodes]
-    return replace(graph, nodes=(*behind, _finished(generating[0])))
+    raise_broken(STREAM_LAWS, StreamView(graph, generating))
+
+    rollouts = {node.name: _streaming_rollout(node, settings.chunk) for node in generating}
+    streaming = graph.with_nodes(rollouts)
+    if any(node.refill for node in streaming.nodes):
+        return streaming
+
+    typed = infer(streaming)
+    raise_broken(TYPED_STREAM_LAWS, StreamView(typed, generating))
+    inside = _continued_by_group(typed, generating)
+    behind_filter = {}
+    for name in _readers_outside(typed, inside):
+        behind_filter[name] = _reading_finished(streaming.node(name), rollouts.keys())
+    streaming = streaming.with_nodes(behind_filter)
+    return replace(streaming, nodes=(*streaming.nodes, _finished(generating[0])))
 
 
-def _leaving(node: Node, chunk: int) -> Node:
+def _streaming_rollout(node: Node, chunk: int) -> Node:
     """Return a rollout as the op that leaves what has not ended, every ``chunk`` tokens."""
     call = node.called
     if node.op.declared.leaves:
-        attributes = _going_on(call.attributes, chunk)
+        attributes = _with_chunks(call.attributes, chunk)
         return replace(node, call=_with_outputs(replace(call, attributes=attributes)))
     name = node.op.declared.streams
     op = load(OPS[name], name)
     fields = op.attributes.model_fields
     attributes = {key: field.default for key, field in fields.items() if not field.is_required()}
-    attributes |= {key: value for key, value in call.attributes.items() if key in fields}
-    streaming = replace(call, op=op, target=OPS[name], attributes=_going_on(attributes, chunk))
-    return replace(node, call=streaming)
+    for key, value in call.attributes.items():
+        if key in fields:
+            attributes[key] = value
+    attributes = _with_chunks(attributes, chunk)
+    return replace(node, call=replace(call, op=op, target=OPS[name], attributes=attributes))
 
 
 def _with_outputs(call: Call) -> Call:
@@ -83,40 +88,53 @@ def _with_outputs(call: Call) -> Call:
     return replace(call, op=replace(call.op, outputs=(*call.op.outputs, *further)))
 
 
-def _going_on(attributes: Mapping[str, Any], chunk: int) -> dict[str, Any]:
+def _with_chunks(attributes: Mapping[str, Any], chunk: int) -> dict[str, Any]:
     """Return attributes with which a rollout leaves what has not ended, and engines go on with that."""
-    streaming = {"chunk": attributes.get("chunk") or chunk, "stays": True}
-    return {**attributes, **{name: value for name, value in streaming.items() if name in attributes}}
+    streaming = dict(attributes)
+    if "chunk" in attributes:
+        streaming["chunk"] = attributes["chunk"] or chunk
+    if "stays" in attributes:
+        streaming["stays"] = True
+    return streaming
 
 
 def _reading_finished(node: Node, generating: Collection[str]) -> Node:
     """Return a node behind the filter: what it reads of the rollouts' rows are those that have finished."""
-    rows = tuple(FINISHED if name in generating else name for name in node.rows)
-    return replace(node, rows=rows or (FINISHED,))
+    rows = [FINISHED if name in generating else name for name in node.rows]
+    return replace(node, rows=tuple(rows) or (FINISHED,))
 
 
-def _going_on_by_groups(graph: Graph, generating: Sequence[Node]) -> set[str]:
+def _continued_by_group(graph: Graph, generating: Sequence[Node]) -> set[str]:
     """Return the nodes whose rows go on one group after the other: up to the rollout, and behind it."""
     needed = reached(graph.needs, [node.name for node in generating], waits=lambda *_: True)
     inside: set[str] = set()
     for node in graph.in_order:
         if not node.call:
             continue
-        makers = {writer(graph, column).name for column in node.reads}
-        follows = bool(makers) and makers <= inside and not more_than_a_group(graph, node)
-        if node.name in needed or follows:
+        if node.name in needed:
+            inside.add(node.name)
+            continue
+        writers = _writers_read(graph, node)
+        reads_only_groups = bool(writers) and writers <= inside
+        if reads_only_groups and not more_than_a_group(graph, node):
             inside.add(node.name)
     return inside
 
 
-def _readers_of(graph: Graph, names: Collection[str]) -> set[str]:
+def _readers_outside(graph: Graph, inside: Collection[str]) -> set[str]:
     """Return the user's nodes outside of some that read what one of these writes."""
     readers = set()
     for node in graph.nodes:
-        makers = {writer(graph, column).name for column in node.reads}
-        if node.call and node.name not in names and not makers.isdisjoint(names):
+        if not node.call or node.name in inside:
+            continue
+        if not _writers_read(graph, node).isdisjoint(inside):
             readers.add(node.name)
     return readers
+
+
+def _writers_read(graph: Graph, node: Node) -> set[str]:
+    """Return the user's nodes that wrote what a node reads."""
+    return {writer(graph, column).name for column in node.reads}
 
 
 def _finished(rollout: Node) -> Node:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from rlgraph.ir.actions import IN_PLACE
 from rlgraph.ir.graph import Graph, Node
-from rlgraph.passes.partition import lies_so
+from rlgraph.passes.partition import is_laid_out
+
+LAYS_OUT_ROWS = ("partition", "sync", "order")  # the passes behind which each node has its layout
 
 
 def verify(graph: Graph, passed: str) -> None:
@@ -13,13 +15,18 @@ def verify(graph: Graph, passed: str) -> None:
     Raises:
         AssertionError: naming the pass and what it broke.
     """
-    names = [node.name for node in graph.nodes]
-    assert len(names) == len(set(names)), f"pass {passed}: two nodes of one name"
-    written = [column for node in graph.nodes for column in node.writes]
-    assert len(written) == len(set(written)), f"pass {passed}: a column with two writers"
+    names: set[str] = set()
+    columns: set[str] = set()
     for node in graph.nodes:
-        _verify_edges(node, set(names), set(written), passed)
-        if passed in ("partition", "sync", "order"):
+        assert node.name not in names, f"pass {passed}: two nodes of one name"
+        names.add(node.name)
+        for column in node.writes:
+            assert column not in columns, f"pass {passed}: a column with two writers"
+            columns.add(column)
+
+    for node in graph.nodes:
+        _verify_edges(node, names, columns, passed)
+        if passed in LAYS_OUT_ROWS:
             _verify_layouts(graph, node, passed)
     if passed == "order":
         _verify_order(graph)
@@ -27,10 +34,12 @@ def verify(graph: Graph, passed: str) -> None:
 
 def _verify_edges(node: Node, names: set[str], columns: set[str], passed: str) -> None:
     assert columns.issuperset(node.reads), f"pass {passed}: {node.name} reads what nothing writes"
-    if node.call and passed != "stream":  # edges are resolved by infer, which comes next
-        assert columns.issuperset(node.call.ins.values()), f"pass {passed}: {node.name}: lost edge"
     assert names.issuperset(node.after), f"pass {passed}: {node.name} waits for a node that is gone"
-    assert not node.inserted or node.because, f"pass {passed}: {node.name} is inserted without a reason"
+    if node.inserted:
+        assert node.because, f"pass {passed}: {node.name} is inserted without a reason"
+    edges_are_resolved = passed != "stream"  # by infer, which is the next pass
+    if node.call and edges_are_resolved:
+        assert columns.issuperset(node.call.ins.values()), f"pass {passed}: {node.name}: lost edge"
 
 
 def _verify_layouts(graph: Graph, node: Node, passed: str) -> None:
@@ -39,13 +48,16 @@ def _verify_layouts(graph: Graph, node: Node, passed: str) -> None:
     for name in node.reads:
         column = graph.columns[name]
         message = f"pass {passed}: {node.name} ({node.layout}) reads {column.name} ({column.layout})"
-        assert lies_so(graph, column, node.layout, node.pool), message
+        assert is_laid_out(graph, column, node.layout, node.pool), message
 
 
 def _verify_order(graph: Graph) -> None:
-    names, columns = set[str](), set[str]()  # of the nodes so far
+    earlier_nodes: set[str] = set()
+    earlier_columns: set[str] = set()
     for node in graph.nodes:
-        assert columns.issuperset(node.reads), f"pass order: {node.name} stands before what it reads"
-        assert names.issuperset(node.after), f"pass order: {node.name} stands before what it waits for"
-        names.add(node.name)
-        columns.update(node.writes)
+        reads = earlier_columns.issuperset(node.reads)
+        assert reads, f"pass order: {node.name} stands before what it reads"
+        waits = earlier_nodes.issuperset(node.after)
+        assert waits, f"pass order: {node.name} stands before what it waits for"
+        earlier_nodes.add(node.name)
+        earlier_columns.update(node.writes)

@@ -31,19 +31,21 @@ def version(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.joins:
             terms[node.joins].append(node)
+        elif node.model and node.updates:
+            updates[node.model].append(node)
         elif node.model:
-            nodes_of = updates if node.updates else readers
-            nodes_of[node.model].append(node)
+            readers[node.model].append(node)
+
     versioned: dict[str, Node] = {}
     for model, nodes in readers.items():
         for node in nodes:
             versioned[node.name] = _reading(graph, node, updates[model])
     for model, nodes in updates.items():
-        earlier = [node.name for node in readers[model] if not node.reads_next] + copies[model]
-        for node in _updating(nodes, terms, earlier):
+        read_entry = [node.name for node in readers[model] if not node.reads_next]
+        for node in _updating(nodes, terms, [*read_entry, *copies[model]]):
             versioned[node.name] = node
     raise_problems(runs_ahead(graph))
-    return replace(graph, nodes=tuple(versioned.get(node.name, node) for node in graph.nodes))
+    return graph.with_nodes(versioned)
 
 
 def _reading(graph: Graph, node: Node, updates: Sequence[Node]) -> Node:
@@ -53,7 +55,7 @@ def _reading(graph: Graph, node: Node, updates: Sequence[Node]) -> Node:
     if node.reads_next:
         final = tuple(update.name for update in updates[-1:])
         return replace(node, version=len(updates), after=node.after + final)
-    return replace(node, version=-len(updates) * ahead(graph, node))
+    return replace(node, version=-len(updates) * iterations_ahead(graph, node))
 
 
 def _updating(
@@ -63,35 +65,36 @@ def _updating(
 
     The first comes after the nodes ``earlier``, which read the version on entry.
     """
+    waits = tuple(earlier)
     previous: tuple[str, ...] = ()
     for version, update in enumerate(updates):
         joining = terms.get(update.name, ())
         for term in joining:
             yield replace(term, version=version, after=term.after + previous)
-        waits = previous if previous else tuple(earlier)
         names = tuple(term.name for term in joining)
         yield replace(update, version=version, after=update.after + waits + names)
         previous = (update.name,)
+        waits = previous
 
 
 def _with_copied_versions(graph: Graph) -> tuple[Graph, dict[str, list[str]]]:
     """Return the graph with the versions that copies copy, and per model the copies before its updates."""
     copies: dict[str, list[str]] = defaultdict(list)
-    nodes = []
+    versioned: dict[str, Node] = {}
     for node in graph.nodes:
-        copied = node.of
-        if copied:
-            updates = [other.name for other in graph.nodes if other.updates and other.model == copied]
-            if node.of_next:
-                node = replace(node, of_version=len(updates), after=(*node.after, *updates[-1:]))
-            else:
-                copies[copied].append(node.name)
-                node = replace(node, of_version=0)
-        nodes.append(node)
-    return replace(graph, nodes=tuple(nodes)), copies
+        if not node.of:
+            continue
+        if node.of_next:
+            updates = [update.name for update in graph.updates(node.of)]
+            after = (*node.after, *updates[-1:])
+            versioned[node.name] = replace(node, of_version=len(updates), after=after)
+        else:
+            copies[node.of].append(node.name)
+            versioned[node.name] = replace(node, of_version=0)
+    return graph.with_nodes(versioned), copies
 
 
-def ahead(graph: Graph, node: Node) -> int:
+def iterations_ahead(graph: Graph, node: Node) -> int:
     """Return the iterations that a node runs ahead of its model's updates: generation on its own pool."""
     if graph.report or node.op.engine != "serve":
         return 0

@@ -19,27 +19,41 @@ def sync(graph: Graph) -> Graph:
     syncs: dict[tuple[str, int], Node] = {}
     nodes = []
     for node in graph.nodes:
-        serves = node.call and node.op.engine == "serve" and node.version is not None
-        if serves and node.model and SERVING[graph.models[node.model].spec.serve.engine].paths:
-            assert node.version is not None
-            key = (node.model, node.version)  # a model's serve engine is on one pool
-            syncs.setdefault(key, _sync(node, graph))
-            node = replace(node, after=(*node.after, syncs[key].name))
-        nodes.append(node)
-    return replace(graph, nodes=(*nodes, *syncs.values())) if syncs else graph
+        if not _takes_weights(graph, node):
+            nodes.append(node)
+            continue
+        assert node.model is not None and node.version is not None
+        key = (node.model, node.version)  # a model's serve engine is on one pool
+        if key not in syncs:
+            syncs[key] = _sync(graph, node, node.model, node.version)
+        nodes.append(replace(node, after=(*node.after, syncs[key].name)))
+    if not syncs:
+        return graph
+    return replace(graph, nodes=(*nodes, *syncs.values()))
 
 
-def _sync(reader: Node, graph: Graph) -> Node:
-    assert reader.model and reader.version is not None
+def _takes_weights(graph: Graph, node: Node) -> bool:
+    """Return whether a node generates with weights that its serve engine gets from a train engine."""
+    if not node.call or node.op.engine != "serve":
+        return False
+    if node.model is None or node.version is None:
+        return False
+    engine = graph.models[node.model].spec.serve.engine
+    return bool(SERVING[engine].paths)
+
+
+def _sync(graph: Graph, reader: Node, model: str, version: int) -> Node:
     raise_problems(delta_goes_between_pools(graph, reader))
-    updates = [n for n in graph.nodes if n.updates and n.model == reader.model]
-    source = graph.engines[f"{reader.model}.train"]
+    updates = [update.name for update in graph.updates(model)]
+    updates_before = max(version, 0)  # an older version is there on entry to the iteration
+    suffix = f"{version:+d}" if version > 0 else ""
+    source = graph.engines[f"{model}.train"]
     return Node(
-        name=f"sync:{reader.model}" + (f"{reader.version:+d}" if reader.version > 0 else ""),
+        name=f"sync:{model}{suffix}",
         kind=Kind.SYNC,
-        model=reader.model,
-        version=reader.version,
-        after=tuple(n.name for n in updates[: max(reader.version, 0)]),
+        model=model,
+        version=version,
+        after=tuple(updates[:updates_before]),
         pool=reader.pool,
         source=source if source != reader.pool else "",
         because=f"`{reader.name}` generates with it, and its serve engine may hold an older version",

@@ -84,7 +84,7 @@ def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:
             held[node] = row(held_columns) * function.value("capacity", 0)
     for step in plan.steps:
         if isinstance(step.action, Collect) and plan.regions[step.region].streams:
-            held[step.region] = row(step.reads) * plan.regions[step.region].begun
+            held[step.region] = row(step.reads) * plan.regions[step.region].max_rows_in_flight
     return held
 
 

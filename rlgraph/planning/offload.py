@@ -68,7 +68,7 @@ def reside(footprint: Footprint) -> Plan:
     for pool, gaps_of_pool in gaps.items():
         for gap in gaps_of_pool:
             if gap.around:
-                engine = plan.held(gap.item.model, gap.item.engine, pool)
+                engine = plan.engine_key(gap.item.model, gap.item.engine, pool)
                 off_device[engine] = (*off_device.get(engine, ()), gap.item.part)
     around = _moves(footprint, order, gaps)
     if around:

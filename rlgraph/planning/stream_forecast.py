@@ -60,7 +60,7 @@ def forecast(pricing: Pricing, steps: Sequence[Step]) -> StreamForecast | None:
         dropped=(round(best.dropped, 4), round(worst.dropped, 4)),
         bound=None if plan.schedule.stream.too_old == "correct" else region.keep,
         waiting=max(best.waiting, worst.waiting),
-        begun=region.begun,
+        begun=region.max_rows_in_flight,
         synchronous=(round(together[0], 6), round(together[1], 6)),
         ahead=(round(ahead[0], 6), round(ahead[1], 6)) if region.keep else None,
     )
@@ -155,7 +155,9 @@ def _work(pricing: Pricing, region: Region, grade: int, seconds: dict[int, float
         lengths=tokens,
         prompt=work.prompt,
         chunk=chunk * rounds,
-        servers=min(len(drawn.devices) // serve.tensor_parallel, region.begun // region.times or 1),
+        servers=min(
+            len(drawn.devices) // serve.tensor_parallel, region.max_rows_in_flight // region.times or 1
+        ),
         slots=pricing.slots(drawn),
         decode=decode,
         read=read,

@@ -82,7 +82,7 @@ def region_heading(plan: Plan, name: str) -> Iterator[str]:
     if region.streams:
         yield (
             f"  all along, steps {start} to {end}, on rows as they finish; "
-            f"at most {region.begun:,} rows are begun and not used"
+            f"at most {region.max_rows_in_flight:,} rows are begun and not used"
         )
         yield f"  {_age_rule(plan, region.keep)}"
     else:

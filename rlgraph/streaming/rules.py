@@ -87,7 +87,7 @@ class Window:
             stayed_rows: those of them that it kept.
         """
         assert self.refill, "a stream has no rounds of one iteration"
-        return max(self.refill.asks(self.rows - waiting, seen_rows, stayed_rows) - drawing, 0)
+        return max(self.refill.rows_to_request(self.rows - waiting, seen_rows, stayed_rows) - drawing, 0)
 
     def is_young(self, weights: int, iteration: int) -> bool:
         """Return whether a row that was begun in one iteration may be used in another."""

@@ -212,7 +212,7 @@ def _engines(plan: Plan) -> Contents:
             engines[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
         for pool in plan.pools:
             if plan.serves(name, pool):
-                engines[plan.held(name, "serve", pool)] = {"pool": pool, "parts": ("weights",)}
+                engines[plan.engine_key(name, "serve", pool)] = {"pool": pool, "parts": ("weights",)}
     for name, engine in engines.items():
         engine["away"] = [*plan.away.get(name, ())]
     return engines

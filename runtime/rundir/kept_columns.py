@@ -29,7 +29,7 @@ EACH = ("float32[samples, tokens]", "boolean[samples, tokens]", "int64[samples, 
 def sample_columns(plan: Plan, phase: str) -> list[str]:
     """Return columns that show what the model wrote and what was computed of it; none if no model writes."""
     columns = plan.columns[phase]
-    responses = [column for column in columns.values() if column.said == "responses"]
+    responses = [column for column in columns.values() if column.graph_name == "responses"]
     if not responses:
         return []
     samples = responses[0].domain
@@ -55,15 +55,15 @@ def excerpts(execution: Execution) -> list[tuple[Excerpt, list[RowSource]]]:
     Of several columns of one name, that of the most rows is taken.
     """
     names = [name for name in sample_columns(execution.plan, execution.phase) if execution.refs.get(name)]
-    tokens = [name for name in names if execution.columns[name].said == "tokens"]
+    tokens = [name for name in names if execution.columns[name].graph_name == "tokens"]
     if not tokens:
         return []
     samples = execution.columns[tokens[0]].domain
     chosen: dict[str, tuple[Excerpt, list[RowSource]]] = {}
     for name in names:
         column = execution.columns[name]
-        if column.said not in chosen and is_part(execution.domains, column.domain, samples):
-            chosen[column.said] = _excerpt(execution, name, samples)
+        if column.graph_name not in chosen and is_part(execution.domains, column.domain, samples):
+            chosen[column.graph_name] = _excerpt(execution, name, samples)
     return [chosen.pop("tokens"), *chosen.values()]
 
 
@@ -81,7 +81,7 @@ def _excerpt(execution: Execution, name: str, samples: str) -> tuple[Excerpt, li
         if len(rows) or not sources:  # at least one part, even of no rows
             lines.append(line_of_row[rows])
             sources.append(RowSource((pool, device), execution.reference(name, device).location, rows))
-    return Excerpt(column.said, np.concatenate(lines), len(sources)), sources
+    return Excerpt(column.graph_name, np.concatenate(lines), len(sources)), sources
 
 
 def recorded_columns(plan: Plan) -> frozenset[str]:

@@ -143,7 +143,7 @@ class EngineHost:
 
     def _put_away(self, model: str, engine: Literal["train", "serve"]) -> None:
         """Move off the device what the plan says is off it between iterations."""
-        parts = self.plan.away.get(self.plan.held(model, engine, self.pool))
+        parts = self.plan.away.get(self.plan.engine_key(model, engine, self.pool))
         if parts:
             self.move(MoveEngine(model, engine, "off", parts))
 

@@ -89,7 +89,7 @@ def test_plans_tell_of_a_changed_controller() -> None:
         ("update_policy.kl_coef={adaptive: 1, target: 1, horizon: true}", "`horizon` is a number above 0"),
         (
             "update_policy.kl_coef={adaptive: 1, target: 1, horizon: 9, over: 3}",
-            "beside which there is no",
+            "which takes no",
         ),
     ],
 )

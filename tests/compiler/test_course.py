@@ -135,7 +135,7 @@ def test_who_scores_follows_the_temperature_of_the_rollout() -> None:
         ("update_policy.minibatches={steps: {1: 4}}", "is one number for the whole run"),
         ("prompts.batch={steps: {1: 4}}", "is one number for the whole run"),
         ("models.policy.optimizer.eps={linear: [1, 2], over: 3}", "is one number for the whole run"),
-        ("update_policy.kl_coef={linear: [0.1, 0], for: 5}", "beside which there is no `for`; as {linear:"),
+        ("update_policy.kl_coef={linear: [0.1, 0], for: 5}", "which takes no `for`; as {linear:"),
         ("update_policy.kl_coef={linear: [0.1, 0]}", "changes `over` a number of iterations, 1 or more"),
         ("update_policy.kl_coef={linear: [0.1], over: 5}", "changes by `linear` from one number to another"),
         (
@@ -145,7 +145,7 @@ def test_who_scores_follows_the_temperature_of_the_rollout() -> None:
         ("update_policy.kl_coef={linear: [0.1, 0], over: 0}", "changes `over` a number of iterations"),
         ("update_policy.kl_coef={steps: {5: 0.1}}", "none of them is for iteration 1"),
         ("update_policy.kl_coef={steps: [1, 2]}", "has steps, which are `iteration: value`"),
-        ("update_policy.kl_coef={steps: {1: 0.1}, linear: [1, 0]}", "there is no `steps`"),
+        ("update_policy.kl_coef={steps: {1: 0.1}, linear: [1, 0]}", "takes no `steps`"),
         ("update_policy.kl={steps: {1: 3}}", "`update_policy.kl` must be"),
     ],
 )

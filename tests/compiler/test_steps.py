@@ -108,7 +108,7 @@ def test_versions_types_and_layouts_are_read_once_from_a_plan_file() -> None:
     fields = json.loads(plan.json())
     fields["steps"][-1]["models"] = {"policy": "v2"}
     fields["checksum"] = checksum(fields)
-    with pytest.raises(GraphError, match="is no version of weights"):
+    with pytest.raises(GraphError, match="is not a version of weights"):
         parse(json.dumps(fields))
 
 

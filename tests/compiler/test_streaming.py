@@ -195,9 +195,9 @@ def test_a_refill_asks_for_what_is_missing_by_what_the_filter_kept() -> None:
     ledger.finish_drawing(first)
     ledger.add_rows(first, [0] * 8 + [3] * 8)
     ledger.count_filtered(64, 16)
-    assert ledger.room() == region.asks(48, 64, 16)
+    assert ledger.room() == region.rows_to_request(48, 64, 16)
     ledger.begin(1)
-    assert ledger.room() == region.asks(48, 64, 16) - 1  # what an earlier round has begun goes on
+    assert ledger.room() == region.rows_to_request(48, 64, 16) - 1  # what an earlier round has begun goes on
 
 
 def test_a_source_may_give_other_groups_than_it_was_asked_for() -> None:

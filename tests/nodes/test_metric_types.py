@@ -128,7 +128,7 @@ WRONG = {
     ),
     "another domain": ({"over": "tokens"}, "as a mean over tokens, and as a mean over rows"),
     "no share": ({"kind": "share"}, "its values are 0 and 1\n  record a mean: kind='mean'"),
-    "no count": ({"kind": "std", "count": 2}, "a sum and its count make a mean or a share, and no `std`"),
+    "no count": ({"kind": "std", "count": 2}, "a sum and its count make a mean or a share, and not a `std`"),
 }
 
 
