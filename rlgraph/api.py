@@ -53,7 +53,9 @@ def diff(a: str | Algorithm, b: str | Algorithm) -> Difference:
     Raises:
         GraphError: one of them is not there, or a file or an edit is wrong.
     """
-    return Difference(*(load(graph) if isinstance(graph, str) else graph for graph in (a, b)))
+    loaded_a = load(a) if isinstance(a, str) else a
+    loaded_b = load(b) if isinstance(b, str) else b
+    return Difference(loaded_a, loaded_b)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class Algorithm:
         edits, settings = self.edits, (*self.settings, *settings)
         for word, content in words.items():
             if word == "set" and not edits:  # a plan can record these as settings
-                settings = (*settings, *(f"{name}={flow(value)}" for name, value in content.items()))
+                for name, value in content.items():
+                    settings = (*settings, f"{name}={flow(value)}")
             else:
                 edits = (*edits, {word: content})
         edited = replace(self, settings=settings, edits=edits)
@@ -138,11 +141,17 @@ class Algorithm:
 
     def save(self, path: str | Path) -> Algorithm:
         """Write it as a graph that extends this one by its edits, and load that."""
-        folder, path = Path(path).parent, Path(path)
-        parent = self.graph if self.graph in shipped_graphs() else os.path.relpath(self.graph, folder)
-        settings = [{"set": {name: value.plain()}} for name, value in map(setting, self.settings)]
+        path = Path(path)
+        parent = self.graph
+        if parent not in shipped_graphs():
+            parent = os.path.relpath(parent, path.parent)
+        edits = []
+        for text in self.settings:
+            name, value = setting(text)
+            edits.append({"set": {name: value.plain()}})
+        edits += map(dict, self.edits)
         head = f"graph: {flow(path.stem)}\nextends: {flow(parent)}\n"
-        path.write_text(head + diff_yaml([*settings, *map(dict, self.edits)]), encoding="utf-8")
+        path.write_text(head + diff_yaml(edits), encoding="utf-8")
         return load(path)
 
     def run(self, cluster: str | None = None, *, devices: int | None = None, **options: Any) -> Run:
@@ -186,8 +195,9 @@ class Page:
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        style, shown = f"width: 100%; height: {HEIGHT}px; border: 0", html.escape(self.html())
-        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{shown}"></iframe>'
+        style = f"width: 100%; height: {HEIGHT}px; border: 0"
+        content = html.escape(self.html())
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>'
 
 
 @dataclass(frozen=True)
@@ -257,7 +267,9 @@ class Difference(Page):
         return diff_text(self.a.written(), self.b.written())
 
     def html(self) -> str:
-        return page(contents(*(Subject(one.plan().plan, compiled=True) for one in (self.b, self.a))))
+        subject = Subject(self.b.plan().plan, compiled=True)
+        compared_with = Subject(self.a.plan().plan, compiled=True)
+        return page(contents(subject, compared_with))
 
 
 @dataclass(frozen=True)

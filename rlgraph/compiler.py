@@ -19,7 +19,7 @@ from rlgraph.request import PlanRequest
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
 from rlgraph.version import VERSION
-from rlgraph.warnings.laws import find_warnings
+from rlgraph.warnings.find import find_warnings
 
 if TYPE_CHECKING:
     from rlgraph.costs.hardware import Here
@@ -82,7 +82,7 @@ class Compilation:
     @cached_property
     @uncollected()
     def warnings(self) -> Sequence[Problem]:
-        """What the graph likely does not mean, each with its place and an edit that mends it."""
+        """Warnings of what the graph likely does not mean, each with its place and an edit that mends it."""
         return find_warnings(self.written, self.lowered)
 
     def warn(self, strict: bool) -> Sequence[Problem]:
@@ -133,7 +133,8 @@ class Compilation:
                 raise fail("auto-cluster", "this machine has no GPUs to ask what they hold", None)
             return self._predicted(plan, scenario), target
         except GraphError as error:
-            if {problem.kind for problem in error.problems} - {"auto-cluster", "unknown-size"}:
+            kinds = {problem.kind for problem in error.problems}
+            if not kinds <= {"auto-cluster", "unknown-size"}:
                 raise
             law = f"memory is not planned, and all engines stay on their devices: {error.problems[0].law}"
             note = f"{law} (--cluster says what the devices are)"
@@ -149,11 +150,13 @@ class Compilation:
 
     @cached_property
     def _device(self) -> str:
-        return self._scenario.cluster.device if self._scenario else self.request.device
+        if self._scenario:
+            return self._scenario.cluster.device
+        return self.request.device
 
     @cached_property
     def _devices(self) -> int:
-        """How many devices ``auto`` stands for in pools."""
+        """The number of devices that ``auto`` stands for in pools."""
         request = self.request
         if self._scenario:
             return request.devices or self._scenario.cluster.total
@@ -215,6 +218,7 @@ def _scenario_of(target: Target, here: Here | None, devices: int | None) -> Scen
     scenario = Scenario.of(target, here)
     cluster = scenario.cluster
     hosts = -(-(devices or 0) // cluster.devices)
-    if target.cluster != "auto" or cluster.device != "cuda" or hosts <= cluster.hosts:
+    is_of_gpus_here = target.cluster == "auto" and cluster.device == "cuda"
+    if not is_of_gpus_here or hosts <= cluster.hosts:
         return scenario
     return replace(scenario, cluster=cluster.model_copy(update={"hosts": hosts}))

@@ -68,17 +68,24 @@ class Problem:
 
     def render(self) -> str:
         """Return the problem as text: place and law, the line with a caret, what is accepted, the remedy."""
-        law, remedy = "warning: " * (self.grade == "warning") + hidden(self.law), hidden(self.remedy)
-        lines = [f"{self.mark}: {law}" if self.mark else law]
-        if self.mark:
-            number, (line, column) = str(self.mark.line), self.mark.excerpt()
-            lines += [f"  {number} | {line}", f"  {' ' * len(number)} | {' ' * column}^"]
+        law = hidden(self.law)
+        if self.grade == "warning":
+            law = f"warning: {law}"
+        lines = []
+        if self.mark is None:
+            lines.append(law)
+        else:
+            number = str(self.mark.line)
+            line, column = self.mark.excerpt()
+            lines.append(f"{self.mark}: {law}")
+            lines.append(f"  {number} | {line}")
+            lines.append(f"  {' ' * len(number)} | {' ' * column}^")
         if self.nearest_names:
             lines.append(f"  {self.nearest_names}")
         elif self.accepted:
             lines.append(f"  accepted: {', '.join(self.accepted)}")
-        if remedy:
-            lines.append(f"  {remedy}")
+        if self.remedy:
+            lines.append(f"  {hidden(self.remedy)}")
         lines += [f"    {line}" for line in self.drawing.splitlines()]
         return "\n".join(lines)
 
@@ -139,14 +146,17 @@ def fitted(text: str, width: int) -> str:
 
     lines = []
     for line in text.split("\n"):
-        second = re.match(r".\s*\S.*?\s{2,}(?=\S)", line)
-        begin = second.end() if second else len(line) - len(line[1:].lstrip()) + 3
+        is_word_or_excerpt = re.match(r"\s*('|\d* \| )", line)
+        if len(line) <= width or is_word_or_excerpt:
+            lines.append(line)
+            continue
+        second_column = re.match(r".\s*\S.*?\s{2,}(?=\S)", line)
+        behind_mark = len(line) - len(line[1:].lstrip()) + 3
+        begin = second_column.end() if second_column else behind_mark
         indent = " " * min(begin, width // 2)
-        broken = textwrap.wrap(
+        lines += textwrap.wrap(
             line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
         )
-        whole = len(line) <= width or re.match(r"\s*('|\d* \| )", line)
-        lines += [line] if whole else broken
     return "\n".join(lines)
 
 
@@ -157,9 +167,11 @@ def shortened(text: str, most: int = LONGEST) -> str:
         >>> shortened("abcdefgh", 4)
         'ab\\n... (8 characters in all) ...\\ngh'
     """
-    text, half = hidden(text), most // 2  # half a key would be recognised no more
-    cut = f"{text[:half]}\n... ({len(text):,} characters in all) ...\n{text[-half:]}"
-    return text if len(text) <= most else cut
+    text = hidden(text)  # before it is cut: half a key would not be recognised
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n... ({len(text):,} characters in all) ...\n{text[-half:]}"
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -171,9 +183,12 @@ def nearest(name: str, known: Collection[str]) -> str:
     """
     import difflib  # most graphs have no error
 
-    whole = [other for other in known if len(name) > 2 and other.startswith(name)]
-    match = whole or difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean `{match[0]}`?" if match else ""
+    matches: list[str] = []
+    if len(name) > 2:
+        matches = [candidate for candidate in known if candidate.startswith(name)]
+    if not matches:
+        matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean `{matches[0]}`?" if matches else ""
 
 
 def few_of(name: str, known: Collection[str], command: str) -> str:
@@ -187,9 +202,11 @@ def few_of(name: str, known: Collection[str], command: str) -> str:
         return ""
     import difflib
 
-    alike = difflib.get_close_matches(name, list(known), n=NEAREST, cutoff=0.5)
-    all_of_them = f"`{command}` lists all"  # no count of them: it would change messages with each that is new
-    return f"nearest: {', '.join(alike)}; {all_of_them}" if alike else all_of_them
+    matches = difflib.get_close_matches(name, list(known), n=NEAREST, cutoff=0.5)
+    all_names = f"`{command}` lists all"  # no count of them: it would change messages with each that is new
+    if not matches:
+        return all_names
+    return f"nearest: {', '.join(matches)}; {all_names}"
 
 
 def divisors(number: int) -> list[str]:

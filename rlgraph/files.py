@@ -46,8 +46,10 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise RunError(f"{path} can't be read: {why}\n  bring it back from a copy, or start anew") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RunError(
+            f"{path} can't be read: {reason}\n  bring it back from a copy, or start anew"
+        ) from error
 
 
 def replace(folder: Path, written: Path) -> None:
@@ -89,10 +91,18 @@ def read_sums(folder: Path) -> dict[str, str]:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise RunError(f"{folder / SUMS} can't be read: {error}") from error
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    if more := {str(path.relative_to(folder)) for path in files} - sums.keys() - {SUMS}:
-        raise RunError(f"{folder / SUMS} has no digest of {min(more)}")
+    sums = {}
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        sums[name] = digest
+    files = set()
+    for path in folder.rglob("*"):
+        is_hidden = path.name.startswith(".")
+        if path.is_file() and not is_hidden:
+            files.add(str(path.relative_to(folder)))
+    without_digest = files - sums.keys() - {SUMS}
+    if without_digest:
+        raise RunError(f"{folder / SUMS} has no digest of {min(without_digest)}")
     return sums
 
 

@@ -30,29 +30,32 @@ class Lengths:
     percentiles: tuple[tuple[float, float], ...] = ()
 
     @staticmethod
-    def of(given: float | Mapping[str, float], limit: float) -> Lengths:
+    def of(description: float | Mapping[str, float], limit: float) -> Lengths:
         """Return what is said of responses, as 800, or {mean: 800, p50: 500, p99: 4000}; all but two
         percentiles may be left out.
 
         Raises:
-            GraphError: it is no distribution.
+            GraphError: it describes no distribution.
 
         Example:
             >>> Lengths.of({"p50": 100, "p99": 1000}, 8000).of_longest(1000).__round__(1)
             2129.9
         """
-        said = dict(given) if isinstance(given, Mapping) else {"mean": given}
-        mean = said.pop("mean", None)
-        if mean and not said:
+        percentiles = dict(description) if isinstance(description, Mapping) else {"mean": description}
+        mean = percentiles.pop("mean", None)
+        if mean and not percentiles:
             return Lengths(min(mean, limit), limit)
-        if bad := next((name for name in said if not re.fullmatch(r"p[1-9]\d?", name)), None):
-            raise fail("response-tokens", f"`{bad}` is no percentile", None, ["mean", "p1 to p99"])
-        points = sorted((int(name[1:]) / 100, tokens) for name, tokens in said.items())
+        for name in percentiles:
+            if not re.fullmatch(r"p[1-9]\d?", name):
+                raise fail("response-tokens", f"`{name}` is not a percentile", None, ["mean", "p1 to p99"])
+        points = sorted((int(name[1:]) / 100, tokens) for name, tokens in percentiles.items())
         tokens = [tokens for _, tokens in points]
-        if len(points) < 2 or tokens != sorted(tokens) or min(*tokens, mean or 1) <= 0:
+        grow = tokens == sorted(tokens)
+        if len(points) < 2 or not grow or min(*tokens, mean or 1) <= 0:
             law = "lengths of responses need two percentiles or more, which grow, of tokens above 0"
             raise fail("response-tokens", law, None, remedy="as --response-tokens p50=500,p99=4000")
-        mean = mean or fmean(min(length, limit) for length in _quantiles(tuple(points)))
+        if not mean:
+            mean = fmean(min(length, limit) for length in _quantiles(tuple(points)))
         return Lengths(min(mean, limit), limit, tuple(points))
 
     @property
@@ -60,13 +63,17 @@ class Lengths:
     def rate(self) -> float:
         """Return by how much tokens are divided: for the exponential distribution the rate r for which the
         cut one has its mean, (1 - exp(-r M)) / r = mean. 0: all have ``longest``."""
-        low, high = 0.0, 64.0 / self.mean * max([1.0, *(tokens for _, tokens in self.percentiles)])
         if self.mean >= self.longest:
             return 0.0
+        most_tokens = max([1.0, *(tokens for _, tokens in self.percentiles)])
+        low, high = 0.0, 64.0 / self.mean * most_tokens
         for _ in range(80):
             middle = (low + high) / 2
-            too_long = self._mean(middle) > self.mean
-            low, high = (middle, high) if too_long else (low, middle)
+            is_too_long = self._mean(middle) > self.mean
+            if is_too_long:
+                low = middle
+            else:
+                high = middle
         return low
 
     def _mean(self, rate: float) -> float:
@@ -89,11 +96,12 @@ class Lengths:
         """Return the tokens that this share of responses does not exceed."""
         if self.rate == 0:
             return self.longest
-        length = _quantile(self.percentiles, share) if self.percentiles else -math.log1p(-share)
-        return min(length / self.rate, self.longest)
+        if not self.percentiles:
+            return min(-math.log1p(-share) / self.rate, self.longest)
+        return min(_quantile(self.percentiles, share) / self.rate, self.longest)
 
-    def beyond(self, tokens: float) -> float:
-        """Return the share of responses that are longer."""
+    def share_longer_than(self, tokens: float) -> float:
+        """Return the share of responses that have more tokens."""
         if not self.percentiles:
             return math.exp(-self.rate * tokens)
         lengths = _quantiles(self.percentiles)
@@ -117,7 +125,8 @@ class Lengths:
         end = self.of_longest(rows)
         for index in range(POINTS):
             middle = (index + 0.5) * end / POINTS
-            yield middle, max(1.0, rows * self.beyond(middle)), end / POINTS
+            unfinished = max(1.0, rows * self.share_longer_than(middle))
+            yield middle, unfinished, end / POINTS
 
     def __str__(self) -> str:
         points = ", ".join(f"p{share * 100:.0f} {self.at(share):,.0f}" for share, _ in self.percentiles)
@@ -134,8 +143,9 @@ def _quantile(percentiles: Sequence[tuple[float, float]], share: float) -> float
     """
     if share <= 0:
         return 0.0
-    place = min(max(bisect_right([known for known, _ in percentiles], share), 1), len(percentiles) - 1)
-    (low, least), (high, most) = percentiles[place - 1 : place + 1]
+    index = bisect_right([known for known, _ in percentiles], share)
+    index = min(max(index, 1), len(percentiles) - 1)  # beyond the outer ones their line goes on
+    (low, least), (high, most) = percentiles[index - 1 : index + 1]
     start, z, end = map(NormalDist().inv_cdf, (low, share, high))
     return float(least * (most / least) ** ((z - start) / (end - start)))
 

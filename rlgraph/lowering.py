@@ -58,9 +58,10 @@ class Lowered:
     @cached_property
     def plan(self) -> Plan:
         """Its plan; what only a cluster can settle is still ``auto``."""
-        made_of = digest(self.tree, self.device)
-        plan = share_weights(make_plan(self.train, self.evaluation, made_of, self.device))
-        return pipeline(with_axis_sizes(lend_asked(plan)))
+        plan = make_plan(self.train, self.evaluation, digest(self.tree, self.device), self.device)
+        for settle in (share_weights, lend_asked, with_axis_sizes, pipeline):
+            plan = settle(plan)
+        return plan
 
 
 def plan_tree(tree: Tree, devices: int, device: str = "cpu") -> Plan:
@@ -104,7 +105,9 @@ def digest(tree: Tree, device: str = "cpu") -> str:
         decisive["models"] = {name: _decisive_of_model(model) for name, model in models}
     buffer = tree.find(("schedule", "buffer"))
     if buffer and buffer.value is not None:
-        decisive["buffer"] = buffer.with_item("lend", None).plain() if buffer.is_map else buffer.plain()
+        if buffer.is_map:
+            buffer = buffer.with_item("lend", None)
+        decisive["buffer"] = buffer.plain()
     if device != "cpu":
         decisive["device"] = device  # it settles data types and engines
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
@@ -116,10 +119,13 @@ def _decisive_of_model(model: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(model.get("serve"), dict):
         decisive["serve"] = _without_sections(model["serve"])
     train = model.get("train") or {}
-    if INDECISIVE_OF_TRAINING & train.keys():
-        decisive["train"] = {key: value for key, value in train.items() if key not in INDECISIVE_OF_TRAINING}
-        if not decisive["train"]:
-            del decisive["train"]
+    if INDECISIVE_OF_TRAINING.isdisjoint(train):
+        return decisive
+    settings = {key: value for key, value in train.items() if key not in INDECISIVE_OF_TRAINING}
+    if settings:
+        decisive["train"] = settings
+    else:  # a run without any train settings has the same digest
+        del decisive["train"]
     return decisive
 
 

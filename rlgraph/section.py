@@ -1,4 +1,4 @@
-"""What the sections of a graph are made of: strict records, and types of their values."""
+"""The base of all sections of a graph: a strict record, and types of its values."""
 
 import ast
 import inspect
@@ -49,9 +49,10 @@ class Section(Referring):
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema)["properties"]
         for owner in cls.__mro__:
-            if issubclass(owner, Section):
-                for name, text in _field_docstrings(owner).items():
-                    properties[name].setdefault("description", text)
+            if not issubclass(owner, Section):
+                continue
+            for name, text in _field_docstrings(owner).items():
+                properties[name].setdefault("description", text)
         return schema
 
 
@@ -71,4 +72,8 @@ def _field_docstrings(section: type[Section]) -> Mapping[str, str]:
 def _class_bodies(file: str) -> Mapping[str, list[ast.stmt]]:
     """Return the statements of each class at the top level of a file."""
     tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    return {statement.name: statement.body for statement in tree.body if isinstance(statement, ast.ClassDef)}
+    bodies = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef):
+            bodies[statement.name] = statement.body
+    return bodies

@@ -45,8 +45,11 @@ class Referring(BaseModel):
         try:
             return check(value)
         except ValidationError as error:
-            text, kinds = repr(value), {item["type"] for item in error.errors(include_url=False)}
-        if info.context and (info.context in text or REFERENCE.search(text)):
-            return value
-        typed = check(with_values(value))
-        return value if all(kind.startswith("string_") for kind in kinds) else typed
+            kinds = {item["type"] for item in error.errors(include_url=False)}
+        if info.context:
+            text = repr(value)
+            if info.context in text or REFERENCE.search(text):
+                return value
+        typed = check(with_values(value))  # which raises where the variable's value is wrong, too
+        is_text_wanted = all(kind.startswith("string_") for kind in kinds)
+        return value if is_text_wanted else typed

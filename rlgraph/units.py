@@ -9,7 +9,10 @@ TIME = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 # seconds below which a unit is used, and those of one; elements.js has the same
 UNITS = (
-    *((0.9995, 1e-3, "ms"), (600, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")),
+    (0.9995, 1e-3, "ms"),
+    (600, 1, "s"),
+    (7200, 60, "min"),
+    (172_800, 3600, "h"),
     (math.inf, 86_400, "days"),
 )
 
@@ -35,12 +38,14 @@ def seconds_text(seconds: float) -> str:
         >>> [seconds_text(seconds) for seconds in (0.0012, 1.26, 90, 750, 9000, 1e6)]
         ['1.2 ms', '1.26 s', '90 s', '12.5 min', '2.5 h', '11.6 days']
     """
-    unit, name = next((unit, name) for below, unit, name in UNITS if seconds < below)
-    return f"{number_text(seconds / unit)} {name}"
+    for limit, unit, name in UNITS:
+        if seconds < limit:
+            return f"{number_text(seconds / unit)} {name}"
+    raise ValueError(f"{seconds} is not a number of seconds")
 
 
 def seconds_of(text: str) -> int | None:
-    """Return the seconds that a text as ``3h50m`` says; None where it says none.
+    """Return the seconds in a text such as ``3h50m``; None if it is not a duration.
 
     Example:
         >>> [seconds_of(text) for text in ("90s", "3h50m", "1d", "h", "")]
@@ -49,9 +54,8 @@ def seconds_of(text: str) -> int | None:
     counts = TIME.fullmatch(text)
     if not counts:
         return None
-    return sum(
-        int(count or 0) * unit for count, unit in zip(counts.groups(), (86400, 3600, 60, 1), strict=True)
-    )
+    days, hours, minutes, seconds = (int(count or 0) for count in counts.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def middle(seconds: tuple[float, float]) -> float:
@@ -66,6 +70,12 @@ def range_text(seconds: tuple[float, float]) -> str:
 
 def number_text(number: float) -> str:
     """Return a number with three digits, and commas between thousands."""
-    digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    digits = 0
+    if number < 9.995:
+        digits = 2
+    elif number < 99.95:
+        digits = 1
     text = f"{number:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return text

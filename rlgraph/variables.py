@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import logging
 
 REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
-SHORT = 5  # characters of a value that is no secret: it stands in many a word, and is not hidden
+SHORT = 5  # characters: values of so few stand in many a word, are not secrets, and are not hidden
 _hidden: dict[str, str] = {}  # text that errors and logs of this process don't repeat -> its reference
 
 
@@ -35,17 +35,21 @@ def with_values(value: Any, values: Mapping[str, str] = os.environ) -> Any:
     if not values:
         return value
     if isinstance(value, str):
-        return REFERENCE.sub(lambda match: values.get(match[1], match[0]), value) if "${" in value else value
+        if "${" not in value:
+            return value
+        return REFERENCE.sub(lambda match: values.get(match[1], match[0]), value)
     if isinstance(value, Mapping):
         return {name: with_values(child, values) for name, child in value.items()}
     if isinstance(value, list | tuple):
-        children = (with_values(child, values) for child in value)
-        return getattr(type(value), "_make", type(value))(children)
+        make = getattr(type(value), "_make", type(value))  # a named tuple is made by `_make`
+        return make(with_values(child, values) for child in value)
     if hasattr(value, "model_copy"):  # a record of pydantic's
         return value.model_copy(update={name: with_values(child, values) for name, child in value})
     if is_dataclass(value) and not isinstance(value, type):
-        named = {each.name: with_values(getattr(value, each.name), values) for each in fields(value)}
-        return replace(value, **named)
+        changes = {}
+        for record_field in fields(value):
+            changes[record_field.name] = with_values(getattr(value, record_field.name), values)
+        return replace(value, **changes)
     return value
 
 
@@ -60,9 +64,11 @@ def referred(record: object) -> dict[str, str]:
 def hide(values: Mapping[str, str]) -> None:
     """Have errors and logs of this process say ``${env:NAME}`` in place of these values."""
     for name, value in values.items():
-        if len(value) > SHORT:
-            forms = (value, quote(value, safe=""), repr(value)[1:-1], json.dumps(value)[1:-1])
-            _hidden.update(dict.fromkeys(forms, f"${{env:{name}}}"))
+        if len(value) <= SHORT:
+            continue
+        # as it is, and as a URL, Python's repr and JSON write it
+        for form in (value, quote(value, safe=""), repr(value)[1:-1], json.dumps(value)[1:-1]):
+            _hidden[form] = f"${{env:{name}}}"
     if _hidden:
         import logging  # most graphs refer to no variable
 
@@ -76,15 +82,16 @@ def hidden(text: str) -> str:
     return text
 
 
-def _record(*args: Any, **named: Any) -> logging.LogRecord:
+def _record(*arguments: Any, **options: Any) -> logging.LogRecord:
     """Return a log record whose message and traceback repeat no hidden value."""
     import logging
 
-    record = logging.LogRecord(*args, **named)
+    record = logging.LogRecord(*arguments, **options)
     with suppress(TypeError, ValueError):  # a wrong format, of which the log's handler complains
         message = record.getMessage()
-        if (safe := hidden(message)) != message:
-            record.msg, record.args = safe, ()
+        safe_message = hidden(message)
+        if safe_message != message:
+            record.msg, record.args = safe_message, ()
     if record.exc_info:
         record.exc_text = hidden(logging.Formatter().formatException(record.exc_info))
     return record

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from math import lcm
 from typing import Any
 
@@ -17,7 +16,7 @@ from rlgraph.frontend.bind_model import bind_model
 from rlgraph.frontend.bind_node import bind_node, states_are_kept, with_leads
 from rlgraph.frontend.bind_schedule import evaluation_times, run_length, with_buffer
 from rlgraph.frontend.infer import Inference
-from rlgraph.frontend.ports import written
+from rlgraph.frontend.ports import output_columns
 from rlgraph.frontend.tree_paths import SECTIONS, changed
 from rlgraph.ir.graph import Graph, Model, Node
 from rlgraph.laws.models import BOUND_LAWS, GROUP_SIZES
@@ -47,24 +46,24 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     tree, former = present(tree)
     binder.problems += former
     _sections_known(tree, binder)
-    sections = _section(tree, "models", binder)
+    model_sections = _section(tree, "models", binder)
     models = {}
-    for name, section in sections.items():
+    for name, section in model_sections.items():
         model = bind_model(name, section, device, binder)
         if model:
             models[name] = model
-    stages = _section(tree, "nodes", binder)
+    node_sections = _section(tree, "nodes", binder)
     nodes = []
-    for name, stage in stages.items():
-        node = bind_node(name, stage, models, binder)
+    for name, section in node_sections.items():
+        node = bind_node(name, section, models, binder)
         if node:
             nodes.append(node)
     states_are_kept(nodes, binder)
-    nodes = with_leads(nodes, stages, binder)
-    pools = _pools(_section(tree, "pools", binder), devices, _least(models), binder)
-    _pools_exist(sections, stages, pools, binder)
+    nodes = with_leads(nodes, node_sections, binder)
+    pools = _pools(_section(tree, "pools", binder), devices, _least_devices(models), binder)
+    _pools_exist(model_sections, node_sections, pools, binder)
     engines = _engine_pools(models, [*pools])
-    bound = BoundView(models, nodes, sections, engines, pools)
+    bound = BoundView(models, nodes, model_sections, engines, pools)
     for law in BOUND_LAWS:
         binder.problems += law(bound)
     schedule = run_length(_validated(Schedule, tree, "schedule", binder), nodes, tree, binder)
@@ -80,7 +79,7 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
         open_values=tuple(_open_values(tree)),
         removed=tree.removed,
     )
-    are_ports_known = len(nodes) == len(stages)
+    are_ports_known = len(nodes) == len(node_sections)
     has_bad_name = any(problem.kind == "bad-name" for problem in binder.problems)
     if not binder.problems:
         _next_is_written(graph, binder)
@@ -112,10 +111,16 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
     graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
     remaining = _without_training(graph.nodes, changes)
     report = section.items["report"].items
-    ports = {written(node)[port.name]: port for node in remaining for port in node.op.outputs}
+    ports = {}
+    for node in remaining:
+        columns = output_columns(node)
+        for port in node.op.outputs:
+            ports[columns[port.name]] = port
     _reported_exist(report, ports)
     metrics = {name: str(column.value) for name, column in report.items()}
-    return replace(graph, nodes=tuple(remaining), report=metrics) if metrics else None
+    if not metrics:
+        return None
+    return replace(graph, nodes=tuple(remaining), report=metrics)
 
 
 def _evaluated_nodes(nodes: Tree, changes: Mapping[str, Tree]) -> Tree:
@@ -134,38 +139,50 @@ def _without_training(nodes: Sequence[Node], changes: Mapping[str, Tree]) -> lis
     replaced: set[str] = set()
     for node in nodes:
         if node.name in changes and changes[node.name].get("op"):
-            replaced.update(written(node).values())
+            replaced.update(output_columns(node).values())
     remaining = []
     for node in nodes:
-        is_replaced = not replaced.isdisjoint(written(node).values())
-        if node.name in changes or not (node.trains or is_replaced):
+        is_changed = node.name in changes
+        is_replaced = not replaced.isdisjoint(output_columns(node).values())
+        if is_changed or not (node.trains or is_replaced):
             remaining.append(node)
     return remaining
 
 
 def _next_is_written(graph: Graph, binder: Binder) -> None:
+    """Check that each model whose next version a node reads is updated by some node."""
     updated = {node.model for node in graph.nodes if node.updates}
     reads = [(node, "model", node.model) for node in graph.nodes if node.reads_next]
     reads += [(node, "of", node.of) for node in graph.nodes if node.of_next]
     for node, key, model in reads:
-        if model not in updated:
-            law = f"node `{node.name}` reads `{model}@next`; no node updates `{model}`"
-            binder.problem("no-next", law, node.mark, remedy=f"write `{key}: {model}`")
+        if model in updated:
+            continue
+        law = f"node `{node.name}` reads `{model}@next`; no node updates `{model}`"
+        binder.problem("no-next", law, node.mark, remedy=f"write `{key}: {model}`")
 
 
 def _open_values(tree: Tree) -> list[str]:
     """Return the paths of values written ???, each place once; one from ``${...}`` counts at its origin."""
-    places: dict[Mark, list[tuple[Any, ...]]] = {}
+    paths_of: dict[Mark, list[tuple[Any, ...]]] = {}
     for path, leaf in tree.walk():
         if leaf.value == OPEN:
-            places.setdefault(leaf.mark, []).append(path)
-    return [".".join(map(str, max(paths, key=partial(_written, tree, at)))) for at, paths in places.items()]
+            paths_of.setdefault(leaf.mark, []).append(path)
+    names = []
+    for mark, paths in paths_of.items():
+        origin = max(paths, key=partial(_line_of_owner, tree, mark))
+        names.append(".".join(map(str, origin)))
+    return names
 
 
-def _written(tree: Tree, at: Mark, path: tuple[Any, ...]) -> int:
-    """Return how many lines before a place the node or model of a path begins; the nearest wrote it."""
-    begins = tree.at(path[:2]).key
-    return begins.line if begins and begins.source == at.source and begins.line <= at.line else 0
+def _line_of_owner(tree: Tree, mark: Mark, path: tuple[Any, ...]) -> int:
+    """Return the line on which the node or model of a path begins; 0 if that is not before the mark.
+
+    Of several paths to one place, the one whose node begins last before it is where the value was written.
+    """
+    owner = tree.at(path[:2]).key
+    if owner is None or owner.source != mark.source or owner.line > mark.line:
+        return 0
+    return owner.line
 
 
 def _sections_known(tree: Tree, binder: Binder) -> None:
@@ -195,15 +212,23 @@ def _section(tree: Tree, name: str, binder: Binder) -> dict[str, Tree]:
 
 def _head(tree: Tree, binder: Binder) -> dict[str, Any]:
     """Return the name of a graph, what it is about, and its seed."""
-    name, about, seed = (tree.get(key) for key in ("graph", "about", "seed"))
-    if name and not (isinstance(name.value, str) and re.fullmatch(GRAPH_NAME, name.value)):
-        binder.problem("bad-name", "`graph` is one word: letters, digits, `_`, `-` and `.`", name.mark)
-    if about and not isinstance(about.value, str):
-        binder.problem("wrong-type", "`about` is a text", about.mark)
-    if seed and not (seed.is_number and isinstance(seed.value, int) and seed.value >= 0):
-        binder.problem("wrong-type", "`seed` is a whole number, 0 or more", seed.mark)
-    defaults = (("name", name, ""), ("about", about, ""), ("seed", seed, 0))
-    return {key: item.value if item else default for key, item, default in defaults}
+    head: dict[str, Any] = {"name": "", "about": "", "seed": 0}
+    name = tree.get("graph")
+    if name:
+        head["name"] = name.value
+        if not (isinstance(name.value, str) and re.fullmatch(GRAPH_NAME, name.value)):
+            binder.problem("bad-name", "`graph` is one word: letters, digits, `_`, `-` and `.`", name.mark)
+    about = tree.get("about")
+    if about:
+        head["about"] = about.value
+        if not isinstance(about.value, str):
+            binder.problem("wrong-type", "`about` is a text", about.mark)
+    seed = tree.get("seed")
+    if seed:
+        head["seed"] = seed.value
+        if not (seed.is_number and isinstance(seed.value, int) and seed.value >= 0):
+            binder.problem("wrong-type", "`seed` is a whole number, 0 or more", seed.mark)
+    return head
 
 
 def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binder) -> dict[str, int]:
@@ -218,46 +243,60 @@ def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binde
         requested["main"] = "auto"
     fixed = {name: size for name, size in requested.items() if isinstance(size, int)}
     autos = [name for name in requested if name not in fixed]
-    shared = devices - sum(fixed.values()) if devices else least * len(autos)
+    shared = least * len(autos)
+    if devices:
+        shared = devices - sum(fixed.values())
     pools = {}
     for name in requested:
         if name in fixed:
             pools[name] = fixed[name]
-        else:
-            extra = 1 if autos.index(name) < shared % len(autos) else 0
-            pools[name] = max(shared // len(autos) + extra, 1)
+            continue
+        size, remainder = divmod(shared, len(autos))
+        if autos.index(name) < remainder:
+            size += 1
+        pools[name] = max(size, 1)
     return pools
 
 
-def _least(models: Mapping[str, Model]) -> int:
+def _least_devices(models: Mapping[str, Model]) -> int:
     """Return the least devices, and at least two, that groups of every size in a graph divide."""
-    sizes = []
-    for model, kind in product(models.values(), GROUP_SIZES):
-        sizes += [getattr(getattr(model.spec, kind), setting) for setting in GROUP_SIZES[kind]]
-    return lcm(2, *(size for size in sizes if size))
+    devices = 2
+    for model in models.values():
+        for kind, settings in GROUP_SIZES.items():
+            engine = getattr(model.spec, kind)
+            for setting in settings:
+                devices = lcm(devices, getattr(engine, setting) or 1)
+    return devices
 
 
 def _pools_exist(
     models: Mapping[str, Tree], nodes: Mapping[str, Tree], pools: Mapping[str, int], binder: Binder
 ) -> None:
     """Check that every pool that a node or an engine names is one of the graph's."""
-    kinds = ("train", "serve")
-    engines = {f"{n}.{kind}": model.get(kind) for n, model in models.items() for kind in kinds}
-    for owner, section in (*engines.items(), *nodes.items()):
+    sections: dict[str, Tree | None] = {}
+    for name, model in models.items():
+        for kind in ("train", "serve"):
+            sections[f"{name}.{kind}"] = model.get(kind)
+    for owner, section in (*sections.items(), *nodes.items()):
         item = section.get("pool") if section else None
-        if item and item.value not in (None, OPEN, *pools):
-            law = f"`{owner}` is to run on pool `{item.value}`, which the graph does not have"
-            remedy = nearest(str(item.value), pools) or f"add it: pools.{item.value}.devices=auto"
-            binder.problem("unknown-pool", law, item.mark, pools, remedy)
+        if item is None or item.value in (None, OPEN, *pools):
+            continue
+        law = f"`{owner}` is to run on pool `{item.value}`, which the graph does not have"
+        remedy = nearest(str(item.value), pools) or f"add it: pools.{item.value}.devices=auto"
+        binder.problem("unknown-pool", law, item.mark, pools, remedy)
 
 
 def _engine_pools(models: Mapping[str, Model], pools: Sequence[str]) -> dict[str, str]:
-    """Return ``policy.train`` and ``policy.serve`` -> pool, for every model."""
+    """Return ``policy.train`` and ``policy.serve`` -> pool, for every model.
+
+    Engines that name no pool share one to train, the first on which no engine is said to serve, and one to
+    serve, the first that then is left; if none is, they are on the same.
+    """
     train = {name: model.spec.train.pool for name, model in models.items()}
     serve = {name: model.spec.serve.pool for name, model in models.items()}
     default_train = next((pool for pool in pools if pool not in serve.values()), pools[0])
-    taken = {default_train, *train.values()}
-    default_serve = next((pool for pool in pools if pool not in taken), default_train)
+    training_pools = {default_train, *train.values()}
+    default_serve = next((pool for pool in pools if pool not in training_pools), default_train)
     engines = {f"{name}.train": pool or default_train for name, pool in train.items()}
     return engines | {f"{name}.serve": pool or default_serve for name, pool in serve.items()}
 
@@ -268,14 +307,23 @@ def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) ->
 
 
 def _reported_exist(report: Mapping[str, Tree], columns: Mapping[str, Port]) -> None:
+    """Check that each reported column is written, and has numbers.
+
+    Raises:
+        GraphError: with every problem found.
+    """
     binder = Binder()
-    known = sorted(name for name, port in columns.items() if port.type.dtype != "text")
-    for name, mark in ((column.value, column.mark) for column in report.values()):
-        if name not in (OPEN, *columns):
+    numeric = sorted(name for name, port in columns.items() if port.type.dtype != "text")
+    for column in report.values():
+        name = column.value
+        if name == OPEN or name in numeric:
+            continue
+        if not isinstance(name, str) or name not in columns:
             law = f"`eval.report` names column `{name}`, which nothing writes"
-            binder.problem("missing-column", law, mark, known, nearest(str(name), known))
-        elif name not in (OPEN, *known):
+            binder.problem("missing-column", law, column.mark, numeric, nearest(str(name), numeric))
+        else:
             law = f"`eval.report` takes the mean of column `{name}`, which is {columns[name].type}"
-            binder.problem("wrong-dtype", law, mark, known, "report numbers, such as a reward or a metric")
+            remedy = "report numbers, such as a reward or a metric"
+            binder.problem("wrong-dtype", law, column.mark, numeric, remedy)
     if binder.problems:
         raise GraphError(binder.problems)

@@ -35,16 +35,17 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
     """
     item = tree.get("op")
     if item is None or not isinstance(item.value, str):
-        law, remedy = f"node `{name}` does not say what it is", f"{name}: {{op: ...}}; see `rlgraph nodes`"
+        law = f"node `{name}` does not say what it is"
+        remedy = f"{name}: {{op: ...}}; see `rlgraph nodes`"
         if item is None and tree.items:
             key, child = next(iter(tree.items.items()))
             remedy += f"; of a node that is there, set: {{{name}.{key}: {flow(child)}}}"
         binder.problem("no-op", law, tree.key or tree.mark, remedy=remedy)
         return None
-    found_op = binder.attempt(find_op, item.value, item.mark)
-    if found_op is None:
+    op_and_target = binder.attempt(find_op, item.value, item.mark)
+    if op_and_target is None:
         return None
-    op, target = found_op
+    op, target = op_and_target
     hooks = {}
     for path, kind, hook_tree in hooked(op, tree):
         hook = _hook(f"{name}.{path}", kind, hook_tree, binder)
@@ -63,7 +64,8 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
 
 
 def _without(tree: Tree, keys: Collection[str]) -> Tree:
-    return replace(tree, value={name: child for name, child in tree.items.items() if name not in keys})
+    items = {name: child for name, child in tree.items.items() if name not in keys}
+    return replace(tree, value=items)
 
 
 def _defaults(op: Op) -> dict[str, Any]:
@@ -75,17 +77,20 @@ def _defaults(op: Op) -> dict[str, Any]:
 
 
 def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | None:
+    if not tree.is_map:
+        return None
     kind = tree.get("kind")
-    if not tree.is_map or (kind and kind.value == OPEN):
-        return None
     if kind is None or not isinstance(kind.value, str):
-        law, remedy = f"`{path}` does not say its `kind`", f"as {{kind: {next(iter(HOOKS[hook.word]))}}}"
-        binder.problem("no-kind", law, tree.key or tree.mark, remedy=remedy)
+        law = f"`{path}` does not say its `kind`"
+        example = next(iter(HOOKS[hook.word]))
+        binder.problem("no-kind", law, tree.key or tree.mark, remedy=f"as {{kind: {example}}}")
         return None
-    found_hook = binder.attempt(find_hook, hook, kind.value, kind.mark)
-    if found_hook is None:
+    if kind.value == OPEN:
         return None
-    op, target = found_hook
+    hook_and_target = binder.attempt(find_hook, hook, kind.value, kind.mark)
+    if hook_and_target is None:
+        return None
+    op, target = hook_and_target
     ins = tree.get("in")
     if ins:
         law = f"`{path}` has no `in`: its node maps the columns that a {hook.word} reads"
@@ -99,7 +104,9 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
 
 def _accepted(op: Op) -> tuple[str, ...]:
     """Return the keys that an op's nodes may have beside its attributes."""
-    keys = ("model", "in", "out", "rows", *KEYS) if op.engine else ("in", "out", "rows", "pool", *KEYS)
+    keys = ["in", "out", "rows", "pool", *KEYS]
+    if op.engine:  # its node runs where the model's engine is
+        keys = ["model", "in", "out", "rows", *KEYS]
     conditions = {
         "model": op.declared.recorded,
         "state": op.declared.state == "reads",
@@ -107,7 +114,8 @@ def _accepted(op: Op) -> tuple[str, ...]:
         "joins": joins(op),
         "refill": op.declared.filters,
     }
-    return (*keys, *(key for key, applies in conditions.items() if applies))
+    keys += [key for key, applies in conditions.items() if applies]
+    return tuple(keys)
 
 
 def joins(op: Op) -> bool:
@@ -116,20 +124,26 @@ def joins(op: Op) -> bool:
 
 
 def _attributes(
-    path: str, tree: Tree, op: Op, binder: Binder, what: str, keys: tuple[str, ...] = ()
+    path: str, tree: Tree, op: Op, binder: Binder, reader: str, keys: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any] | None, dict[str, Varying]]:
     """Return every attribute's value, or None with the problems noted, and the courses of some."""
     fields = op.attributes.model_fields
-    if not binder.strict:  # what was given stands over the defaults
-        defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
-        written = {name: child.plain() for name, child in tree.items.items() if name in fields}
-        return {**defaults, **written}, {}
+    if not binder.strict:  # values are not checked: those in the graph, and defaults for the others
+        unchecked = {name: field.default for name, field in fields.items() if not field.is_required()}
+        for name, child in tree.items.items():
+            if name in fields:
+                unchecked[name] = child.plain()
+        return unchecked, {}
     measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
-    tree, courses = take_courses(op.attributes, tree, path, binder, what, op.structural, measures)
-    values = validate(op.attributes, tree, path, binder, what, keys, partial(_relatives, op))
+    tree, courses = take_courses(op.attributes, tree, path, binder, reader, op.structural, measures)
+    values = validate(op.attributes, tree, path, binder, reader, keys, partial(_relatives, op))
     if values is None:
         return None, {}
-    attributes = {name: getattr(values, name) for name in fields if op.kind or name not in op.hooks}
+    attributes = {}
+    for name in fields:
+        is_hook_of_node = not op.kind and name in op.hooks
+        if not is_hook_of_node:
+            attributes[name] = getattr(values, name)
     # paths are relative to the file that they stand in; of functions in files workers are told the place
     for name, item in _marked(PathMarker, op, tree):
         attributes[name] = item.mapped(_resolved).plain()
@@ -143,37 +157,39 @@ def _relatives(op: Op, attribute: str) -> str:
     """Return which shipped ops have an attribute, of those whose names begin as an op's; or nothing."""
     if op.kind:
         return ""
-    prefix = op.name.split(".")[0]
-    relatives = [name for name in OPS if name.split(".")[0] == prefix]
-    having = [name for name in relatives if attribute in load(OPS[name]).attributes.model_fields]
-    if not having:
+    family = op.name.split(".")[0]
+    relatives = []
+    for name in OPS:
+        if name.split(".")[0] == family and attribute in load(OPS[name]).attributes.model_fields:
+            relatives.append(name)
+    if not relatives:
         return ""
-    verb = "have" if len(having) > 1 else "has"
-    return f"{' and '.join(having)} {verb} it"
+    verb = "have" if len(relatives) > 1 else "has"
+    return f"{' and '.join(relatives)} {verb} it"
 
 
 def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, binder: Binder) -> Op:
     """Return an op with the columns that its attributes ask for, one of which may name others with types."""
     outputs = op.written(attributes)
-    known = {port.name for port in outputs}
+    written_anyway = {port.name for port in outputs}
     attribute = op.declared.columns
     columns = attributes.get(attribute)
-    further = []
     if not isinstance(columns, Mapping):
         columns = {}
     place = f"{name}.{attribute}"
     for column, declared in columns.items():
         mark = tree.at((attribute, column)).mark
         port = _typed_port(op, column, declared, f"{place}.{column}", mark, binder)
-        if port and column not in known:
-            further.append(port)
         if not NAME.match(column):
             binder.problem("bad-name", NO_NAME.format(column), mark)
-        if column in known:
+        if column in written_anyway:
             law = f"`{place}` names `{column}`, which op {op.name} writes anyway"
             binder.problem("two-writers", law, mark, remedy=f"remove {place}.{column}")
-    outputs += tuple(further)
-    return op if outputs == op.outputs else replace(op, outputs=outputs)
+        elif port:
+            outputs += (port,)
+    if outputs == op.outputs:
+        return op
+    return replace(op, outputs=outputs)
 
 
 def _typed_port(op: Op, column: str, declared: Any, place: str, mark: Mark, binder: Binder) -> Port | None:
@@ -212,15 +228,17 @@ def names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
     item = tree.get(key)
     if item is None:
         return {}
-    is_name_map = item.is_map and all(isinstance(child.value, str) for child in item.items.values())
-    if not is_name_map:
+    are_names = all(isinstance(child.value, str) for child in item.items.values())
+    if not item.is_map or not are_names:
         law = f"`{key}` maps the op's names to columns, as {{rewards: shaped}}"
         binder.problem("wrong-type", law, item.mark)
         return {}
-    for child in item.items.values():
+    columns = {}
+    for name, child in item.items.items():
+        columns[name] = child.value
         if not NAME.match(child.value):
             binder.problem("bad-name", NO_NAME.format(child.value), child.mark)
-    return {name: child.value for name, child in item.items.items()}
+    return columns
 
 
 def resolved(path: str, mark: Mark) -> str:
@@ -230,8 +248,11 @@ def resolved(path: str, mark: Mark) -> str:
     path stay as they are.
     """
     value = with_values(path)
-    if path == OPEN or "://" in value or Path(value).is_absolute():
+    is_fixed = "://" in value or Path(value).is_absolute()
+    if path == OPEN or is_fixed:
         return path
     origin = Path(mark.source.name)
     is_of_working_directory = origin.parent == graphs_folder() or mark.source.name == "command line"
-    return str(Path(path) if is_of_working_directory else origin.parent / path)
+    if is_of_working_directory:
+        return str(Path(path))
+    return str(origin.parent / path)

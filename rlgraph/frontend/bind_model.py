@@ -2,6 +2,7 @@
 
 import os
 import re
+from typing import Any
 
 from rlgraph.engines.registry import EMBEDDED, REFUSED, SERVERS, SERVING
 from rlgraph.frontend.bind_call import resolved
@@ -29,7 +30,8 @@ def bind_model(name: str, tree: Tree, device: str, binder: Binder) -> Model | No
     for law in MODEL_LAWS:
         binder.problems += law(view)
     path = resolved(spec.path, tree.items["path"].mark)
-    if HUB_ID.match(with_values(spec.path)) and not os.path.exists(with_values(path)):
+    may_be_hub_id = HUB_ID.match(with_values(spec.path))
+    if may_be_hub_id and not os.path.exists(with_values(path)):
         path = spec.path
     return Model(name, path, spec, tree.key or tree.mark, rate)
 
@@ -44,16 +46,25 @@ def on_device(spec: ModelSection, device: str) -> ModelSection:
     """
     serve, train = spec.serve, spec.train
     dtype = "bfloat16" if device == "cuda" else "float32"
-    engine = SERVERS if device == "cuda" or _asks_for_servers(serve) else EMBEDDED
-    auto = {"engine": engine, "dtype": dtype}
-    serve = serve.model_copy(update={key: auto[key] for key in auto if getattr(serve, key) == "auto"})
-    settled = {"dtype": dtype} if train.dtype == "auto" else {}
-    again = {"recompute": True} if train.activation_offload and train.recompute == "auto" else {}
-    train = train.model_copy(update=settled | again)
-    return spec.model_copy(update={"serve": serve, "train": train})
+    serve_update: dict[str, Any] = {}
+    if serve.engine == "auto":
+        needs_servers = device == "cuda" or _needs_servers(serve)
+        serve_update["engine"] = SERVERS if needs_servers else EMBEDDED
+    if serve.dtype == "auto":
+        serve_update["dtype"] = dtype
+    train_update: dict[str, Any] = {}
+    if train.dtype == "auto":
+        train_update["dtype"] = dtype
+    if train.activation_offload and train.recompute == "auto":
+        train_update["recompute"] = True
+    settled = {
+        "serve": serve.model_copy(update=serve_update),
+        "train": train.model_copy(update=train_update),
+    }
+    return spec.model_copy(update=settled)
 
 
-def _asks_for_servers(serve: Serve) -> bool:
+def _needs_servers(serve: Serve) -> bool:
     """Return whether a serve section has settings that only servers of the run's own take."""
     if any(is_changed(serve, key) for key in REFUSED):
         return True

@@ -63,7 +63,8 @@ def _rank_of_source(mark: Mark) -> int:
     name = mark.source.name
     if name == "command line":
         return 2
-    return 0 if Path(name).parent == graphs_folder() else 1
+    is_shipped = Path(name).parent == graphs_folder()
+    return 0 if is_shipped else 1
 
 
 def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
@@ -76,39 +77,42 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
         binder.problem("rows-of-a-source", law, item.key, remedy="remove `rows`")
     if isinstance(item.value, str):
         return {"rows": (item.value,)}
-    makers = item.plain()
-    if isinstance(makers, list) and makers and all(isinstance(maker, str) for maker in makers):
-        return {"rows": (*makers,)}
+    if isinstance(item.value, list):
+        makers = item.plain()
+        if makers and all(isinstance(maker, str) for maker in makers):
+            return {"rows": tuple(makers)}
     route = _route(item)
-    if route is None:
-        law = f"`rows` of node `{name}` names a filter, what makes its rows, or a value of a column"
-        remedy = "as rows: mixed; [rollout, examples], both; {by: source, is: math}; {by: source}, the rest"
-        binder.problem("wrong-type", law, item.mark, remedy=remedy)
-        return {}
-    return {"route": route}
+    if route is not None:
+        return {"route": route}
+    law = f"`rows` of node `{name}` names a filter, what makes its rows, or a value of a column"
+    remedy = "as rows: mixed; [rollout, examples], both; {by: source, is: math}; {by: source}, the rest"
+    binder.problem("wrong-type", law, item.mark, remedy=remedy)
+    return {}
 
 
 def _route(item: Tree) -> Route | None:
-    """Return the rows by the value of a column, ``{by: COLUMN, is: VALUES}``; None where it is none."""
+    """Return the rows by the value of a column, ``{by: COLUMN, is: VALUES}``; None for any other form."""
     if not item.is_map:
         return None
     content = item.plain()
-    column, values = content.get("by"), content.get("is", [])
+    column = content.get("by")
+    values = content.get("is", [])
     if not isinstance(column, str) or not content.keys() <= {"by", "is"}:
         return None
+    if values == [] and "is" in content:
+        return None  # `is` that lists no value is a mistake; only without `is` does a route take the rest
     if not isinstance(values, list):
         values = [values]
-    elif not values and "is" in content:
-        return None
-    are_scalars = all(type(value) in (str, int, bool) for value in values)
-    if not are_scalars or OPEN in values:
-        return None
+    for value in values:
+        if type(value) not in (str, int, bool) or value == OPEN:
+            return None
     return Route(column, tuple(values))
 
 
 def _state(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
     """Return the node whose state one has; that it keeps one is checked once all nodes are known."""
-    item, kind = tree.get("state"), op.declared.state
+    item = tree.get("state")
+    kind = op.declared.state
     if item and kind != "reads":
         law = f"op {op.name} reads no other node's state"
         binder.problem("no-state", law, item.key, (), "remove `state`")
@@ -127,10 +131,11 @@ def states_are_kept(nodes: Sequence[Node], binder: Binder) -> None:
     """Check that each state that a node reads is kept by another."""
     keepers = [node.name for node in nodes if node.op.declared.state == "keeps"]
     for node in nodes:
-        if node.state not in (None, OPEN, *keepers):
-            law = f"`state` of node `{node.name}` names `{node.state}`, which keeps none"
-            remedy = nearest(str(node.state), keepers)
-            binder.problem("no-state", law, node.edited or node.mark, keepers, remedy)
+        if node.state in (None, OPEN, *keepers):
+            continue
+        law = f"`state` of node `{node.name}` names `{node.state}`, which keeps none"
+        remedy = nearest(str(node.state), keepers)
+        binder.problem("no-state", law, node.edited or node.mark, keepers, remedy)
 
 
 def _joins(name: str, tree: Tree, op: Op, binder: Binder) -> str:
@@ -148,33 +153,37 @@ def _joins(name: str, tree: Tree, op: Op, binder: Binder) -> str:
 def with_leads(nodes: Sequence[Node], sections: Mapping[str, Tree], binder: Binder) -> list[Node]:
     """Return the nodes, those that join an update with its cadence and as many optimizer steps."""
     leads = {node.name: node for node in nodes if node.updates and joins(node.op)}
-    return [_joined(node, leads, sections[node.name], binder) if node.joins else node for node in nodes]
+    with_steps = []
+    for node in nodes:
+        with_steps.append(_joined(node, leads, sections[node.name], binder) if node.joins else node)
+    return with_steps
 
 
 def _joined(node: Node, leads: Mapping[str, Node], tree: Tree, binder: Binder) -> Node:
-    update, law = leads.get(node.joins), f"node `{node.name}` joins `{node.joins}`, "
+    lead = leads.get(node.joins)
+    law = f"node `{node.name}` joins `{node.joins}`, "
     mark = tree.items["joins"].mark
-    if update is None:
-        known = [name for name, other in leads.items() if other.model == node.model]
+    if lead is None:
+        known = [name for name, update in leads.items() if update.model == node.model]
         law += "which makes no optimizer steps of its own"
         binder.problem("joins-no-update", law, mark, known, nearest(node.joins, known))
         return node
-    if update.model != node.model:
-        law += f"which updates `{update.model}`; it updates `{node.model}`"
+    if lead.model != node.model:
+        law += f"which updates `{lead.model}`; it updates `{node.model}`"
         binder.problem("joins-other-model", law, mark, remedy=f"remove: [{node.name}.joins]")
         return node
     shared = {}
     for role in STEPS:
         attribute = node.called.name_of(role)
         if attribute:
-            shared[attribute] = update.called.value(role, 1)
+            shared[attribute] = lead.called.value(role, 1)
     for key in (*KEYS, *shared):
         item = tree.get(key)
         if item and item.value not in (OPEN, shared.get(key)):
             problem = f"{law}and has its optimizer steps: `{key}` is that one's"
             binder.problem("joins-steps", problem, item.mark, remedy=f"remove: [{node.name}.{key}]")
     attributes = {**node.called.attributes, **shared}
-    return replace(node, call=replace(node.called, attributes=attributes), when=update.when)
+    return replace(node, call=replace(node.called, attributes=attributes), when=lead.when)
 
 
 def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:
@@ -208,8 +217,10 @@ def _node_pool(name: str, tree: Tree, op: Op, binder: Binder) -> str:
 def _node_model(
     name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder
 ) -> tuple[str | None, bool]:
+    """Return the model that a node runs on, and whether in the version after the update."""
     item = tree.get("model")
-    if op.engine is None and not op.declared.recorded:
+    has_model = op.engine is not None or op.declared.recorded
+    if not has_model:
         if item:
             binder.problem("model-unused", f"op {op.name} reads no model", item.key, remedy="remove `model`")
         return None, False
@@ -220,16 +231,19 @@ def _node_model(
     model, _, version = item.value.partition("@")
     if item.value == OPEN or model in binder.broken:
         return None, False
-    if model not in models or version not in ("", "next"):
-        law, mark, remedy = f"there is no model `{item.value}`", item.mark, nearest(model, models)
-        removed = binder.removed.get(f"models.{model}")
-        if removed:
-            law, mark = f"node `{name}` ({op.name}) runs on model `{model}`, which is removed here", removed
-            remedy = f"remove: [{name}, models.{model}], or set: {{{name}.model: ...}}"
-        binder.problem("unknown-model", law, mark, models, remedy)
-        return None, False
-    _model_fits(name, op, models[model], item.mark, binder)
-    return model, version == "next"
+    if model in models and version in ("", "next"):
+        _model_fits(name, op, models[model], item.mark, binder)
+        return model, version == "next"
+    law = f"there is no model `{item.value}`"
+    mark = item.mark
+    remedy = nearest(model, models)
+    removed = binder.removed.get(f"models.{model}")
+    if removed:
+        law = f"node `{name}` ({op.name}) runs on model `{model}`, which is removed here"
+        mark = removed
+        remedy = f"remove: [{name}, models.{model}], or set: {{{name}.model: ...}}"
+    binder.problem("unknown-model", law, mark, models, remedy)
+    return None, False
 
 
 def _model_fits(name: str, op: Op, model: Model, mark: Mark, binder: Binder) -> None:
@@ -252,13 +266,14 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
     if item and str(item.value) in models:
         return str(item.value)
     natural = _natural_tokenizers(models)
-    if item is None and len({model.path for model in natural}) == 1:
+    paths = {model.path for model in natural}
+    if item is None and len(paths) == 1:
         return natural[0].name
-    if binder.broken or (item and item.value == OPEN):
+    is_open = item is not None and item.value == OPEN
+    if binder.broken or is_open:
         return None
-    law, mark = f"node `{name}` needs the tokenizer of one model", tree.key
-    if natural:
-        mark = natural[-1].mark
+    law = f"node `{name}` needs the tokenizer of one model"
+    mark = natural[-1].mark if natural else tree.key
     if item:
         law += f"; there is no `{item.value}`"
         mark = item.mark
@@ -284,11 +299,11 @@ def _cadence(name: str, tree: Tree, binder: Binder) -> Cadences:
         item = tree.get(key)
         if item is None or item.value == OPEN:
             continue
-        if not item.is_count:
-            law = f"`{name}.{key}` is a number of iterations, 1 or more; it is {item.plain()!r}"
-            binder.problem("wrong-value", law, item.mark)
-        else:
+        if item.is_count:
             numbers[key] = item.value
+            continue
+        law = f"`{name}.{key}` is a number of iterations, 1 or more; it is {item.plain()!r}"
+        binder.problem("wrong-value", law, item.mark)
     every = numbers.get("every", 1)
     cadence = Cadence(numbers.get("from", every), every)
     return () if cadence == ALWAYS else (cadence,)
@@ -304,15 +319,23 @@ def _copied(
             law = f"op {op.name} copies no weights"
             binder.problem("of-unused", law, item.key, remedy="remove `of`")
         return None, False
-    if onto is None or (item and item.value == OPEN):
+    if onto is None:
         return None, False
-    model, _, version = str(item.value if item else "").partition("@")
-    mark = (item.mark if item else tree.key) or tree.mark
+    source = ""
+    mark = tree.key or tree.mark
+    law = f"node `{name}` does not say whose weights"
+    if item:
+        if item.value == OPEN:
+            return None, False
+        source = str(item.value)
+        mark = item.mark
+        law = f"there is no model `{item.plain()}`"
+    model, _, version = source.partition("@")
     if model in binder.broken:
         return None, False
     if model not in models or version not in ("", "next"):
-        law = f"there is no model `{item.plain()}`" if item else f"node `{name}` does not say whose weights"
-        binder.problem("unknown-model", law, mark, models, nearest(model, models) or "add `of: MODEL`")
+        remedy = nearest(model, models) or "add `of: MODEL`"
+        binder.problem("unknown-model", law, mark, models, remedy)
         return None, False
     _copy_fits(name, models[model], onto, mark, tree, binder)
     return model, version == "next"

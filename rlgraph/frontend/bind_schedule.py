@@ -18,24 +18,34 @@ from rlgraph.syntax.validate import Binder
 INTERVALS = ("save_every", "record_every")  # of the schedule, which an evaluation's `every` is like
 FIFO, IN_ORDER = "fifo", "in_order"
 # settings of `schedule.buffer` that only some buffers have -> by what these are filled
-FOR_GROUPS = {
+SETTINGS_BY_FILLING = {
     "order": ("group", "surplus"),
-    **dict.fromkeys(("too_old", "in_flight", "chunk", "lend"), ("group",)),
+    "too_old": ("group",),
+    "in_flight": ("group",),
+    "chunk": ("group",),
+    "lend": ("group",),
 }
 
 
 def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, binder: Binder) -> Schedule:
     """Return a schedule with the source whose rows its epochs count; a run has iterations or epochs."""
-    section, schedule = tree.get("schedule"), schedule or Schedule()
+    section = tree.get("schedule")
+    schedule = schedule or Schedule()
     if section is None or not section.is_map:
         return schedule
-    lengths = [item for name in ("iterations", "epochs") if (item := section.get(name))]
-    mark = lengths[-1].key if lengths else section.key
-    known = [item for item in lengths if item.value is not None]
-    if len(known) > 1:
+    mark = section.key
+    lengths = []
+    for name in ("iterations", "epochs"):
+        item = section.get(name)
+        if item is None:
+            continue
+        mark = item.key
+        if item.value is not None:
+            lengths.append(item)
+    if len(lengths) > 1:
         law = "`schedule` has `iterations` and `epochs`"
         binder.problem("run-length", law, mark, remedy="set: {schedule.iterations: null}")
-    elif not known:
+    elif not lengths:
         law = "`schedule` has no `iterations` and no `epochs`"
         binder.problem("run-length", law, mark, remedy="add `iterations: ...`, or `epochs: ...`")
     if schedule.stop:
@@ -48,7 +58,9 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
         path = ("schedule", key)
         intervals[key] = _interval(getattr(schedule, key), path, schedule, nodes, tree, binder)
     schedule = schedule.model_copy(update=intervals)
-    return schedule if schedule.epochs is None else _counted(schedule, nodes, mark, binder)
+    if schedule.epochs is None:
+        return schedule
+    return _counted(schedule, nodes, mark, binder)
 
 
 def evaluation_times(
@@ -72,22 +84,29 @@ def _interval(
     """Return an interval with the source whose rows its epochs count, checked against the schedule."""
     if isinstance(every, int):
         return every
-    name, mark = ".".join(path), tree.at(path).mark
+    name = ".".join(path)
+    mark = tree.at(path).mark
     for law, remedy in _unforeseen(every, schedule, nodes):
         binder.problem("interval", f"`{name}` is {every}, and {law}", mark, remedy=remedy)
-    sources = [node.name for node in nodes if node.call and node.op.source]
+    sources = _sources(nodes)
     if not every.epochs or every.source in sources:
         return every
-    if not every.source and len(sources) == 1:
-        return every.of(sources[0])
     if every.source:
-        law = f"`{name}` counts the rows of `{every.source}`, which is no source of the graph"
-        remedy = nearest(every.source, sources)
-    else:
-        law = f"`{name}` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
-        remedy = f"say whose: {every} of {sources[0]}" if sources else "give iterations, or a duration"
-    binder.problem("interval", law, mark, sources if every.source else (), remedy)
+        law = f"`{name}` counts the rows of `{every.source}`, which is not a source of the graph"
+        binder.problem("interval", law, mark, sources, nearest(every.source, sources))
+        return every
+    if len(sources) == 1:
+        return every.of(sources[0])
+    law = f"`{name}` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
+    remedy = "give iterations, or a duration"
+    if sources:
+        remedy = f"say whose: {every} of {sources[0]}"
+    binder.problem("interval", law, mark, (), remedy)
     return every
+
+
+def _sources(nodes: Sequence[Node]) -> list[str]:
+    return [node.name for node in nodes if node.call and node.op.source]
 
 
 def _unforeseen(every: Interval, schedule: Schedule, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
@@ -114,8 +133,10 @@ def _ordered(schedule: Schedule, section: Tree, binder: Binder) -> Schedule:
     if buffer is None or buffer.order in (FIFO, IN_ORDER, OPEN):
         return schedule
     mark = section.items["buffer"].items["order"].mark
-    target = binder.attempt(find_function, buffer.order, "policy", mark) or buffer.order
-    return schedule.model_copy(update={"buffer": buffer.model_copy(update={"order": target})})
+    function = binder.attempt(find_function, buffer.order, "policy", mark)
+    if function is None:
+        return schedule
+    return schedule.model_copy(update={"buffer": buffer.model_copy(update={"order": function})})
 
 
 def with_buffer(graph: Graph, tree: Tree, binder: Binder) -> Graph:
@@ -130,11 +151,12 @@ def with_buffer(graph: Graph, tree: Tree, binder: Binder) -> Graph:
         remedy = "set: {schedule.buffer: null}, or let one refill: set: {FILTER.refill: true}"
         binder.problem("no-surplus", law, place.key, (), remedy)
     for key, item in place.items.items():
-        if key in FOR_GROUPS and item.value is not None and by not in FOR_GROUPS[key]:
-            accepting = " or ".join(FOR_GROUPS[key])
-            law = f"`schedule.buffer.{key}` is for a buffer by {accepting}, and this one is by {by}"
-            remedy = f"remove: [schedule.buffer.{key}]"
-            binder.problem("buffer-setting", law, item.key, (), remedy)
+        accepting = SETTINGS_BY_FILLING.get(key)
+        if accepting is None or item.value is None or by in accepting:
+            continue
+        law = f"`schedule.buffer.{key}` is for a buffer by {' or '.join(accepting)}, and this one is by {by}"
+        remedy = f"remove: [schedule.buffer.{key}]"
+        binder.problem("buffer-setting", law, item.key, (), remedy)
     if buffer.order == IN_ORDER and by == "surplus":
         law = "`schedule.buffer.order` is in_order, which is for groups that stream; these are surplus"
         mark = place.items["order"].mark
@@ -172,9 +194,11 @@ def _best_is_measured(best: Best, tree: Tree, binder: Binder) -> None:
 
 def _is_reported(metric: str, reads: str, place: Tree, tree: Tree, binder: Binder) -> None:
     """Check that a metric of evaluations, or a part of one, is reported; ``reads`` begins the law."""
-    known = [f"eval/{name}" for name in tree.at(("eval", "report")).items] if tree.get("eval") else []
+    known = []
+    if tree.get("eval"):
+        known = [f"eval/{name}" for name in tree.at(("eval", "report")).items]
     for reported in known:
-        if metric == reported or metric.startswith(f"{reported}/"):
+        if f"{metric}/".startswith(f"{reported}/"):
             return
     column = metric.removeprefix("eval/")
     remedy = nearest(metric, known) or f"add it to the graph, as eval: {{report: {{{column}: rewards}}}}"
@@ -183,10 +207,15 @@ def _is_reported(metric: str, reads: str, place: Tree, tree: Tree, binder: Binde
 
 
 def _counted(schedule: Schedule, nodes: Sequence[Node], mark: Mark | None, binder: Binder) -> Schedule:
-    epochs, sources = schedule.epochs, [node.name for node in nodes if node.call and node.op.source]
+    """Return a schedule whose epochs name the source whose rows they count."""
+    sources = _sources(nodes)
+    epochs = schedule.epochs
     counted = epochs if isinstance(epochs, dict) else dict.fromkeys(sources, epochs)
-    if len(counted) != 1 or not {*counted} <= {*sources}:
+    is_of_one_source = len(counted) == 1 and counted.keys() <= {*sources}
+    if not is_of_one_source:
         law = f"`schedule.epochs` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
-        remedy = f"set: {{schedule.epochs: {{{sources[0]}: 3}}}}" if sources else "give schedule.iterations"
+        remedy = "give schedule.iterations"
+        if sources:
+            remedy = f"set: {{schedule.epochs: {{{sources[0]}: 3}}}}"
         binder.problem("run-length", law, mark, remedy=remedy)
     return schedule.model_copy(update={"epochs": counted})

@@ -39,8 +39,9 @@ def as_written(graph: str, overrides: Sequence[str] = ()) -> Tree:
     Raises:
         GraphError: a file, an edit or an override is wrong.
     """
+    problems: Sequence[Problem] = ()
     try:
-        tree, problems = _load(graph, None, ()), tuple[Problem, ...]()
+        tree = _load(graph, None, ())
     except GraphError as error:
         if error.rest is None:
             raise
@@ -77,31 +78,34 @@ def _overridden(tree: Tree, override: str) -> Tree:
 
 def _load(graph: str, reference: Tree | None, parents: tuple[Path, ...]) -> Tree:
     path = _find(graph, reference)
-    mark = reference.mark if reference else None
     if path.resolve() in parents:
+        mark = reference.mark if reference else None
         raise fail("extends-cycle", f"`extends` goes in a circle: {path} extends itself", mark)
     tree = source.read(path)
     parent, edits, use = map(tree.get, ("extends", "edits", "use"))
     if parent and not isinstance(parent.value, str):
         law = "`extends` is the name of a shipped graph, or a file beside this one"
         raise fail("wrong-type", law, parent.mark, shipped_graphs())
-    used = _fragments(use) if use else []
+    edits_of_fragments = _fragments(use) if use else []
     if parent is None:
         if edits is not None:
             remedy = "" if tree.get("graph") else f"to a graph, give it as a fragment: use: [{path.name}]"
             law = "`edits` change a parent; name one with `extends`"
             raise fail("edits-alone", law, edits.key, remedy=remedy)
-        return _edited(tree.with_item("use", None), used) if use else tree
+        if use is None:
+            return tree
+        return _edited(tree.with_item("use", None), edits_of_fragments)
     try:
         parent_tree = _load(parent.value, parent, (*parents, path.resolve()))
     except GraphError as error:
         raise GraphError(error.problems) from None  # what this file changes in it is unknown
-    return _edited(_renamed_parent(tree, parent_tree), [*used, *_list_of_edits(edits)])
+    return _edited(_renamed_parent(tree, parent_tree), [*edits_of_fragments, *_list_of_edits(edits)])
 
 
 def _find(graph: str, reference: Tree | None) -> Path:
     """Return the file of a graph; of a parent, ``reference`` is where it is named."""
-    folder = Path(reference.mark.source.name).parent if reference else Path()
+    mark = reference.mark if reference else None
+    folder = Path(mark.source.name).parent if mark else Path()
     path = folder / graph
     if os.path.isfile(path):  # unlike Path.is_file, false for a name too long
         return path
@@ -114,7 +118,6 @@ def _find(graph: str, reference: Tree | None) -> Path:
     is_path = "/" in graph or "." in graph
     accepted = () if is_path else shipped
     stem = Path(graph).stem
-    mark = reference.mark if reference else None
     few = few_of(stem, accepted, "rlgraph graphs")
     raise fail("no-graph", f"no graph `{graph}`: {reason}", mark, accepted, nearest(stem, shipped), few)
 
@@ -136,33 +139,37 @@ def _fragment(name: Tree) -> Tree:
     path = folder / name.value
     if not os.path.isfile(path):
         law += f"; there is no {name.value} in {folder.resolve()}"
-        near = nearest(name.value, [str(other.relative_to(folder)) for other in path.parent.glob("*.yaml")])
-        raise fail("no-file", law, name.mark, remedy=near)
+        files = [str(file.relative_to(folder)) for file in path.parent.glob("*.yaml")]
+        raise fail("no-file", law, name.mark, remedy=nearest(name.value, files))
     fragment = source.read(path)
     for section, item in fragment.items.items():
-        if section not in ("about", "edits"):
-            law = f"`{section}` can't stand in a fragment, which has `edits` and may say what it is `about`"
-            remedy = f"a whole graph is a parent: extends: {name.value}" if fragment.get("graph") else ""
-            raise fail("no-fragment", law, item.key, ("about", "edits"), remedy)
-    if (edits := fragment.get("edits")) is None:
+        if section in ("about", "edits"):
+            continue
+        law = f"`{section}` can't stand in a fragment, which has `edits` and may say what it is `about`"
+        remedy = f"a whole graph is a parent: extends: {name.value}" if fragment.get("graph") else ""
+        raise fail("no-fragment", law, item.key, ("about", "edits"), remedy)
+    edits = fragment.get("edits")
+    if edits is None:
         raise fail("no-fragment", f"{name.value} has no `edits`", fragment.mark)
     return edits
 
 
 def _list_of_edits(edits: Tree | None) -> list[Tree]:
-    if edits and not isinstance(edits.value, list | None):
+    if edits is None or edits.value is None:
+        return []
+    if not isinstance(edits.value, list):
         raise fail("edits-no-list", "`edits` is a list of edits", edits.mark, EDITS)
-    return (edits.value if edits else None) or []
+    return edits.value
 
 
 def _renamed_parent(child: Tree, parent: Tree) -> Tree:
     """Return a parent under the name of a graph that extends it."""
     for name, item in child.items.items():
-        if name not in ("graph", "about", "extends", "use", "edits"):
-            law = f"`{name}` can't stand beside `extends`: a graph that extends another changes it by `edits`"
-            edit = {name: item.plain()} if name in EDITS else {"set": dict(_leaves(name, item))}
-            remedy = f"edits: [{flow(edit)}]"
-            raise fail("section-beside-extends", law, item.key, remedy=remedy)
+        if name in ("graph", "about", "extends", "use", "edits"):
+            continue
+        law = f"`{name}` can't stand beside `extends`: a graph that extends another changes it by `edits`"
+        edit = {name: item.plain()} if name in EDITS else {"set": dict(_values(name, item))}
+        raise fail("section-beside-extends", law, item.key, remedy=f"edits: [{flow(edit)}]")
     for name in ("graph", "about"):
         if child.get(name):
             parent = parent.with_item(name, child.items[name])
@@ -175,41 +182,47 @@ def _edited(tree: Tree, edits: Sequence[Tree]) -> Tree:
     Raises:
         GraphError: with the problems of all edits, and the rest where only values could not be set.
     """
-    problems, plain = list[Problem](), True
+    problems: list[Problem] = []
+    can_go_on = True
     for edit in edits:
         try:
             tree = apply(tree, edit)
         except GraphError as error:
-            tree, problems = error.rest or tree, [*problems, *error.problems]
-            plain = plain and [*edit.items] == ["set"]  # others make what is read further on
+            tree = error.rest or tree
+            problems += error.problems
+            if [*edit.items] != ["set"]:  # others make what is read further on
+                can_go_on = False
     if problems:
-        raise GraphError(problems, tree if plain else None)
+        raise GraphError(problems, tree if can_go_on else None)
     return tree
 
 
-def _leaves(name: str, tree: Tree) -> Iterator[tuple[str, Any]]:
+def _values(name: str, tree: Tree) -> Iterator[tuple[str, Any]]:
     """Yield the values in a section, by their paths."""
-    if tree.is_map:
-        for key, child in tree.items.items():
-            yield from _leaves(f"{name}.{key}", child)
-    else:
+    if not tree.is_map:
         yield name, tree.plain()
+        return
+    for key, child in tree.items.items():
+        yield from _values(f"{name}.{key}", child)
 
 
 def setting(text: str) -> tuple[str, Tree]:
     """Return the name and the value of ``key=value`` as typed on the command line.
 
     Raises:
-        GraphError: it is none, or its value is no YAML.
+        GraphError: it has another form, or its value is not YAML.
     """
-    where = Source("command line", text)
+    command_line = Source("command line", text)
     name, equals, value = text.partition("=")
     if not equals:
-        raise fail("bad-override", "an override is key=value, as rollout.n=8", Mark(where, 1, 1))
+        raise fail("bad-override", "an override is key=value, as rollout.n=8", Mark(command_line, 1, 1))
     column = len(name) + 2
     if value.lstrip().startswith("#"):
         law = f"`{value.strip()}` is a comment in YAML, not a value"
         remedy = f"quote it: '{name}=\"{value.strip()}\"'"
-        raise fail("bad-override", law, Mark(where, 1, column), remedy=remedy)
-    parsed = source.parse(where, column - 1) if value.strip() else Tree("", Mark(where, 1, 1))
-    return name.strip(), replace(parsed, key=Mark(where, 1, 1))
+        raise fail("bad-override", law, Mark(command_line, 1, column), remedy=remedy)
+    start = Mark(command_line, 1, 1)
+    parsed = Tree("", start)
+    if value.strip():
+        parsed = source.parse(command_line, column - 1)
+    return name.strip(), replace(parsed, key=start)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from rlgraph.errors import Problem, nearest
-from rlgraph.frontend.ports import written
+from rlgraph.frontend.ports import output_columns
 from rlgraph.ir.domains import GraphDomain, Route, ancestors
 from rlgraph.ir.graph import Column, Node
 from rlgraph.ops.column_types import ColumnType, is_made_of
@@ -20,12 +20,12 @@ NAMED_REMEDY = "; `columns` of a source take it from files, and {{{{{0}}}}} in a
 DTYPES = {str: "text", int: "int64", bool: "boolean"}
 
 
-def line(domains: Domains, domain: str) -> list[str]:
+def lineage(domains: Domains, domain: str) -> list[str]:
     """Return the names of a domain and of those that it was made of."""
     return [ancestor.name for ancestor in ancestors(domains, domain)]
 
 
-def as_many(domains: Domains, column: Column) -> list[str]:
+def one_to_one_ancestors(domains: Domains, column: Column) -> list[str]:
     """Return the domains above a column's that have as many rows, one for each of its own, nearest first.
 
     Those of a rollout with ``n: 1`` are one per prompt, and prompts that are made of samples one per sample.
@@ -48,8 +48,8 @@ def start(domains: Domains, column: Column, domain: str) -> str | None:
 
     Its own, where ``domain`` was made of that; else the nearest above it that has as many rows.
     """
-    names = line(domains, domain)
-    for candidate in (column.domain, *as_many(domains, column)):
+    names = lineage(domains, domain)
+    for candidate in (column.domain, *one_to_one_ancestors(domains, column)):
         if candidate in names:
             return candidate
     return None
@@ -78,21 +78,26 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
         if kind == "segments":
             remedy = "let it read columns of samples; segment.align brings what it writes to their segments"
         return f"{kind}-to-{want.domain}", remedy
-    if want.axis != have.axis and (want.axis, have.axis) != ("other_tokens", "tokens"):
+    # a parameter along other_tokens may be along the same tokens as the others
+    reads_tokens_as_others = (want.axis, have.axis) == ("other_tokens", "tokens")
+    if want.axis != have.axis and not reads_tokens_as_others:
         if want.axis == "tokens":
             return "wrong-axis", AXIS_REMEDY
-        return "wrong-axis", ROW_REMEDY if want.axis is None else ""
+        if want.axis is None:
+            return "wrong-axis", ROW_REMEDY
+        return "wrong-axis", ""
     if not _same_axes(want.fixed, have.fixed):
         return "wrong-axis", "the axes behind the rows and tokens are the same for both"
     return "", ""
 
 
-def _same_axes(axes: Sequence[str], other_axes: Sequence[str]) -> bool:
+def _same_axes(wanted_axes: Sequence[str], axes: Sequence[str]) -> bool:
     """Return whether fixed axes fit: a name that is a number on the other side stands for it."""
-    if len(axes) != len(other_axes):
+    if len(wanted_axes) != len(axes):
         return False
-    for axis, other in zip(axes, other_axes, strict=True):
-        if axis != other and axis.isdigit() == other.isdigit():
+    for wanted_axis, axis in zip(wanted_axes, axes, strict=True):
+        name_meets_number = wanted_axis.isdigit() != axis.isdigit()
+        if wanted_axis != axis and not name_meets_number:
             return False
     return True
 
@@ -110,7 +115,7 @@ def wrong_type(node: Node, port: Port, column: Column, kind: str) -> Problem | N
 
 
 def without_rows(node: Node, domain: GraphDomain) -> Problem | None:
-    """Return the problem of a node without a row for each that its op declares: samples are no prompts."""
+    """Return the problem of a node whose op declares finer rows than the node has: samples, not prompts."""
     if node.op.declared.makes is not None or node.op.copies:
         return None
     law = f"node `{node.name}` ({node.op.name})"
@@ -118,29 +123,38 @@ def without_rows(node: Node, domain: GraphDomain) -> Problem | None:
         remedy = "an op reads a column, or says which rows it `makes`"
         return Problem("no-rows", f"{law} has no rows", node.mark, (), remedy)
     for port in node.op.inputs:
-        if is_made_of(port.type.domain, domain.kind):
-            law += f" reads `{port.name}` as {port.type}; all that it reads has one row per "
-            law += domain.kind.removesuffix("s")
-            remedy = "read a column that a rollout wrote"
-            if node.op.declared.filters:
-                remedy += FILTER_REMEDY
-            return Problem(f"{domain.kind}-to-{port.type.domain}", law, node.mark, (), remedy)
+        if not is_made_of(port.type.domain, domain.kind):
+            continue
+        law += f" reads `{port.name}` as {port.type}; all that it reads has one row per "
+        law += domain.kind.removesuffix("s")
+        remedy = "read a column that a rollout wrote"
+        if node.op.declared.filters:
+            remedy += FILTER_REMEDY
+        return Problem(f"{domain.kind}-to-{port.type.domain}", law, node.mark, (), remedy)
     return None
 
 
 def made_by(node: Node, domains: Domains, parent: str | None) -> GraphDomain:
     """Return the domain that a node makes: so many rows per row of the parent, or as many as it says."""
-    call, declared = node.called, node.op.declared
+    call = node.called
+    declared = node.op.declared
     kind = str(declared.makes)
     name = f"{kind}:{node.name}" if kind in domains else kind
-    times = (call.attributes[declared.times] if declared.times else 1) * declared.of_each
+    times = declared.of_each
+    if declared.times:
+        times *= call.attributes[declared.times]
     domain = GraphDomain(name, kind, node.name, parent, times)
     if declared.holds:
-        ages = int(not call.value("fresh", False)), call.value("oldest", 0)
-        return replace(domain, parent=None, held=parent or "", ages=ages)
-    most = call.value("most") if declared.counts else 0
-    most = most if isinstance(most, int) else 1  # it is missing, or open
-    return replace(domain, most=most, expected=min(float(call.value("expected", most)), most))
+        youngest = 0 if call.value("fresh", False) else 1
+        oldest = call.value("oldest", 0)
+        return replace(domain, parent=None, held=parent or "", ages=(youngest, oldest))
+    if not declared.counts:
+        return replace(domain, most=0, expected=0.0)
+    most = call.value("most")
+    if not isinstance(most, int):
+        most = 1  # it is missing, or open
+    expected = min(float(call.value("expected", most)), most)
+    return replace(domain, most=most, expected=expected)
 
 
 def reduced(
@@ -151,11 +165,12 @@ def reduced(
     And what is wrong with it: the op may not see whole groups, a filter may have dropped one, or one of the
     nodes ``leaving`` rows for a next round, which they do where generation ``streams``.
     """
-    kind = next((port.type.domain for port in node.op.outputs), domain.kind)
+    outputs = node.op.outputs
+    kind = outputs[0].type.domain if outputs else domain.kind
     if node.op.declared.makes or not is_made_of(read_as(node.op, domain.kind), kind):
         return domain, []
     line = ancestors(domains, domain.name)
-    below = [ancestor for ancestor in line if is_made_of(ancestor.kind, kind)]
+    finer = [ancestor for ancestor in line if is_made_of(ancestor.kind, kind)]
     law = f"node `{node.name}` ({node.op.name}) returns one row for each of {kind}"
     problems = []
 
@@ -165,67 +180,70 @@ def reduced(
     if node.op.declared.rows != "group":
         remedy = 'an op that reduces groups is declared so: @op(rows="group")'
         part_of_group("and may see a part of it", remedy)
-    filtered = next((ancestor for ancestor in below if ancestor.filtered), None)
+    filtered = next((ancestor for ancestor in finer if ancestor.filtered), None)
     reads_groups = any(port.type.domain == kind for port in node.op.inputs)
+    may_have_no_rows = any(ancestor.most for ancestor in finer)
     if filtered:
         reason = f"and reads the {filtered.kind} that `{filtered.maker}` keeps: of some there may be none"
         remedy = f"reduce before the filter: leave out `rows: {filtered.maker}`; "
         part_of_group(reason, remedy + "the column can be read behind it")
-    elif any(ancestor.most for ancestor in below) and not reads_groups:
+    elif may_have_no_rows and not reads_groups:
         reason = f"and reads nothing of {kind}: of some there may be no {domain.kind}"
         part_of_group(reason, f"declare a parameter of {kind}, such as count: int64[{kind}]")
     leaver = next((ancestor.maker for ancestor in line if ancestor.maker in leaving), None)
     if leaver:
-        remedy = "set: {schedule.buffer: null}" if streams else f"replace: {{{leaver}: {{op: rollout, ...}}}}"
-        part_of_group(f"some of which `{leaver}` leaves for later iterations", f"{remedy}, which leaves none")
+        remedy = f"replace: {{{leaver}: {{op: rollout, ...}}}}, which leaves none"
+        if streams:
+            remedy = "set: {schedule.buffer: null}, which leaves none"
+        part_of_group(f"some of which `{leaver}` leaves for later iterations", remedy)
     return next(ancestor for ancestor in line if ancestor.kind == kind), problems
 
 
 def no_filter(node: Node, rows: str, filters: Set[str]) -> Problem:
     """Return the problem of a node whose `rows` names nothing that makes or keeps rows."""
-    law = f"`rows` of node `{node.name}` names `{rows}`, which is no filter"
+    law = f"`rows` of node `{node.name}` names `{rows}`, which is not a filter"
     known = f"the filters are {', '.join(sorted(filters))}" if filters else ""
     remedy = nearest(rows, filters) or known or f"add one: {rows}: {{op: filter.mixed}}"
     return Problem("no-filter", law, node.mark, (), remedy)
 
 
-def two_writers(column: str, first: Node, node: Node, output: str) -> Problem:
-    """Return the problem of a column that two nodes write for the same rows, the second as its ``output``."""
-    law = f"column `{column}` has two writers: `{first.name}` ({first.mark}) and `{node.name}`"
+def two_writers(column: str, writer: Node, node: Node, output: str) -> Problem:
+    """Return the problem of a column that two nodes write for the same rows, ``node`` as its ``output``."""
+    law = f"column `{column}` has two writers: `{writer.name}` ({writer.mark}) and `{node.name}`"
     remedy = "give one of them another name: "
     remedy += f"{node.name}: {{..., out: {{{output or node.name}: other_{column}}}}}"
-    if first.route and node.route:
+    if writer.route and node.route:
         law += ", and they may have rows in common"
         remedy = "let them go by one column, share no value of `is`, and one at most be without: the rest"
-    elif first is not node and not node.op.source:
-        remedy += f"; or give each its own rows: {first.name}: {{..., rows: {{by: COLUMN, is: VALUE}}}}, "
+    elif writer is not node and not node.op.source:
+        remedy += f"; or give each its own rows: {writer.name}: {{..., rows: {{by: COLUMN, is: VALUE}}}}, "
         remedy += f"{node.name}: {{..., rows: {{by: COLUMN}}}}, the rest"
     return Problem("two-writers", law, node.mark, (), remedy)
 
 
 def unrelated(
-    domains: Domains, node: Node, column: Column, rest: GraphDomain, reads: Sequence[Column], maker: Node
+    domains: Domains, node: Node, column: Column, finest: GraphDomain, reads: Sequence[Column], maker: Node
 ) -> Problem:
     """Return the problem of a column whose rows, made by ``maker``, are unrelated to a node's others.
 
-    Of ``reads``, all that the node reads, the others are of the domain ``rest``.
+    Of ``reads``, all that the node reads, the others are of the domain ``finest``.
     """
     law = f"node `{node.name}` reads columns of unrelated domains: "
-    law += f"`{column.name}` is {column.label}, others are of {rest.name}"
+    law += f"`{column.name}` is {column.label}, others are of {finest.name}"
     remedy = "columns that meet in a node come from the same rollout or source"
-    one_each = {**domains, column.domain: replace(domains[column.domain], times=1)}
+    with_one_row_each = {**domains, column.domain: replace(domains[column.domain], times=1)}
     times = maker.op.declared.times
-    if times and start(one_each, column, rest.name):
+    if times and start(with_one_row_each, column, finest.name):
         remedy = "of two rollouts of the same prompts, one makes one row per prompt: "
         remedy += f"set: {{{maker.name}.{times}: 1}}"
-    if rest.filtered and rest.parent in line(domains, column.domain):
-        remedy = f"`{rest.maker}` keeps {rest.kind}: let `{maker.name}` go on from those, "
-        remedy += f"set: {{{maker.name}.rows: {rest.maker}}}"
-    drawn = _drawn(domains, reads, node.name)
-    return Problem("unrelated-domains", law, node.edited or node.mark, (), remedy, drawn)
+    if finest.filtered and finest.parent in lineage(domains, column.domain):
+        remedy = f"`{finest.maker}` keeps {finest.kind}: let `{maker.name}` go on from those, "
+        remedy += f"set: {{{maker.name}.rows: {finest.maker}}}"
+    drawing = _drawing(domains, reads, node.name)
+    return Problem("unrelated-domains", law, node.edited or node.mark, (), remedy, drawing)
 
 
-def _drawn(domains: Domains, columns: Sequence[Column], node: str) -> str:
+def _drawing(domains: Domains, columns: Sequence[Column], node: str) -> str:
     """Draw the columns that meet in a node, each with the node that makes its rows."""
     rows = [f"{domains[column.domain].maker} ─ {column.name} ─┐" for column in dict.fromkeys(columns)]
     width = max(map(len, rows))
@@ -239,19 +257,21 @@ def written_out(node: Node, nodes: Sequence[Node]) -> Route:
     Of these, where there are any, those alone whose nodes write a column that this one writes too.
     """
     assert node.route
-    route, columns = node.route, {*written(node).values()}
+    route = node.route
     if route.values:
         return route
+    columns = {*output_columns(node).values()}
     routes = []
-    routes_of_column = []
-    for other in nodes:
-        if other.route and other.route.by == route.by:
-            routes.append(other.route)
-            if not columns.isdisjoint(written(other).values()):
-                routes_of_column.append(other.route)
+    routes_of_same_column = []
+    for candidate in nodes:
+        if candidate.route is None or candidate.route.by != route.by:
+            continue
+        routes.append(candidate.route)
+        if not columns.isdisjoint(output_columns(candidate).values()):
+            routes_of_same_column.append(candidate.route)
     values: dict[str | int | bool, None] = {}
-    for other_route in routes_of_column or routes:
-        values.update(dict.fromkeys(other_route.values))
+    for opposite in routes_of_same_column or routes:
+        values.update(dict.fromkeys(opposite.values))
     return replace(route, values=tuple(values), rest=True)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rlgraph.errors import Mark, fail, nearest
 from rlgraph.frontend.bind_call import bind_call, names
-from rlgraph.frontend.ports import declared, wanted, written
+from rlgraph.frontend.ports import input_names, input_ports, output_columns
 from rlgraph.frontend.tree_paths import changed, put
 from rlgraph.ir.graph import Node
 from rlgraph.syntax.interpolate import INTERPOLATION, filled
@@ -45,13 +45,13 @@ def insert(tree: Tree, name: str, content: Tree) -> Tree:
     for node, child in section.items.items():
         items[node] = child
         if node == writer:
-            items[name] = body
+            items[name] = body  # nodes are listed in this order, so the new one comes after its writer
     return put(tree, tuple(section_path), replace(section, value=items), body.mark)
 
 
 def _writer_of(tree: Tree, column: Tree) -> TreePath:
     for path, node in _nodes(tree):
-        if column.value in written(node).values():
+        if column.value in output_columns(node).values():
             return path
     known = [*dict.fromkeys(_columns(tree))]
     law = f"no node writes column `{column.value}`"
@@ -72,9 +72,7 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
         raise fail("bad-edit", law, new.mark)
     section, _, model = old.rpartition(".")
     if section == "models" and tree.find(("models", model)):
-        _require_free(new.value, new.mark, tree.items["models"].items)
-        tree = _refer_by(tree, ("model", "of", "tokenizer"), model, new.value, mark)
-        return _refer(_rekey(tree, ("models",), model, new.value), old, f"models.{new.value}")
+        return _rename_model(tree, model, new.value, new.mark, mark)
     node = old.removeprefix("nodes.")
     if node in _names(tree):
         _require_free(new.value, new.mark, _names(tree))
@@ -87,17 +85,24 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
     raise fail("edit-missing", f"no node, model or column is called `{old}`", mark, known, hint)
 
 
+def _rename_model(tree: Tree, old: str, new: str, name_mark: Mark, mark: Mark) -> Tree:
+    _require_free(new, name_mark, tree.items["models"].items)
+    tree = _refer_by(tree, ("model", "of", "tokenizer"), old, new, mark)
+    tree = _rekey(tree, ("models",), old, new)
+    return _refer(tree, f"models.{old}", f"models.{new}")
+
+
 def _spliced(name: str, body: Tree, on: Tree) -> str:
     """Return the column that an inserted node writes."""
     node = _node(name, filled(body)[0])
     if node is None:
         raise fail("no-op", f"node `{name}` does not say what it is", body.key, remedy=f"{name}: {{op: ...}}")
-    columns_read = [node.called.ins.get(port.name, port.name) for port in wanted(node)]
+    columns_read = [node.called.ins.get(port.name, port.name) for port in input_ports(node)]
     if on.value not in columns_read:
         law = f"node `{name}` ({node.op.name}) is put on column `{on.value}`, and does not read it"
         remedy = f"say which of its parameters does: in: {{PARAMETER: {on.value}}}"
-        raise fail("insert-unread", law, on.mark, sorted(declared(node)), remedy)
-    columns = [*written(node).values()]
+        raise fail("insert-unread", law, on.mark, sorted(input_names(node)), remedy)
+    columns = [*output_columns(node).values()]
     if len(columns) != 1:
         listing = ", ".join(columns) or "none"
         law = f"`insert` takes an op that writes one column; {node.op.name} writes {listing}"
@@ -121,25 +126,32 @@ def _refer_by(tree: Tree, keys: tuple[str, ...], old: str, new: str, mark: Mark)
 
 def _referring(item: Tree, old: str, new: str) -> Tree:
     """Return a value that refers to a node or model by its new name; the same where it refers to another."""
-    if isinstance(item.value, list):  # several that make its rows
+    if isinstance(item.value, list):  # of `rows`: several nodes that make them
         return item.mapped(lambda leaf: replace(leaf, value=new) if leaf.value == old else leaf)
-    referred, separator, version = str(item.value).partition("@")
-    return replace(item, value=f"{new}{separator}{version}") if referred == old else item
+    name, separator, version = str(item.value).partition("@")
+    if name != old:
+        return item
+    return replace(item, value=f"{new}{separator}{version}")
 
 
 def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
-    # nodes whose only output goes by the name of its node
-    namesakes = {path: node for path, node in _nodes(tree) if path[-1] == old and "" in written(node)}
-    if any(old in written(node).values() for node in namesakes.values()):
+    nodes_with_lone_output = set()  # whose column goes by the name of its node
+    writes_column = False
+    for path, node in _nodes(tree):
+        columns = output_columns(node)
+        if path[-1] == old and "" in columns:
+            nodes_with_lone_output.add(path)
+            writes_column = writes_column or old in columns.values()
+    if writes_column:
         tree = _rename_column(tree, old, new, mark)
     tree = _refer_by(tree, ("rows", "state", "joins"), old, new, mark)
     for section in (TRAIN, EVAL):
         path = (*section, old)
         if not tree.find(path):
             continue
-        if path in namesakes and tree.find((*path, "out", old)):
-            node = _rekey(_section(tree, path), ("out",), old, new)
-            tree = put(tree, path, _with_ports(node, "out"), mark)
+        if path in nodes_with_lone_output and tree.find((*path, "out", old)):
+            section_of_node = _rekey(_section(tree, path), ("out",), old, new)
+            tree = put(tree, path, _with_ports(section_of_node, "out"), mark)
         tree = _rekey(tree, section, old, new)
         tree = _refer(tree, ".".join(path), ".".join((*section, new)))
     return tree
@@ -149,15 +161,16 @@ def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     _require_free(new, mark, _columns(tree))
     sections = _sections(tree, old)
     for path, node in _nodes(tree):
-        optional = {port.name for port in wanted(node) if port.optional}
+        optional = {port.name for port in input_ports(node) if port.optional}
         if not optional.isdisjoint(_readers(tree, path, node, new, sections, old)):
             law = f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
             raise fail("name-taken", law, mark, remedy="take another name")
 
     def outs(_: TreePath, node: Node) -> list[str]:
-        return [output or node.name for output, column in written(node).items() if column == old]
+        return [output or node.name for output, column in output_columns(node).items() if column == old]
 
-    return _redirect(_map_ports(tree, "out", outs, new, mark), old, new, mark, tree)
+    renamed = _map_ports(tree, "out", outs, new, mark)
+    return _redirect(renamed, old, new, mark, tree)
 
 
 def _redirect(tree: Tree, old: str, new: str, mark: Mark, original: Tree) -> Tree:
@@ -173,8 +186,8 @@ def _redirect(tree: Tree, old: str, new: str, mark: Mark, original: Tree) -> Tre
     tree = _map_ports(tree, "in", ins, new, mark)
     for section in (TRAIN, EVAL):
         for name, node in _section(tree, section).items.items():
-            route_column = node.at(("rows", "by"))
-            if route_column.value == old and node.get("rows") is not route_column:
+            route_column = node.find(("rows", "by"))
+            if route_column and route_column.value == old:
                 tree = put(tree, (*section, name, "rows", "by"), replace(route_column, value=new), mark)
     for metric, column in _section(tree, ("eval", "report")).items.items():
         if column.value == old:
@@ -186,7 +199,7 @@ def _sections(tree: Tree, *columns: str) -> set[TreePath]:
     """Return the sections in which nodes write one of some columns: training, evaluation."""
     sections = set()
     for path, node in _nodes(tree):
-        if not set(columns).isdisjoint(written(node).values()):
+        if not set(columns).isdisjoint(output_columns(node).values()):
             sections.add(path[:-1])
     return sections
 
@@ -196,14 +209,15 @@ def _readers(
 ) -> list[str]:
     """Return the parameters through which a node reads a column, which some sections write."""
     ins = node.called.ins
+    ports = [port for port in input_ports(node) if ins.get(port.name, port.name) == column]
     # in training, a column that only an evaluation writes is absent: an optional parameter reads nothing
     is_absent = path[:-1] == TRAIN and TRAIN not in sections
-    ports = [port for port in wanted(node) if ins.get(port.name, port.name) == column]
     has_token_port = any(port.optional and port.type.axis for port in ports)
     is_along_others = has_token_port and _is_along_other_tokens(tree, node, name_in_tree)
     readers = []
     for port in ports:
-        is_skipped = port.optional and (is_absent or (bool(port.type.axis) and is_along_others))
+        misses_tokens = is_along_others and port.type.axis is not None
+        is_skipped = port.optional and (is_absent or misses_tokens)
         if port.name in ins or not is_skipped:
             readers.append(port.name)
     return readers
@@ -215,10 +229,11 @@ def _is_along_other_tokens(tree: Tree, node: Node, column: str) -> bool:
     if not tokens:
         return False
     for _, maker in _nodes(tree):
-        if maker.op.declared.makes:
-            columns = written(maker).values()
-            if column in columns and tokens not in columns:
-                return True
+        if not maker.op.declared.makes:
+            continue
+        columns = output_columns(maker).values()
+        if column in columns and tokens not in columns:
+            return True
     return False
 
 
@@ -228,25 +243,34 @@ def _map_ports(
     """Redirect some ports in ``in`` or ``out`` of every node to another column."""
     for section in (TRAIN, EVAL):  # evaluation second: its nodes inherit from those that are changed by then
         for path, node in [*_nodes(tree)]:
-            if path[:-1] == section:
-                for port in ports(path, node):
-                    tree = _map_port(tree, path, key, port, Tree(column, mark, mark))
+            if path[:-1] != section:
+                continue
+            for port in ports(path, node):
+                tree = _map_port(tree, path, key, port, Tree(column, mark, mark))
     return tree
 
 
 def _map_port(tree: Tree, path: TreePath, key: str, port: str, column: Tree) -> Tree:
     node = _section(tree, path)
+    ports = node.get(key)
     inherits = path[:-1] == EVAL and not node.get("op")
-    parent = _section(tree, (*TRAIN, path[-1])) if inherits else node
-    ports = node.get(key) or parent.get(key) or Tree({}, column.mark, column.mark)
+    if inherits and ports is None:
+        ports = _section(tree, (*TRAIN, path[-1])).get(key)
+    if ports is None:
+        ports = Tree({}, column.mark, column.mark)
     node = node.with_item(key, ports.with_item(port, column))
-    return put(tree, path, node if inherits else _with_ports(node, key), column.mark)
+    if not inherits:  # a change of an evaluation states defaults too: its parent may have others
+        node = _with_ports(node, key)
+    return put(tree, path, node, column.mark)
 
 
 def _with_ports(node: Tree, key: str) -> Tree:
     """Return a node without the ports in ``in`` or ``out`` that state the default."""
-    ports = {name: column for name, column in node.items[key].items.items() if column.value != name}
-    return node.with_item(key, replace(node.items[key], value=ports) if ports else None)
+    section = node.items[key]
+    ports = {name: column for name, column in section.items.items() if column.value != name}
+    if not ports:
+        return node.with_item(key, None)
+    return node.with_item(key, replace(section, value=ports))
 
 
 def _refer(tree: Tree, old: str, new: str) -> Tree:
@@ -254,7 +278,9 @@ def _refer(tree: Tree, old: str, new: str) -> Tree:
 
     def renamed(match: re.Match[str]) -> str:
         name = match[1]
-        return f"${{{new}{name[len(old) :]}}}" if f"{name}.".startswith(f"{old}.") else match[0]
+        if not f"{name}.".startswith(f"{old}."):
+            return match[0]
+        return f"${{{new}{name.removeprefix(old)}}}"
 
     def referred(leaf: Tree) -> Tree:
         if not isinstance(leaf.value, str):
@@ -267,7 +293,9 @@ def _refer(tree: Tree, old: str, new: str) -> Tree:
 def _rekey(tree: Tree, section: TreePath, old: str, new: str) -> Tree:
     """Return the mapping with one item under another name, in its place."""
     inside = _section(tree, section)
-    items = {new if name == old else name: child for name, child in inside.items.items()}
+    items = {}
+    for name, child in inside.items.items():
+        items[new if name == old else name] = child
     return put(tree, section, replace(inside, value=items), inside.mark)
 
 
@@ -283,7 +311,7 @@ def _names(tree: Tree) -> Iterator[str]:
 
 def _columns(tree: Tree) -> Iterator[str]:
     for _, node in _nodes(tree):
-        yield from written(node).values()
+        yield from output_columns(node).values()
 
 
 def _nodes(tree: Tree) -> Iterator[tuple[TreePath, Node]]:

@@ -26,21 +26,22 @@ def apply(tree: Tree, edit: Tree) -> Tree:
     if word not in EDITS:
         raise fail("unknown-edit", f"no edit is called `{word}`", content.key, EDITS, nearest(word, EDITS))
     binder = Binder()
-    for name, child in _named(content, word):
+    for name, child in _items(content, word):
         tree = binder.attempt(EDITS[word], tree, name, child) or tree
     if binder.problems:
         raise GraphError(binder.problems, tree)
     return tree
 
 
-def _named(content: Tree, word: str) -> Iterator[tuple[str, Tree]]:
+def _items(content: Tree, word: str) -> Iterator[tuple[str, Tree]]:
     """Yield the names in an edit, each with its value; in ``remove``, which has no values, with itself."""
     if word != "remove":
         if not content.is_map:
             raise fail("bad-edit", f"`{word}` takes a mapping of names to values", content.mark)
         yield from content.items.items()
         return
-    for name in content.value if isinstance(content.value, list) else [content]:
+    names = content.value if isinstance(content.value, list) else [content]
+    for name in names:
         if not isinstance(name.value, str):
             raise fail("bad-edit", "`remove` takes names, as `remove: [values, models.critic]`", name.mark)
         yield name.value, name
@@ -60,7 +61,9 @@ def _set(tree: Tree, name: str, child: Tree) -> Tree:
 
 
 def _add(tree: Tree, name: str, child: Tree) -> Tree:
-    path = tuple(name.split(".")) if name.split(".")[0] in SECTIONS else ("nodes", *name.split("."))
+    path = tuple(name.split("."))
+    if path[0] not in SECTIONS:
+        path = ("nodes", *path)
     if tree.find(path):
         law = f"`add` names what is there already: `{name}`"
         raise fail("add-existing", law, child.key, remedy="use `replace` or `set`")

@@ -33,8 +33,11 @@ class Change:
     @property
     def name(self) -> str:
         """Return the place as edits spell it: ``rollout.n``, ``models.ref``."""
-        inside = self.path[0] == "nodes" and len(self.path) > 1 and self.path[1] not in SECTIONS
-        return ".".join(self.path[1:] if inside else self.path)
+        is_in_node = self.path[0] == "nodes" and len(self.path) > 1
+        # where a node has the name of a section, the word `nodes` tells the two apart
+        if is_in_node and self.path[1] not in SECTIONS:
+            return ".".join(self.path[1:])
+        return ".".join(self.path)
 
 
 def diff_trees(a: Tree, b: Tree) -> list[dict[str, Any]]:
@@ -49,7 +52,11 @@ def diff_trees(a: Tree, b: Tree) -> list[dict[str, Any]]:
     edits: dict[str, dict[str, Any]] = {word: {} for word in WORDS}
     for change in _changes(a, b):
         edits[change.word][change.name] = change.new.plain() if change.new else None
-    return [{word: [*named] if word == "remove" else named} for word, named in edits.items() if named]
+    with_content: list[dict[str, Any]] = []
+    for word, values in edits.items():
+        if values:
+            with_content.append({word: [*values] if word == "remove" else values})
+    return with_content
 
 
 def diff_text(a: Tree, b: Tree) -> str:
@@ -82,8 +89,10 @@ def diff_yaml(edits: Sequence[dict[str, Any]]) -> str:
 def _values(change: Change) -> str:
     if change.word == "remove" and change.old:
         return f"  (was {flow(change.old)})"
-    now = flow(change.new) if change.new else ""
-    return f": {flow(change.old)} -> {now}" if change.old else f": {now}"
+    new = flow(change.new) if change.new else ""
+    if change.old:
+        return f": {flow(change.old)} -> {new}"
+    return f": {new}"
 
 
 def _changes(a: Tree, b: Tree) -> Iterator[Change]:
@@ -91,7 +100,8 @@ def _changes(a: Tree, b: Tree) -> Iterator[Change]:
         old, new = a.get(name), b.get(name)
         if name not in SECTIONS and not _same(old, new):
             law = f"the graphs differ in `{name}`, and a graph has no such section"
-            mark = old.key if old else new.key if new else None
+            place = old or new
+            mark = place.key if place else None
             raise fail("unknown-section", law, mark, SECTIONS, nearest(name, SECTIONS))
         yield from _between(old, new, (name,))
 
@@ -102,24 +112,25 @@ def _between(old: Tree | None, new: Tree | None, path: DiffPath) -> Iterator[Cha
     if new is None:
         yield Change("remove", path, old, new)
         return
+    is_named = path[:-1] in NAMED
     if old is None:
-        is_named = path[:-1] == () or path[:-1] in NAMED
         yield Change("add" if is_named else "set", path, old, new)
         return
     if not (old.is_map and new.is_map):
         yield Change("set", path, old, new)
         return
-    inside = []
+    changes: list[Change] = []
     has_dotted_name = False  # which no path of an edit can spell
     for name in dict.fromkeys((*old.items, *new.items)):
-        changes = list(_between(old.get(name), new.get(name), (*path, name)))
-        inside += changes
-        has_dotted_name = has_dotted_name or (bool(changes) and "." in name)
-    is_shorter_whole = path[:-1] in NAMED and len(inside) > _leaves(new)
-    if has_dotted_name or is_shorter_whole:
+        changes_of_item = list(_between(old.get(name), new.get(name), (*path, name)))
+        changes += changes_of_item
+        if changes_of_item and "." in name:
+            has_dotted_name = True
+    is_shorter_as_one = is_named and len(changes) > _leaf_count(new)
+    if has_dotted_name or is_shorter_as_one:
         yield Change("replace", path, old, new)
     else:
-        yield from inside
+        yield from changes
 
 
 def _same(a: Tree | None, b: Tree | None) -> bool:
@@ -129,5 +140,7 @@ def _same(a: Tree | None, b: Tree | None) -> bool:
     return json.dumps(a.plain(), sort_keys=True) == json.dumps(b.plain(), sort_keys=True)
 
 
-def _leaves(tree: Tree) -> int:
-    return sum(_leaves(child) for child in tree.items.values()) if tree.items else 1
+def _leaf_count(tree: Tree) -> int:
+    if not tree.items:
+        return 1
+    return sum(_leaf_count(child) for child in tree.items.values())

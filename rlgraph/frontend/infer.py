@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
 from rlgraph.frontend import domains
-from rlgraph.frontend.parts import ColumnParts
-from rlgraph.frontend.ports import HeldRows, declared, wanted, with_held, written
+from rlgraph.frontend.partitions import ColumnPartitions
+from rlgraph.frontend.ports import HeldRows, input_names, input_ports, output_columns, with_held
 from rlgraph.frontend.shipped import writer_of
 from rlgraph.frontend.token_axes import TokenAxes
 from rlgraph.ir.digraph import DiGraph
@@ -33,25 +33,35 @@ def infer(graph: Graph) -> Graph:
         GraphError: two writers of a column, a column that nothing writes, a cycle, or a column of another
             dtype, domain or token axis than its reader declares.
     """
-    work = Inference(graph).walk()
-    if work.problems:
-        raise GraphError(work.problems)
-    nodes = (*(work.done[node.name] for node in graph.nodes), *work.parts.copies.values())
-    notes = (*graph.notes, *work.axes.unknown.values())
-    return replace(graph, nodes=nodes, columns=work.columns, domains=work.domains, notes=notes)
+    inference = Inference(graph).walk()
+    if inference.problems:
+        raise GraphError(inference.problems)
+    nodes = [inference.bound[node.name] for node in graph.nodes]
+    nodes += inference.partitions.copies.values()
+    notes = (*graph.notes, *inference.axes.unknown.values())
+    return replace(
+        graph, nodes=tuple(nodes), columns=inference.columns, domains=inference.domains, notes=notes
+    )
 
 
 @dataclass
 class Inference:
-    """The state of one walk over the nodes, writers before readers."""
+    """The state of one walk over the nodes, writers before readers.
+
+    Invariants:
+        - a node is in ``bound`` after all nodes whose columns it reads; one with a problem never is, and
+          every column that it would write is in ``broken``;
+        - ``outs`` and ``ports`` have the columns that nodes hold only once the rows are known that have them;
+        - ``columns`` and ``domains`` are those of ``partitions``, which adds copies to them.
+    """
 
     graph: Graph
     problems: list[Problem] = field(default_factory=list)
-    done: dict[str, Node] = field(default_factory=dict)
-    broken: set[str] = field(default_factory=set)  # columns whose writer has a problem of its own
+    bound: dict[str, Node] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.held = HeldRows.of(self.graph.nodes)
+        self.held_rows = HeldRows.find(self.graph.nodes)
         self.graph = self._with_held_ports(self.graph)
         nodes = self.graph.nodes
         self.outs = {node.name: self._outs(node) for node in nodes}
@@ -62,8 +72,8 @@ class Inference:
                 self._claim(column, node, output)
         self.ports = {node.name: dict(self._ports(node)) for node in nodes}
         self.axes = TokenAxes(self.graph.models)
-        self.parts = ColumnParts(self.axes, self.problems)
-        self.columns, self.domains = self.parts.columns, self.parts.domains
+        self.partitions = ColumnPartitions(self.axes, self.problems)
+        self.columns, self.domains = self.partitions.columns, self.partitions.domains
         self.leaving = {node.name for node in nodes if node.unfinished_columns}
         self.filters = {node.name for node in nodes if node.op.declared.filters}
         self.makers = self.filters | {node.name for node in nodes if node.op.declared.makes}
@@ -75,7 +85,7 @@ class Inference:
         """Return the graph with ports for the columns that nodes hold; their types come later."""
         nodes = []
         for node in graph.nodes:
-            names = self.held.columns.get(node.name)
+            names = self.held_rows.columns.get(node.name)
             nodes.append(node if names is None else with_held(node, names))
         return replace(graph, nodes=tuple(nodes))
 
@@ -83,8 +93,8 @@ class Inference:
         """Bind every node, writers before readers."""
         for node in self.in_order():
             self.bind_node(node)
-        for column in {*self.graph.report.values()} & self.parts.parts.keys():
-            self.parts.column_met(column, None)  # it is reported of all rows
+        for column in {*self.graph.report.values()} & self.partitions.by_name.keys():
+            self.partitions.column_met(column, None)  # it is reported of all rows
         return self
 
     def problem(self, kind: str, law: str, mark: Mark | None, remedy: str = "", drawing: str = "") -> None:
@@ -97,7 +107,7 @@ class Inference:
             if name not in names:
                 law = f"`out` of node `{node.name}` names `{name}`, which op {node.op.name} does not write"
                 self.problem("unknown-output", law, node.mark, nearest(name, names))
-        return written(node)
+        return output_columns(node)
 
     def _claim(self, column: str, node: Node, output: str) -> None:
         writers = self.writers.setdefault(column, [])
@@ -108,47 +118,58 @@ class Inference:
 
     def _ports(self, node: Node) -> Iterator[tuple[str, tuple[Port, str]]]:
         """Yield each parameter that a node reads, the op's own and its hooks', with its port and column."""
-        ins, known = node.called.ins, declared(node)
+        ins, known = node.called.ins, input_names(node)
         for name in ins:
             if name not in known:
                 law = f"`in` of node `{node.name}` names `{name}`, which op {node.op.name} does not read"
                 remedy = nearest(name, known) or f"it reads {', '.join(sorted(known)) or 'nothing'}"
                 self.problem("unknown-input", law, node.mark, remedy)
-        for port in wanted(node):
+        for port in input_ports(node):
+            is_mapped = port.name in ins
             column = ins.get(port.name) or self._measured(node, port)
-            other = all(writer.model != node.model for writer in self.writers.get(column, [node]))
-            if other and port.name in node.op.declared.own and port.name not in ins:
+            if not is_mapped and port.name in node.op.declared.own and self._is_of_other_models(node, column):
                 continue
-            if column in self.writers or not port.optional or port.name in ins:
+            if is_mapped or column in self.writers or not port.optional:
                 yield port.name, (port, column)
 
+    def _is_of_other_models(self, node: Node, column: str) -> bool:
+        """Return whether a column is written, and by nodes on other models alone."""
+        writers = self.writers.get(column, [node])
+        return all(writer.model != node.model for writer in writers)
+
     def _measured(self, node: Node, port: Port) -> str:
-        """Return the column of a parameter's name; what an update measures by may have a name of its own."""
-        if port.name in self.writers or port.name != "rollout_logprobs" or not node.trains:
+        """Return the column of a parameter's name; what an update measures by may have another name."""
+        may_be_renamed = port.name == "rollout_logprobs" and node.trains and port.optional
+        if port.name in self.writers or not may_be_renamed:
             return port.name
         renamed = [column for column, output in self.outputs.items() if output == port.name]
-        return renamed[0] if port.optional and len(renamed) == 1 else port.name
+        return renamed[0] if len(renamed) == 1 else port.name
 
     def in_order(self) -> Iterator[Node]:
-        """Yield writers before readers, otherwise as written. Of a circle none: it is a problem."""
-        waits: dict[str, set[str]] = {}
+        """Yield writers before readers, otherwise as written. Nodes on a cycle are not: it is a problem."""
+        waits_for: dict[str, set[str]] = {}
         for node in self.graph.nodes:
-            writers = [writer for column in self._read(node) for writer in self.writers.get(column, ())]
-            earlier = self.held.before(node, writers, self.graph.nodes)
-            waits[node.name] = {*earlier} | ({*node.rows} & self.makers)
-        readers = DiGraph(waits)
-        for name, needs in waits.items():
+            writers: list[Node] = []
+            for column in self._columns_read(node):
+                writers += self.writers.get(column, ())
+            earlier = self.held_rows.predecessors(node, writers, self.graph.nodes)
+            makers = {*node.rows} & self.makers
+            waits_for[node.name] = {*earlier} | makers
+        readers = DiGraph(waits_for)
+        for name, needs in waits_for.items():
             for need in needs:
                 readers.add_edge(need, name)
-        stuck = {*waits}
+        stuck = {*waits_for}
         for generation in readers.generations():
             stuck -= {*generation}
             yield from map(self.graph.node, generation)
         if stuck:
-            self._cycle({name: sorted(waits[name] & stuck) for name in stuck})
+            self._cycle({name: sorted(waits_for[name] & stuck) for name in stuck})
 
     def _cycle(self, needs: Mapping[str, list[str]]) -> None:
-        edges = ((name, need) for name, names in needs.items() for need in names)
+        edges = []
+        for name, names in needs.items():
+            edges += [(name, need) for need in names]
         circle = DiGraph(needs, edges).cycle([min(needs)])
         law = "nodes wait for each other: " + " <- ".join([*circle, circle[0]])
         mark = self.graph.node(circle[0]).mark
@@ -162,11 +183,14 @@ class Inference:
         if domain is None:
             self.broken.update(self.outs[node.name].values())
             return
-        reads = self._parts_read(node, domain)
+        reads = self._typed_reads(node, domain)
         written_to = self._written_to(node, domain)
         streams = self.graph.schedule.stream is not None
         rows, problems = domains.reduced(self.domains, node, written_to, self.leaving, streams)
-        outs = {port: self._part(column, rows) for port, column in self.outs[node.name].items()}
+        outs = {}
+        for port, column in self.outs[node.name].items():
+            is_alone = len(self.writers[column]) == 1
+            outs[port] = column if is_alone else f"{column}/{rows.maker}"
         requested = [(port, column) for port, column in reads.values() if not _by_chance(node, port)]
         makers = {ancestor.maker for ancestor in ancestors(self.domains, domain.name)}
         self.problems += self.axes.bind(node, requested, outs, makers)
@@ -175,7 +199,7 @@ class Inference:
         self._add_outputs(node, outs, domain, rows)
         if node.name in self.filters:
             self._add_filtered(node, written_to)
-        self.done[node.name] = replace(
+        self.bound[node.name] = replace(
             node,
             call=replace(node.called, ins=ins, outs=outs),
             reads=tuple(dict.fromkeys(ins.values())),
@@ -185,26 +209,28 @@ class Inference:
 
     def _bound_domain(self, node: Node) -> GraphDomain | None:
         """Return the domain that a node works on; None, with the problems noted, where it has none."""
-        read = self._read(node)
-        missing = [column for column in read if column not in self.writers]
+        columns = self._columns_read(node)
+        missing = [column for column in columns if column not in self.writers]
         for column in missing:
             self._missing(node, column)
-        if missing or self.broken.intersection(read):
+        if missing or self.broken.intersection(columns):
             return None
         domain = self._domain(node, self.ports[node.name])
-        problem = domains.without_rows(node, domain) if domain else None
+        if domain is None:
+            return None
+        problem = domains.without_rows(node, domain)
         if problem:
             self.problems.append(problem)
             return None
         return domain
 
-    def _parts_read(self, node: Node, domain: GraphDomain) -> dict[str, tuple[Port, Column]]:
+    def _typed_reads(self, node: Node, domain: GraphDomain) -> dict[str, tuple[Port, Column]]:
         """Return the columns that rows of a node's domain have and that it reads, by their parameters."""
         reads = {}
         for name, (port, column) in self.ports[node.name].items():
-            part = self.parts.column_of_rows(column, domain.name)
-            if part:
-                reads[name] = port, part
+            typed = self.partitions.column_of_rows(column, domain.name)
+            if typed:
+                reads[name] = port, typed
         return reads
 
     def _ins(
@@ -213,12 +239,16 @@ class Inference:
         """Return the columns that a node reads by their parameters, those of its own domain first."""
         ins = {}
         for name, (port, column) in reads.items():
-            if not self.axes.is_here(port, column):
+            if not self.axes.is_along_bound_tokens(port, column):
                 continue
             # what a reduction declares with one row per group is read so
             is_of_groups = port.type.domain == rows.kind and rows.kind != domain.kind
-            ins[name] = self.parts.read_in(column.name, rows if is_of_groups else domain)
-        return dict(sorted(ins.items(), key=lambda read: self.columns[read[1]].domain != domain.name))
+            ins[name] = self.partitions.read_in(column.name, rows if is_of_groups else domain)
+
+        def is_foreign(item: tuple[str, str]) -> bool:
+            return self.columns[item[1]].domain != domain.name
+
+        return dict(sorted(ins.items(), key=is_foreign))
 
     def _add_outputs(
         self, node: Node, outs: Mapping[str, str], domain: GraphDomain, rows: GraphDomain
@@ -228,7 +258,7 @@ class Inference:
             name = self.outs[node.name][port.name]
             counted = domain if port.name == node.op.declared.counts else rows
             column = Column(outs[port.name], port.type.over(counted.kind), counted.name, node.name)
-            clashing = self.parts.add(name, column)
+            clashing = self.partitions.add(name, column)
             if clashing is None:
                 continue
             self.broken.add(name)
@@ -239,13 +269,13 @@ class Inference:
     def _add_filtered(self, node: Node, domain: GraphDomain) -> None:
         """Add the domain of the rows that a filter keeps."""
         name = f"{domain.name}/{node.name}"
-        self.parts.rows_of[node.name] = name
+        self.partitions.rows_of[node.name] = name
         self.domains[name] = GraphDomain(name, domain.kind, node.name, domain.name, filtered=True)
 
     def _holding(self, node: Node) -> Node:
         """Return a node with the types of the columns that it holds, of those that its rows have."""
-        names = self.held.columns[node.name]
-        ports = self.parts.ports_of_holder(node, names)
+        names = self.held_rows.columns[node.name]
+        ports = self.partitions.ports_of_holder(node, names)
         for name in names:
             del self.ports[node.name][name]
             del self.outs[node.name][name]
@@ -265,10 +295,17 @@ class Inference:
         removed = self.graph.removed.get(column)
         if removed:
             law += f": node `{column}` is removed here"
-        ports = [port for port, name in self.ports[node.name].values() if name == column]
-        if any(port.type.dtype == "anything" for port in ports):
+        reads_anything = False
+        switches = []
+        for port, name in self.ports[node.name].values():
+            if name != column:
+                continue
+            if port.type.dtype == "anything":
+                reads_anything = True
+            if port.name in node.op.declared.when:
+                switches.append(node.op.declared.when[port.name])
+        if reads_anything:
             remedy += domains.NAMED_REMEDY.format(column)
-        switches = [node.op.declared.when[port.name] for port in ports if port.name in node.op.declared.when]
         if switches:
             is_flag = node.op.attributes.model_fields[switches[0]].annotation is bool
             off = "false" if is_flag else "0"
@@ -277,16 +314,17 @@ class Inference:
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
         """Return the domain that a node works on, the finest of its filter's and of those that it reads."""
-        finest = self.parts.domain_named(node)
+        finest = self.partitions.domain_named(node)
         if node.rows and finest is None:
             return None
         reads = sorted(ports.values(), key=lambda read: self._precedence(node, *read))
         for port, name in reads:
             by_chance = _by_chance(node, port)
-            column = self.parts.column_met(name, finest)
-            if column is None and not by_chance and self.parts.is_unread(node, name, finest):
-                return None
-            column = column or self.parts.parts[name][0]
+            column = self.partitions.column_met(name, finest)
+            if column is None:
+                if not by_chance and self.partitions.is_unread(node, name, finest):
+                    return None
+                column = self.partitions.by_name[name][0]
             meets, is_finer = self._meeting(column, finest)
             if by_chance and not meets:
                 continue
@@ -298,22 +336,26 @@ class Inference:
                 return None
             if is_finer:
                 finest = self.domains[column.domain]
-        finest = finest or GraphDomain("", "", node.name)
-        return self.parts.routed(node, self.graph.nodes, finest) if node.route else finest
+        if finest is None:
+            finest = GraphDomain("", "", node.name)
+        if node.route:
+            return self.partitions.routed(node, self.graph.nodes, finest)
+        return finest
 
     def _precedence(self, node: Node, port: Port, name: str) -> tuple[bool, bool, bool]:
         """Return the key by which what a node reads decides its domain, the most decisive first.
 
         A column read by chance decides nothing, nor does one of as many rows as a domain above it has.
         """
-        parts = self.parts.parts[name]
-        return _by_chance(node, port), len(parts) > 1, bool(domains.as_many(self.domains, parts[0]))
+        partitions = self.partitions.by_name[name]
+        has_as_many_rows = bool(domains.one_to_one_ancestors(self.domains, partitions[0]))
+        return _by_chance(node, port), len(partitions) > 1, has_as_many_rows
 
     def _meeting(self, column: Column, finest: GraphDomain | None) -> tuple[bool, bool]:
         """Return whether a column may meet columns of a domain, and whether its rows are the finer ones."""
         if finest is None:
             return True, True
-        is_below = finest.name in domains.line(self.domains, column.domain)
+        is_below = finest.name in domains.lineage(self.domains, column.domain)
         if domains.start(self.domains, column, finest.name):
             return True, is_below and is_made_of(self.domains[column.domain].kind, finest.kind)
         return is_below, is_below
@@ -321,26 +363,25 @@ class Inference:
     def _unrelated(
         self, node: Node, column: Column, finest: GraphDomain, reads: Iterable[tuple[Port, str]]
     ) -> Problem:
-        requested = [self.parts.parts[name][0] for port, name in reads if not _by_chance(node, port)]
+        requested = []
+        for port, name in reads:
+            if not _by_chance(node, port):
+                requested.append(self.partitions.by_name[name][0])
         maker = self.graph.node(self.domains[column.domain].maker)
         return domains.unrelated(self.domains, node, column, finest, requested, maker)
 
-    def _read(self, node: Node) -> list[str]:
+    def _columns_read(self, node: Node) -> list[str]:
         """Return the columns that a node reads, that by which its rows are chosen among them."""
         columns = [column for _, column in self.ports[node.name].values()]
         return [*columns, node.route.by] if node.route else columns
-
-    def _part(self, column: str, rows: GraphDomain) -> str:
-        """Return the name of what a node writes: the column's, if it is alone, or that of its part."""
-        return column if len(self.writers[column]) == 1 else f"{column}/{rows.maker}"
 
     def _written_to(self, node: Node, domain: GraphDomain) -> GraphDomain:
         """Return the domain of what a node writes: its own new one where the op makes one."""
         if node.op.declared.makes is None:
             return domain
-        made = domains.made_by(node, self.domains, domain.name or None)
-        self.parts.rows_of[node.name] = made.name
-        return self.domains.setdefault(made.name, made)
+        new_domain = domains.made_by(node, self.domains, domain.name or None)
+        self.partitions.rows_of[node.name] = new_domain.name
+        return self.domains.setdefault(new_domain.name, new_domain)
 
 
 def _by_chance(node: Node, port: Port) -> bool:

@@ -13,20 +13,25 @@ from rlgraph.ops.declare import Hook, Op, Port
 from rlgraph.syntax.source import OPEN, Tree
 
 
-def wanted(node: Node) -> Iterator[Port]:
+def input_ports(node: Node) -> Iterator[Port]:
     """Yield the parameters through which a node reads columns: its op's and its hooks'.
 
     What one of them can't do without is read by the others too, though they could.
     """
     ports = []
+    needed = set()
     for call, provided in _calls(node):
-        ports += [port for port in _active(call.op, call.attributes) if port.name not in provided]
-    needed = {port.name for port in ports if not port.optional}
+        for port in _active(call.op, call.attributes):
+            if port.name in provided:
+                continue
+            ports.append(port)
+            if not port.optional:
+                needed.add(port.name)
     for port in ports:
         yield replace(port, optional=port.name not in needed)
 
 
-def declared(node: Node) -> set[str]:
+def input_names(node: Node) -> set[str]:
     """Return the names of all parameters through which a node may read, whatever its attributes."""
     names: set[str] = set()
     for call, provided in _calls(node):
@@ -34,17 +39,21 @@ def declared(node: Node) -> set[str]:
     return names
 
 
-def written(node: Node) -> dict[str, str]:
+def output_columns(node: Node) -> dict[str, str]:
     """Return the op's name of each output -> its column: a lone output takes the node's name."""
-    names = [(port.name, port.name or node.name) for port in node.op.outputs]
-    return {port: node.called.outs.get(name, name) for port, name in names}
+    columns = {}
+    for port in node.op.outputs:
+        name = port.name or node.name
+        columns[port.name] = node.called.outs.get(name, name)
+    return columns
 
 
 def _calls(node: Node) -> Iterator[tuple[Call, tuple[str, ...]]]:
     """Yield the functions that a node calls, each with the parameters that are filled in for it."""
     yield node.called, ()
     for path, hook in node.hooks.items():
-        if (kind := node.op.hook(path)).reads:
+        kind = node.op.hook(path)
+        if kind.reads:
             yield hook, kind.provides
 
 
@@ -57,7 +66,8 @@ def hooked(op: Op, tree: Tree) -> Iterator[tuple[str, type[Hook], Tree]]:
         if attribute not in op.several:
             yield attribute, kind, item
         elif item.is_map:
-            yield from ((f"{attribute}.{name}", kind, child) for name, child in item.items.items())
+            for name, child in item.items.items():
+                yield f"{attribute}.{name}", kind, child
 
 
 def _active(op: Op, attributes: Mapping[str, object]) -> Iterator[Port]:
@@ -82,25 +92,32 @@ class HeldRows:
     readers: Mapping[str, Set[str]]
     columns: Mapping[str, Sequence[str]]
 
-    @staticmethod
-    def of(nodes: Sequence[Node]) -> HeldRows:
+    @classmethod
+    def find(cls, nodes: Sequence[Node]) -> HeldRows:
         """Find them: a node says so by ``rows``, or can't do without a column that they alone write."""
         holders = [node for node in nodes if node.op.declared.holds]
         if not holders:
-            return HeldRows({}, {})
+            return cls({}, {})
         writers: dict[str, set[str]] = {}
         for node in nodes:
-            for column in written(node).values():
+            for column in output_columns(node).values():
                 writers.setdefault(column, set()).add(node.name)
-        readers = {holder.name: _readers_of(holder, nodes, writers) for holder in holders}
-        columns = {holder.name: _held(holder, readers[holder.name], nodes, writers) for holder in holders}
-        return HeldRows(readers, columns)
+        readers: dict[str, Set[str]] = {}
+        columns: dict[str, list[str]] = {}
+        for holder in holders:
+            readers[holder.name] = _readers_of(holder, nodes, writers)
+            columns[holder.name] = _columns_to_hold(holder, readers[holder.name], nodes, writers)
+        return cls(readers, columns)
 
     def holders_of(self, name: str) -> Set[str]:
         """Return the nodes that hold rows which a node is on, or which it holds itself."""
-        return {holder for holder, readers in self.readers.items() if name == holder or name in readers}
+        holders = set()
+        for holder, readers in self.readers.items():
+            if name == holder or name in readers:
+                holders.add(holder)
+        return holders
 
-    def before(self, node: Node, writers: Iterable[Node], nodes: Sequence[Node]) -> Set[str]:
+    def predecessors(self, node: Node, writers: Iterable[Node], nodes: Sequence[Node]) -> Set[str]:
         """Return the nodes that are bound before one: those of the writers of its columns that it can read.
 
         Before one that holds rows come all that do not see what it makes.
@@ -108,7 +125,9 @@ class HeldRows:
         holders = self.holders_of(node.name) - {node.name}
         names = {writer.name for writer in writers if self.holders_of(writer.name) <= holders}
         if node.name in self.readers:
-            names |= {other.name for other in nodes if not self.holders_of(other.name)}
+            for candidate in nodes:
+                if not self.holders_of(candidate.name):
+                    names.add(candidate.name)
         return names - {node.name}
 
 
@@ -127,19 +146,19 @@ def _readers_of(holder: Node, nodes: Sequence[Node], writers: Mapping[str, Set[s
     """Return the nodes on the rows that a node makes of those that it holds, directly or by way of others."""
     readers = {holder.name}
     while True:
-        only_theirs = {column for column, names in writers.items() if names <= readers}
-        further = {node.name for node in nodes if _is_on(node, readers, only_theirs)} - readers
-        if not further:
+        columns_of_readers = {column for column, names in writers.items() if names <= readers}
+        further = set()
+        for node in nodes:
+            is_on_their_rows = not readers.isdisjoint(node.rows)
+            needs_their_column = not columns_of_readers.isdisjoint(_columns_needed(node))
+            if is_on_their_rows or needs_their_column:
+                further.add(node.name)
+        if further <= readers:
             return readers - {holder.name}
         readers |= further
 
 
-def _is_on(node: Node, makers: Set[str], columns: Set[str]) -> bool:
-    """Return whether a node says that it is on the rows of some makers, or needs a column of theirs."""
-    return not makers.isdisjoint(node.rows) or not columns.isdisjoint(_columns_read(node, needed=True))
-
-
-def _held(
+def _columns_to_hold(
     holder: Node, readers: Set[str], nodes: Sequence[Node], writers: Mapping[str, Set[str]]
 ) -> list[str]:
     """Return the columns that a node holds for its readers: those that neither it nor they write."""
@@ -147,17 +166,24 @@ def _held(
     for node in nodes:
         if node.name in readers:
             columns |= _columns_read(node)
+    columns -= input_names(holder)
+    columns -= {*output_columns(holder)}
     inside = {holder.name, *readers}
-    columns -= declared(holder) | {*written(holder)}
     return [name for name in sorted(columns) if name in writers and writers[name].isdisjoint(inside)]
 
 
-def _columns_read(node: Node, needed: bool = False) -> set[str]:
-    """Return the columns that a node reads, or those alone that it can't do without."""
+def _columns_read(node: Node) -> set[str]:
+    columns = _columns_needed(node)
+    for port in input_ports(node):
+        columns.add(node.called.ins.get(port.name, port.name))
+    return columns
+
+
+def _columns_needed(node: Node) -> set[str]:
+    """Return the columns that a node can't do without: an optional one is needed where it is mapped."""
     ins = node.called.ins
     columns = {node.route.by} if node.route else set()
-    for port in wanted(node):
-        by_chance = port.optional and port.name not in ins
-        if not (needed and by_chance):
+    for port in input_ports(node):
+        if port.name in ins or not port.optional:
             columns.add(ins.get(port.name, port.name))
     return columns

@@ -21,7 +21,14 @@ def writer_of(column: str) -> str:
         >>> writer_of("values")
         'add a node that writes it, as graph `ppo` does: values: {op: values, model: critic}'
     """
-    if node := read(shipped_graphs()["ppo"]).items["nodes"].get(column):
+    node = read(shipped_graphs()["ppo"]).items["nodes"].get(column)
+    if node:
         return f"add a node that writes it, as graph `ppo` does: {column}: {flow(node)}"
-    makers = [name for name in OPS if column in {p.name for p in load(OPS[name], name).outputs}]
-    return f"op {' and op '.join(makers)} can write it; or map it: in: {{{column}: ...}}" if makers else ""
+    writers = []
+    for name in OPS:
+        outputs = load(OPS[name], name).outputs
+        if column in {port.name for port in outputs}:
+            writers.append(name)
+    if not writers:
+        return ""
+    return f"op {' and op '.join(writers)} can write it; or map it: in: {{{column}: ...}}"

@@ -1,4 +1,4 @@
-"""Whose tokens a column is along, and of whose vocabulary: being ragged is not enough for columns to meet.
+"""Tell which tokens a column is along, and whose vocabulary they are of: only then may ragged columns meet.
 
 In a signature the name of a token axis is a variable. Columns that share it are along the same tokens, and
 those of ``other_tokens`` may be along others. What an op writes along an axis of which it reads nothing, it
@@ -29,7 +29,7 @@ class TokenAxes:
     models: Mapping[str, Model]
     columns: dict[str, AxisOrigin] = field(default_factory=dict)
     masks: dict[AxisOrigin, str] = field(default_factory=dict)  # the first boolean column of each
-    here: dict[str, AxisOrigin] = field(default_factory=dict)  # of the node that was bound last
+    bound_axes: dict[str, AxisOrigin] = field(default_factory=dict)  # those of the node bound last, by name
     unknown: dict[tuple[str, str], str] = field(default_factory=dict)
     joined: dict[AxisOrigin, list[AxisOrigin]] = field(default_factory=dict)  # of columns that are merged
 
@@ -40,67 +40,71 @@ class TokenAxes:
 
         Where they are of several, those of ``makers``, which made the node's rows, are taken for right.
         """
-        self.here = {}
-        for axis in dict.fromkeys(port.type.axis for port, _ in reads if port.type.axis):
-            columns = [column for port, column in reads if port.type.axis == axis]
+        self.bound_axes = {}
+        columns_along: dict[str, list[Column]] = {}
+        for port, column in reads:
+            if port.type.axis:
+                columns_along.setdefault(port.type.axis, []).append(column)
+        for axis, columns in columns_along.items():
             tokens = self._tokens_of(columns, makers)
-            self.here[axis] = tokens
+            self.bound_axes[axis] = tokens
             strangers = [column for column in columns if self.columns[column.name] != tokens]
             if strangers:
                 kind = next(column.type.domain for column in columns if self.columns[column.name] == tokens)
                 yield self._other_tokens(node, strangers[0], tokens, kind)
         model = node.model or node.tokenizer
         if model:
-            for tokens in {*self.here.values()}:
-                for merged in self.joined.get(tokens, [tokens]):
-                    problem = self._numbered(node, model, merged)
+            for tokens in {*self.bound_axes.values()}:
+                for origin in self.joined.get(tokens, [tokens]):
+                    problem = self._numbered(node, model, origin)
                     if problem:
                         yield problem
         self._note_outputs(node, outs, model)
 
     def _tokens_of(self, columns: Sequence[Column], makers: Set[str]) -> AxisOrigin:
         """Return the tokens that some columns are along; of several, those of a node that made the rows."""
-        along = [self.columns[column.name] for column in columns]
-        for tokens in along:
+        origins = [self.columns[column.name] for column in columns]
+        for tokens in origins:
             if tokens.maker in makers:
                 return tokens
-        return along[0]
+        return origins[0]
 
     def _note_outputs(self, node: Node, outs: Mapping[str, str], model: str | None) -> None:
         """Note which tokens the columns are along that a node writes: those that it reads, or its own."""
         if not model:
-            model = next((tokens.model for tokens in self.here.values()), None)
+            model = next((tokens.model for tokens in self.bound_axes.values()), None)
         new = AxisOrigin(node.name, model)
         for port in node.op.outputs:
             axis, column = port.type.axis, outs[port.name]
             if not axis:
                 continue
             # rows that a node makes have tokens of their own
-            is_new = bool(node.op.declared.makes) or axis not in self.here
-            self.columns[column] = new if is_new else self.here[axis]
+            is_new = bool(node.op.declared.makes) or axis not in self.bound_axes
+            self.columns[column] = new if is_new else self.bound_axes[axis]
             if port.type.dtype == "boolean":
                 self.masks.setdefault(self.columns[column], column)
 
-    def join(self, name: str, parts: Sequence[Column]) -> None:
+    def join(self, name: str, columns: Sequence[Column]) -> None:
         """Note whose the tokens are of several columns in one: those of each, where they are of several."""
-        if not parts[0].type.axis:
+        if not columns[0].type.axis:
             return
-        along = [*dict.fromkeys(self.columns[part.name] for part in parts)]
-        tokens = along[0]
-        if len(along) > 1:
-            tokens = AxisOrigin("` and `".join(origin.maker for origin in along), along[0].model)
+        origins = [*dict.fromkeys(self.columns[column.name] for column in columns)]
+        tokens = origins[0]
+        if len(origins) > 1:
+            makers = "` and `".join(origin.maker for origin in origins)
+            tokens = AxisOrigin(makers, origins[0].model)
         self.columns[name] = tokens
-        self.joined[tokens] = along
+        self.joined[tokens] = origins
 
-    def is_here(self, port: Port, column: Column) -> bool:
+    def is_along_bound_tokens(self, port: Port, column: Column) -> bool:
         """Return whether a column is along the tokens that the node bound last reads through such a port."""
         axis = port.type.axis
-        return axis not in self.here or self.columns[column.name] == self.here[axis]
+        return axis not in self.bound_axes or self.columns[column.name] == self.bound_axes[axis]
 
     def _other_tokens(self, node: Node, column: Column, tokens: AxisOrigin, kind: str) -> Problem:
         """Return the problem of a column that is along other tokens than what a node reads beside it."""
-        other = self.columns[column.name]
-        law = f"node `{node.name}` reads `{column.name}`, which is along the tokens of `{other.maker}`; "
+        origin = self.columns[column.name]
+        law = f"node `{node.name}` reads `{column.name}`, which is along the tokens of `{origin.maker}`; "
         law += f"the rest that it reads is along those of `{tokens.maker}`"
         name = f"{column.name}_here"
         if column.type.dtype != "float32" or column.type.fixed:
@@ -109,7 +113,7 @@ class TokenAxes:
             call = f"{{op: segment.align, on: {column.name}, in: {{values: {column.name}}}}}"
             remedy = f"bring it to the {kind}: insert: {{{name}: {call}}}"
         else:
-            mask = self.masks.get(other, "MASK")
+            mask = self.masks.get(origin, "MASK")
             remedy = f"what is the same text in both is realigned: insert: {{{name}: {{op: realign, "
             remedy += f"on: {column.name}, in: {{values: {column.name}, values_mask: {mask}}}}}}}"
         return Problem("other-tokens", law, node.mark, (), remedy)
@@ -118,17 +122,18 @@ class TokenAxes:
         """Check that a model reads tokens of its own vocabulary."""
         if tokens.model is None:
             return None
-        model, other = self.models[name], self.models[tokens.model]
-        shared, said_by_graph = share_tokens(model, other)
-        numbered = f"tokens that `{other.name}` ({other.path}) numbers"
-        if not said_by_graph:
+        model = self.models[name]
+        source = self.models[tokens.model]
+        shared, is_known = share_tokens(model, source)
+        numbered = f"tokens that `{source.name}` ({source.path}) numbers"
+        if not is_known:
             law = f"`{name}` ({model.path}) reads {numbered}: that it numbers them alike is known where both "
             law += "have a tokenizer.json (or say it: give both models one `vocabulary`, a name)"
-            self.unknown[name, other.name] = law
+            self.unknown[name, source.name] = law
         if shared:
             return None
         law = f"node `{node.name}` ({node.op.name}) reads with `{name}` ({model.path}) {numbered} otherwise"
-        remedy = f"choose a `{name}` with the tokenizer of `{other.name}`; if the tokens that occur are the "
+        remedy = f"choose a `{name}` with the tokenizer of `{source.name}`; if the tokens that occur are the "
         remedy += "same, say so: set: "
-        remedy += f"{{models.{name}.vocabulary: shared, models.{other.name}.vocabulary: shared}}"
+        remedy += f"{{models.{name}.vocabulary: shared, models.{source.name}.vocabulary: shared}}"
         return Problem("other-vocabulary", law, node.mark, (), remedy)

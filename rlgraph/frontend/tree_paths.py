@@ -9,8 +9,8 @@ from rlgraph.syntax.source import Tree
 
 SECTIONS = ("graph", "about", "seed", "models", "nodes", "eval", "pools", "schedule")
 # mappings that a graph may leave out, and that an edit may begin
-BEGUN = {"schedule", "buffer", "pools", "eval", "nodes", "report", "in", "out", "loss"}
-BEGUN |= {"optimizer", "serve", "train", "lora", "config", "options", *SERVING}
+MAY_BE_ABSENT = {"schedule", "buffer", "pools", "eval", "nodes", "report", "in", "out", "loss"}
+MAY_BE_ABSENT |= {"optimizer", "serve", "train", "lora", "config", "options", *SERVING}
 
 
 def put_set(tree: Tree, path: tuple[str, ...], child: Tree, mark: Mark | None) -> Tree:
@@ -32,16 +32,20 @@ def resolve(tree: Tree, name: str, mark: Mark | None) -> tuple[str, ...]:
     Raises:
         GraphError: the first word is neither a section nor a node.
     """
-    parts = tuple(name.split("."))
-    if parts[0] in SECTIONS:
-        return parts
+    path = tuple(name.split("."))
+    head = path[0]
+    if head in SECTIONS:
+        return path
     nodes = tree.get("nodes")
+    if nodes and head in nodes.items:
+        return ("nodes", *path)
     known = [*(nodes.items if nodes else ()), *SECTIONS]
-    inside = next((f"{s}.{parts[0]}" for s in ("models", "pools") if tree.find((s, parts[0]))), "")
-    if parts[0] not in known:
-        hint = f"did you mean `{inside}`?" if inside else nearest(parts[0], known)
-        raise fail("edit-missing", f"`{parts[0]}` is neither a node nor a section", mark, known, hint)
-    return ("nodes", *parts)
+    remedy = nearest(head, known)
+    for section in ("models", "pools"):
+        if tree.find((section, head)):
+            remedy = f"did you mean `{section}.{head}`?"
+            break
+    raise fail("edit-missing", f"`{head}` is neither a node nor a section", mark, known, remedy)
 
 
 def put(
@@ -53,18 +57,21 @@ def put(
     above: tuple[str, ...] = (),
 ) -> Tree:
     """Return the tree with ``child`` at ``path``; None takes it out. Mappings on the way must be there."""
-    head, rest = path[0], path[1:]
-    here = tree.get(head)
-    begins = above == ("pools",) or head in BEGUN  # nothing would run on a pool with a wrong name
-    if here is None and (must_exist or (rest and not begins)):
-        law = f"there is no `{head}` in " + (f"`{'.'.join(above)}`" if above else "the graph")
-        present = present_path(".".join((*above, *path)))
-        remedy = f"it is called `{present}` now" if present else nearest(head, tree.items)
-        raise fail("edit-missing", law, mark, tree.items, remedy)
-    if not rest:
+    head, further = path[0], path[1:]
+    inner = tree.get(head)
+    if inner is None:
+        # nothing would run on a pool with a wrong name, so an edit may begin any pool
+        may_be_absent = above == ("pools",) or head in MAY_BE_ABSENT
+        if must_exist or (further and not may_be_absent):
+            section = f"`{'.'.join(above)}`" if above else "the graph"
+            present = present_path(".".join((*above, *path)))
+            remedy = f"it is called `{present}` now" if present else nearest(head, tree.items)
+            raise fail("edit-missing", f"there is no `{head}` in {section}", mark, tree.items, remedy)
+    if not further:
         return tree.with_item(head, child)
-    here = here or Tree({}, mark or tree.mark, mark)
-    if not here.is_map:
-        law = f"there is no `{rest[0]}` in `{'.'.join((*above, head))}`, which is {here.plain()!r}"
+    if inner is None:
+        inner = Tree({}, mark or tree.mark, mark)
+    if not inner.is_map:
+        law = f"there is no `{further[0]}` in `{'.'.join((*above, head))}`, which is {inner.plain()!r}"
         raise fail("edit-missing", law, mark)
-    return tree.with_item(head, put(here, rest, child, mark, must_exist, (*above, head)))
+    return tree.with_item(head, put(inner, further, child, mark, must_exist, (*above, head)))

@@ -35,8 +35,8 @@ def present_path(path: str) -> str:
         >>> present_path("schedule.staleness"), present_path("schedule.stream.chunk")
         ('schedule.buffer.staleness', 'schedule.buffer.chunk')
     """
-    section, _, rest = path.partition(".")
-    key, dot, further = rest.partition(".")
+    section, _, path_in_section = path.partition(".")
+    key, dot, further = path_in_section.partition(".")
     if section != "schedule" or key not in OF_SCHEDULE:
         return ""
     return f"{OF_SCHEDULE[key]}{dot}{further}"
@@ -83,8 +83,8 @@ def _with_buffer(tree: Tree) -> tuple[Tree, list[Problem]]:
         has_become, place = "have become", "their place"
     law = f"{names} {has_become} `schedule.buffer`, the one section that says how old rows may be"
     remedy = f"in {place} set: {{schedule.buffer: {flow(buffer)}}}"
-    first = next(iter(former.values()))
-    problem = Problem("former-key", law, first.key or first.mark, (), remedy)
+    buffer_mark = buffer.key or buffer.mark
+    problem = Problem("former-key", law, buffer_mark, (), remedy)
     return _without_former_keys(tree, buffer), [problem]
 
 
@@ -112,19 +112,22 @@ def _buffer(tree: Tree, former: Mapping[str, Tree]) -> Tree:
     Where several decided, a stream had precedence over generation that ran ahead. (A filter could keep rows
     beside the latter. No buffer says both: see docs/decisions/2026-11-28-one-buffer.md.)
     """
-    first = next(iter(former.values()))
+    place = next(iter(former.values()))
     stream = former.get("schedule.stream")
     ahead = former.get("schedule.staleness")
     items: dict[str, Tree] = {}
     if ahead and ahead.value:
-        items = {"staleness": ahead, "by": Tree("batch", ahead.mark)}
+        items["staleness"] = ahead
     if stream and stream.is_map:
-        items.pop("by", None)
-        items |= {key: item for key, item in stream.items.items() if item.value is not None}
-        return Tree(items, first.mark, first.key)
-    if not items:
+        for key, item in stream.items.items():
+            if item.value is not None:
+                items[key] = item
+        return Tree(items, place.mark, place.key)
+    if ahead and ahead.value:
+        items["by"] = Tree("batch", ahead.mark)
+    else:
         items = _surplus(tree, former)
-    return Tree(items or None, first.mark, first.key)
+    return Tree(items or None, place.mark, place.key)
 
 
 def _surplus(tree: Tree, former: Mapping[str, Tree]) -> dict[str, Tree]:
@@ -152,13 +155,14 @@ def _without_former_keys(tree: Tree, buffer: Tree) -> Tree:
     schedule = schedule.with_item("buffer", buffer if buffer.is_map else None)
     tree = tree.with_item("schedule", schedule)
     for name, node in _nodes(tree).items():
-        if any(node.find(("refill", key)) for key in OF_REFILL):
-            refill = node.items["refill"]
-            for key in OF_REFILL:
-                refill = refill.with_item(key, None)
-            if not refill.items:
-                refill = replace(refill, value=True)  # all of the defaults
-            tree = _with_node(tree, name, node.with_item("refill", refill))
+        refill = node.get("refill")
+        if refill is None or OF_REFILL.keys().isdisjoint(refill.items):
+            continue
+        for key in OF_REFILL:
+            refill = refill.with_item(key, None)
+        if not refill.items:
+            refill = replace(refill, value=True)  # all of the defaults
+        tree = _with_node(tree, name, node.with_item("refill", refill))
     return tree
 
 
@@ -183,26 +187,27 @@ def _with_staleness_of_replay(tree: Tree) -> tuple[Tree, list[Problem]]:
 
 def _with_engine_sections(tree: Tree) -> tuple[Tree, list[Problem]]:
     """Return a graph with each engine's settings in its section, and a problem for each that was not."""
-    models = tree.get("models")
     problems = []
-    for name, model in (models.items if models else {}).items():
+    models = tree.get("models")
+    if models is None:
+        return tree, []
+    for name, model in models.items.items():
         serve = model.get("serve")
-        if serve is None or not OF_SERVE & serve.items.keys():
+        if serve is None or OF_SERVE.isdisjoint(serve.items):
             continue
         engine = serve.get("engine")
         for key, setting in serve.items.items():
             if key not in OF_SERVE:
                 continue
             section_name = engine_of_setting(engine.value if engine else None, key)
-            law = (
-                f"`models.{name}.serve.{key}` is a setting of {section_name} alone, and stands in its section"
-            )
+            law = f"`models.{name}.serve.{key}` is a setting of {section_name} alone, "
+            law += "and stands in its section"
             edit = flow({f"models.{name}.serve.{section_name}.{key}": setting.written()})
-            problems.append(
-                Problem("former-key", law, setting.key or setting.mark, (), f"in its place set: {edit}")
-            )
+            remedy = f"in its place set: {edit}"
+            problems.append(Problem("former-key", law, setting.key or setting.mark, (), remedy))
             section = serve.get(section_name) or Tree({}, setting.mark, setting.key)
             serve = serve.with_item(key, None).with_item(section_name, section.with_item(key, setting))
-        models = tree.items["models"]
-        tree = tree.with_item("models", models.with_item(name, model.with_item("serve", serve)))
+        models = models.with_item(name, model.with_item("serve", serve))
+    if problems:
+        tree = tree.with_item("models", models)
     return tree, problems

@@ -42,11 +42,16 @@ def filled(root: Tree) -> tuple[Tree, tuple[Problem, ...]]:
 
 
 class Interpolation:
-    """Fills in the values of one tree, noting every problem and counting what it makes."""
+    """Fills in the values of one tree.
+
+    Invariants:
+        - a problem is noted, and filling goes on; only more than ``MAX_SIZE`` values end it;
+        - ``size`` counts the values that have taken the place of references, of long texts several.
+    """
 
     def __init__(self, root: Tree) -> None:
         self.root = root
-        self.size = 0  # values that references have been replaced by
+        self.size = 0
         self.problems = list[Problem]()
 
     def filled(self, chain: tuple[str, ...], tree: Tree) -> Tree:
@@ -81,14 +86,14 @@ class Interpolation:
             self.problems.append(Problem("interpolation-cycle", f"`${{{name}}}` refers to itself", mark))
             return Tree(None, mark)
         tree = self.root
-        for part in name.split("."):
-            if part not in tree.items:
-                law = f"`${{{name}}}` refers to what is not there: no `{part}`"
+        for key in name.split("."):
+            if key not in tree.items:
+                law = f"`${{{name}}}` refers to what is not there: no `{key}`"
                 path = present_path(name)
-                hint = f"write `${{{path}}}`" if path else nearest(part, tree.items)
+                hint = f"write `${{{path}}}`" if path else nearest(key, tree.items)
                 self.problems.append(Problem("no-reference", law, mark, tuple(tree.items), hint))
                 return Tree(None, mark)
-            tree = tree.items[part]
+            tree = tree.items[key]
         self._count(sum(1 for _ in tree.walk()), mark)
         return tree.mapped(partial(self.filled, (*chain, name)))
 

@@ -56,9 +56,11 @@ class Interval(TextValue):
         if source:
             text += f" of {source}"
         interval = super().__new__(cls, text)
-        is_epochs = unit in EPOCHS
-        interval.epochs = count if is_epochs else Fraction(0)
-        interval.seconds = 0.0 if is_epochs else float(count * UNITS[unit])
+        interval.epochs, interval.seconds = Fraction(0), 0.0
+        if unit in EPOCHS:
+            interval.epochs = count
+        else:
+            interval.seconds = float(count * UNITS[unit])
         interval.source = source
         return interval
 
@@ -70,10 +72,11 @@ class Interval(TextValue):
             ValueError: it has another form, or is 0.
         """
         match = FORM.fullmatch(text.strip())
-        count, unit, source = match.groups() if match else ("", "", "")
-        is_epochs = unit in EPOCHS
+        if match is None:
+            raise ValueError(_law(text, ""))
+        count, unit, source = match.groups()
         is_duration = unit in UNITS and not source
-        if not is_epochs and not is_duration:
+        if unit not in EPOCHS and not is_duration:
             raise ValueError(_law(text, count))
         if not Fraction(count):
             raise ValueError(f"must be more than 0 {unit}")
@@ -85,7 +88,9 @@ class Interval(TextValue):
 
     @classmethod
     def _read(cls, value: Any) -> Self:
-        return cls.parse(value if isinstance(value, str) else f"{value} iterations")
+        if isinstance(value, str):
+            return cls.parse(value)
+        return cls.parse(f"{value} iterations")  # which raises, and says what an interval may be
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -101,7 +106,9 @@ def _shown_unit(unit: str, count: Fraction) -> str:
     if unit in EPOCHS:
         return "epoch" if count == 1 else "epochs"
     short = SHORT[UNITS[unit]]
-    return "day" if short == "days" and count == 1 else short
+    if short == "days" and count == 1:
+        return "day"
+    return short
 
 
 def _law(text: str, count: str) -> str:

@@ -96,8 +96,10 @@ class Serve(SharedServe):
     def of_engine(self) -> ServeSettings:
         """Return the settings of the engine that it names; not validated again, some may still be open."""
         shared = {name: getattr(self, name) for name in SharedServe.model_fields}
-        own = dict(getattr(self, self.engine)) if SERVING[self.engine].settings else {}
-        return ServeSettings.model_construct(**shared, **own)
+        settings = {}
+        if SERVING[self.engine].settings:
+            settings = dict(getattr(self, self.engine))
+        return ServeSettings.model_construct(**shared, **settings)
 
 
 EXPERTS = "experts."  # with this begin the weights of experts among the targets of adapters
@@ -165,7 +167,9 @@ class Train(Section):
 
     def pass_tokens(self, updates: bool) -> int:
         """Return the most padded tokens of a micro-batch, of an update or of a pass that scores."""
-        return self.micro_tokens if updates else self.score_tokens or self.micro_tokens
+        if updates or self.score_tokens is None:
+            return self.micro_tokens
+        return self.score_tokens
 
 
 class ModelSection(Section):

@@ -1,4 +1,4 @@
-"""Where the shipped graphs lie: an error there is mended by an edit, not in the file."""
+"""The folder of the shipped graphs: an error there is mended by an edit, not in the file."""
 
 from __future__ import annotations
 

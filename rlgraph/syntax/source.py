@@ -118,28 +118,31 @@ class Tree:
         """Yield this tree and every tree below, with the path to it."""
         yield path, self
         children = enumerate(self.value) if isinstance(self.value, list) else self.items.items()
-        for part, child in children:
-            yield from child.walk((*path, part))
+        for name, child in children:
+            yield from child.walk((*path, name))
 
     def find(self, path: tuple[str, ...]) -> Tree | None:
         """Return what is at a path of names, or None."""
-        child: Tree | None = self
-        for part in path:
-            child = child.get(part) if child else None
-        return child
+        tree = self
+        for name in path:
+            child = tree.get(name)
+            if child is None:
+                return None
+            tree = child
+        return tree
 
     def at(self, path: tuple[Any, ...]) -> Tree:
         """Return the deepest tree along a path that is there."""
         tree = self
-        for part in path:
+        for name in path:
             value = tree.value
             if isinstance(value, list):
-                is_inside = isinstance(part, int) and part < len(value)
+                is_inside = isinstance(name, int) and name < len(value)
             else:
-                is_inside = isinstance(value, dict) and part in value
+                is_inside = isinstance(value, dict) and name in value
             if not is_inside:
                 break
-            tree = value[part]
+            tree = value[name]
         return tree
 
 
@@ -147,7 +150,7 @@ def read(path: Path) -> Tree:
     """Load a YAML file.
 
     Raises:
-        GraphError: it is not there, can't be read, is too large, is no YAML, or holds no mapping.
+        GraphError: it is not there, can't be read, is too large, is not YAML, or is not a mapping.
     """
     try:
         size = path.stat().st_size
@@ -170,20 +173,20 @@ def parse(source: Source, start: int = 0) -> Tree:
     """Parse text into a tree; text before ``start`` is passed over. The same text gives the same tree.
 
     Raises:
-        GraphError: the text is no YAML, has an alias that contains itself, or duplicate keys (all of them).
+        GraphError: the text is not YAML, has an alias that contains itself, or duplicate keys (all of them).
     """
     text = " " * start + source.text[start:].replace(OPEN, STAND_IN)
     try:
-        _shallow(text, source)
+        _check_size(text, source)
         root = yaml.compose(text, Loader=LOADER)
     except yaml.MarkedYAMLError as error:
         mark = _place_of(error, source, start)
-        law = f"this is no YAML: {error.problem}"
+        law = f"this is not YAML: {error.problem}"
         raise fail("not-yaml", law, mark, remedy=_mended(source, mark)) from error
     except yaml.reader.ReaderError as error:
-        before = text[: error.position].split("\n")
-        mark = Mark(source, len(before), len(before[-1]) + 1)
-        raise fail("not-yaml", f"this is no YAML: {error.reason}", mark) from error
+        lines = text[: error.position].split("\n")
+        mark = Mark(source, len(lines), len(lines[-1]) + 1)
+        raise fail("not-yaml", f"this is not YAML: {error.reason}", mark) from error
     if root is None:
         raise fail("empty", "nothing but white space and comments", Mark(source, 1, 1))
     reader = Reader(source)
@@ -210,13 +213,15 @@ def _mended(source: Source, mark: Mark) -> str:
         return "indent with spaces, not tabs"
     if re.search(r"[\[{,:] *\$\{", line):
         return 'in a list or a mapping a text with ${...} is quoted: ["${env:DATA}/train.jsonl"]'
-    is_open = line.count("[") > line.count("]") or line.count("{") > line.count("}")
-    if is_open and source.name == "command line":
+    if source.name != "command line":
+        return ""
+    is_cut = line.count("[") > line.count("]") or line.count("{") > line.count("}")
+    if is_cut:
         return f"quote it for the shell, which cuts it at blanks: '{source.text.strip()} ...'"
     return ""
 
 
-def _shallow(text: str, source: Source) -> None:
+def _check_size(text: str, source: Source) -> None:
     """Refuse nesting so deep that composing would overflow the C stack, and texts with too many values."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=LOADER)):
@@ -234,11 +239,16 @@ def _shallow(text: str, source: Source) -> None:
 
 @dataclass
 class Reader:
-    """Turns composed YAML into trees, noting every problem on the way."""
+    """Turns composed YAML into trees, noting every problem on the way.
+
+    Invariants:
+        - ``size`` counts the values so far, those of an alias each time that it is used;
+        - a problem is noted, and reading goes on; only a text that is too large ends it.
+    """
 
     source: Source
     problems: list[Problem] = field(default_factory=list)
-    size: int = 0  # values so far, those of an alias counted each time
+    size: int = 0
 
     def problem(self, kind: str, law: str, mark: Mark, remedy: str = "") -> None:
         self.problems.append(Problem(kind, law, mark, remedy=remedy))
@@ -253,35 +263,40 @@ class Reader:
             return Tree(None, mark, key)
         if node.tag.removeprefix("tag:yaml.org,2002:") not in TAGS:
             self.problem("tag", f"the tag `{node.tag}` has no meaning here", mark, "remove it")
-        above = above | {id(node)}
         if isinstance(node, yaml.ScalarNode):
             return Tree(self.scalar(node, mark), mark, key)
+        above = above | {id(node)}
         if isinstance(node, yaml.SequenceNode):
-            return Tree([self.tree(child, above) for child in node.value], mark, key)
+            children = [self.tree(child, above) for child in node.value]
+            return Tree(children, mark, key)
         return Tree(self.items(node, above), mark, key)
 
     def items(self, node: Any, above: frozenset[int]) -> dict[str, Tree]:
         items: dict[str, Tree] = {}
         for key, child in node.value:
-            where = _mark(key.start_mark, self.source)
-            name = str(key.value).replace(STAND_IN, OPEN)
+            mark = _mark(key.start_mark, self.source)
             if not isinstance(key, yaml.ScalarNode):
-                self.problem("bad-key", "a key is a plain word", where)
-            elif name == "<<" and not key.style:  # a quoted one is a word like any other
+                self.problem("bad-key", "a key is a plain word", mark)
+                continue
+            name = str(key.value).replace(STAND_IN, OPEN)
+            is_quoted = bool(key.style)
+            if name == "<<" and not is_quoted:
                 remedy = "write the values out, or change another graph with `extends` and `edits`"
-                self.problem("merge-key", "`<<` merges nothing: YAML 1.2 has no merge keys", where, remedy)
-            elif name in items:
+                self.problem("merge-key", "`<<` merges nothing: YAML 1.2 has no merge keys", mark, remedy)
+                continue
+            if name in items:
                 law = f"duplicate key `{name}`: it stands at {items[name].key} already"
-                self.problem("duplicate-key", law, where, "remove one of the two")
-            else:
-                items[name] = self.tree(child, above, where)
+                self.problem("duplicate-key", law, mark, "remove one of the two")
+                continue
+            items[name] = self.tree(child, above, mark)
         return items
 
     def scalar(self, node: Any, mark: Mark) -> Any:
         text = node.value.replace(STAND_IN, OPEN)
-        value = text if node.style in ("'", '"', "|", ">") else scalar(text)
+        is_quoted = node.style in ("'", '"', "|", ">")
+        value = text if is_quoted else scalar(text)
         if isinstance(value, float) and not math.isfinite(value):
-            self.problem("not-finite", f"`{text}` is no finite number", mark)
+            self.problem("not-finite", f"`{text}` is not a finite number", mark)
         return value
 
 
@@ -298,6 +313,8 @@ def scalar(text: str) -> Any:
     """
     if text in WORDS:
         return WORDS[text]
-    if INT.match(text) and len(text) < 400:
+    if INT.match(text) and len(text) < 400:  # a longer one is infinite as a float, and refused as such
         return int(text)
-    return float(text) if FLOAT.match(text) else text
+    if FLOAT.match(text):
+        return float(text)
+    return text

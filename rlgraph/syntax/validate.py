@@ -125,13 +125,16 @@ def _texts(error: ValidationError, tree: Tree) -> Tree:
 
 def _constructed(section: type[BaseModel], values: Mapping[str, Any]) -> Any:
     """Return a record with open values, which have their defaults if there are any."""
-    known = {}
+    fields = {}
     for name, value in values.items():
-        if value == OPEN and not section.model_fields[name].is_required():
+        has_default = not section.model_fields[name].is_required()
+        if value == OPEN and has_default:
             continue
         inner = _nested(section, name)
-        known[name] = _constructed(inner, value) if inner and isinstance(value, dict) else value
-    return section.model_construct(**known)
+        if inner and isinstance(value, dict):
+            value = _constructed(inner, value)
+        fields[name] = value
+    return section.model_construct(**fields)
 
 
 def _explain(
@@ -198,19 +201,22 @@ def _requirement(item: Any) -> str:
 
 def _known_part(tree: Tree, loc: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return pydantic's location without the branches of unions, which name nothing in the tree."""
-    for count, name in enumerate(loc):
-        if tree.at((name,)) is tree:
-            return loc[:count]
-        tree = tree.at((name,))
+    for depth, name in enumerate(loc):
+        child = tree.at((name,))
+        if child is tree:
+            return loc[:depth]
+        tree = child
     return loc
 
 
 def _fields(section: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     """Return the names that may stand at a location inside a section."""
-    inner: type[BaseModel] | None = section
     for name in loc:
-        inner = _nested(inner, name) if inner else None
-    return [*inner.model_fields] if inner else []
+        inner = _nested(section, name)
+        if inner is None:
+            return []
+        section = inner
+    return [*section.model_fields]
 
 
 def _nested(section: type[BaseModel], name: str) -> type[BaseModel] | None:
@@ -218,7 +224,8 @@ def _nested(section: type[BaseModel], name: str) -> type[BaseModel] | None:
     if name not in section.model_fields:
         return None
     annotation = section.model_fields[name].annotation
-    for option in getattr(annotation, "__args__", (annotation,)):
+    options = getattr(annotation, "__args__", (annotation,))
+    for option in options:
         if isinstance(option, type) and issubclass(option, BaseModel):
             return option
     return None

@@ -49,18 +49,22 @@ def flow(value: Any) -> str:
         return "[" + ", ".join(flow(child) for child in value) + "]"
     if isinstance(value, str):
         return _word(value)
-    return "null" if value is None else json.dumps(value).replace("Infinity", ".inf")
+    return json.dumps(value).replace("Infinity", ".inf")
 
 
 def _word(value: str) -> str:
     """Return a text as it is if YAML reads it back the same, otherwise in double quotes."""
-    is_plain = re.fullmatch(r"[A-Za-z_./][\w./@-]*( [\w./@-]+)*", value)
-    if value == OPEN or (is_plain and scalar(value) == value):
+    if value == OPEN:
         return value
-    return '"' + "".join(_escaped(character) for character in value) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in ESCAPES:
-        return ESCAPES[character]
-    return character if character.isprintable() else f"\\U{ord(character):08x}"
+    is_plain = re.fullmatch(r"[A-Za-z_./][\w./@-]*( [\w./@-]+)*", value)
+    if is_plain and scalar(value) == value:  # not a word that YAML reads as a boolean, or as null
+        return value
+    escaped = ""
+    for character in value:
+        if character in ESCAPES:
+            escaped += ESCAPES[character]
+        elif character.isprintable():
+            escaped += character
+        else:
+            escaped += f"\\U{ord(character):08x}"
+    return f'"{escaped}"'

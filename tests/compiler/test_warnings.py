@@ -22,7 +22,7 @@ from rlgraph.lowering import lower_tree
 from rlgraph.request import PlanRequest
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.shipped_files import graphs_folder
-from rlgraph.warnings.laws import find_warnings
+from rlgraph.warnings.find import find_warnings
 
 WARNED = Path(__file__).parent / "warned"
 NAMES = sorted(path.stem for path in WARNED.glob("*.yaml"))

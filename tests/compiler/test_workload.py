@@ -37,7 +37,7 @@ def test_percentiles_are_those_that_are_said() -> None:
     lengths = Lengths.of({"p50": 100, "p90": 300, "p99": 2000}, 1e9)
     assert [lengths.at(share) for share in (0.5, 0.9, 0.99)] == pytest.approx([100, 300, 2000])
     assert sum(lengths.spread(20_000)) / 20_000 == pytest.approx(lengths.mean, rel=0.01)
-    assert lengths.beyond(300) == pytest.approx(0.1, rel=0.01)
+    assert lengths.share_longer_than(300) == pytest.approx(0.1, rel=0.01)
     squares = sum(tokens**2 for tokens in lengths.spread(4096)) / 4096
     assert lengths.square == pytest.approx(squares, rel=1e-6)
 
@@ -59,7 +59,7 @@ def test_lengths_that_are_all_alike() -> None:
 
 @pytest.mark.parametrize("said", [{"p50": 9}, {"p50": 9, "p90": 8}, {"p0": 1, "p50": 9}, {"median": 9}])
 def test_what_is_no_distribution_is_refused(said: dict[str, float]) -> None:
-    with pytest.raises(GraphError, match=r"no percentile|two percentiles or more"):
+    with pytest.raises(GraphError, match=r"is not a percentile|two percentiles or more"):
         Lengths.of(said, 100)
 
 

@@ -1,4 +1,4 @@
-"""Whether two models give tokens the same numbers: by what the graph says, by their files, by their names."""
+"""Compare the vocabularies of models: by what the graph says, by their files, by their names."""
 
 import json
 from fnmatch import fnmatch
@@ -15,16 +15,26 @@ NAMES = Path(__file__).parent / "vocabularies.yaml"
 def share_tokens(model: Model, other: Model) -> tuple[bool, bool]:
     """Return whether tokens of one model are those of another, as far as can be told, and whether the graph
     tells it: where it does not, a machine that has the files of both compares them."""
-    if model.path == other.path or OPEN in (model.path, other.path):
+    is_same_model = model.path == other.path
+    if is_same_model or OPEN in (model.path, other.path):
         return True, True
     name, other_name = _vocabulary(model), _vocabulary(other)
     are_named = bool(name and other_name)
-    files = [Path(with_values(path)) / "tokenizer.json" for path in (model.path, other.path)]
-    is_said = bool(model.spec.vocabulary or other.spec.vocabulary)
-    if not is_said and all(file.is_file() for file in files):
-        versions = [(file, file.stat().st_mtime_ns) for file in files]
-        return _same_numbers(*versions), are_named
-    return name == other_name or not are_named, are_named
+    if not model.spec.vocabulary and not other.spec.vocabulary:
+        file, other_file = _tokenizer_file(model), _tokenizer_file(other)
+        if file.is_file() and other_file.is_file():
+            return _same_numbers(_version(file), _version(other_file)), are_named
+    if not are_named:
+        return True, False
+    return name == other_name, True
+
+
+def _tokenizer_file(model: Model) -> Path:
+    return Path(with_values(model.path)) / "tokenizer.json"
+
+
+def _version(file: Path) -> tuple[Path, int]:
+    return file, file.stat().st_mtime_ns
 
 
 def _vocabulary(model: Model) -> str | None:
@@ -51,11 +61,12 @@ def _same_numbers(version: tuple[Path, int], other: tuple[Path, int]) -> bool:
 
     With each file comes the time of its last change, so that one that has changed is read anew.
     """
-    content, other_content = version[0].read_bytes(), other[0].read_bytes()
+    content = version[0].read_bytes()
+    other_content = other[0].read_bytes()
     if content == other_content:
         return True
-    tokens, other_tokens = _numbers(content), _numbers(other_content)
-    return all(other_tokens.get(number, token) == token for number, token in tokens.items())
+    other_tokens = _numbers(other_content)
+    return all(other_tokens.get(number, token) == token for number, token in _numbers(content).items())
 
 
 def _numbers(file: bytes) -> dict[int, str]:
@@ -66,5 +77,6 @@ def _numbers(file: bytes) -> dict[int, str]:
         tokens = {number: text for text, number in vocabulary.items()}
     else:  # of unigrams: a list of texts with scores
         tokens = {number: entry[0] for number, entry in enumerate(vocabulary)}
-    tokens |= {token["id"]: token["content"] for token in content.get("added_tokens", ())}
+    for token in content.get("added_tokens", ()):
+        tokens[token["id"]] = token["content"]
     return tokens

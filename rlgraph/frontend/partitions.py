@@ -1,16 +1,18 @@
 """Columns that several nodes write, each for rows of its own; the nodes that are inserted between domains.
 
-       ┌─ route: math ──> math_rewards ─┐ rewards                a reader of some rows gets the part
+       ┌─ route: math ──> math_rewards ─┐ rewards                a reader of some rows gets the partition
 tokens ┤                                ├─> merge ─> rewards     that is theirs, a reader of all rows
-       └─ the rest ─────> code_rewards ─┘ rewards                gets the parts merged, in their order
+       └─ the rest ─────> code_rewards ─┘ rewards                gets the partitions merged, in order
+
+What each of these nodes writes is a partition of the column ``rewards``, and a column of its own.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product, takewhile
+from itertools import combinations
 
 from rlgraph.errors import Problem
-from rlgraph.frontend.domains import as_many, line, start, unroutable, written_out
+from rlgraph.frontend.domains import lineage, one_to_one_ancestors, start, unroutable, written_out
 from rlgraph.frontend.token_axes import TokenAxes
 from rlgraph.ir.actions import Kind
 from rlgraph.ir.domains import GraphDomain, Route, ancestors, origins
@@ -22,12 +24,12 @@ ROUTE = "rlgraph.nodes.select.route:route"  # the op of an inserted filter
 
 
 @dataclass
-class ColumnParts:
-    """The parts of each column, by the name that the graph has for it, and what makes copies of them.
+class ColumnPartitions:
+    """The partitions of each column, by the name that the graph has for it, and what makes copies of them.
 
     Invariants:
-        - every column in ``parts`` is in ``columns``, and its domain in ``domains``;
-        - no two parts of a column have a row in common, and all have one type, or a problem is noted;
+        - every column in ``by_name`` is in ``columns``, and its domain in ``domains``;
+        - no two partitions of a column have a row in common, and all have one type, or a problem is noted;
         - ``copies`` has one node per (column, domain): a copy is made once, whoever reads it.
     """
 
@@ -35,82 +37,98 @@ class ColumnParts:
     problems: list[Problem]
     columns: dict[str, Column] = field(default_factory=dict)
     domains: dict[str, GraphDomain] = field(default_factory=dict)
-    parts: dict[str, list[Column]] = field(default_factory=dict)  # a column's name -> what nodes write of it
+    by_name: dict[str, list[Column]] = field(default_factory=dict)  # the partitions of each column
     rows_of: dict[str, str] = field(default_factory=dict)  # a filter or maker -> the domain of its rows
     routes: dict[str, Route] = field(default_factory=dict)  # an inserted filter -> the rows that it keeps
     copies: dict[tuple[str, str], Node] = field(default_factory=dict)  # keys: (column, domain of the copy)
 
     def add(self, name: str, column: Column) -> Column | None:
-        """Add a part of a column; return a part that has some of the same rows, or another type."""
+        """Add a partition of a column; return a partition that has some of the same rows, or another type."""
         self.columns[column.name] = column
-        parts = self.parts.setdefault(name, [])
-        earlier = list(parts)
-        parts.append(column)
-        for part in earlier:
-            if not self.are_disjoint(part.domain, column.domain):
-                return part
-        for part in earlier:
-            if not self._same_type(part, column):
-                return part
+        partitions = self.by_name.setdefault(name, [])
+        earlier = list(partitions)
+        partitions.append(column)
+        for partition in earlier:
+            if not self.are_disjoint(partition.domain, column.domain):
+                return partition
+        for partition in earlier:
+            if not self._same_type(partition, column):
+                return partition
         return None
 
     def _same_type(self, column: Column, other: Column) -> bool:
-        """Return whether two parts have one type; of held rows, whatever they have one row per."""
+        """Return whether two partitions have one type; of held rows, whatever they have one row per."""
         if column.type == other.type:
             return True
-        is_held = self.domains[column.domain].held or self.domains[other.domain].held
-        return bool(is_held) and column.type.over("") == other.type.over("")
+        are_held = self.domains[column.domain].held or self.domains[other.domain].held
+        if not are_held:
+            return False
+        return column.type.over("") == other.type.over("")
 
     def are_disjoint(self, domain: str, other: str, fresh: bool = False) -> bool:
         """Return whether no row of one domain is one of the other's: by their routes or their makers.
 
         Rows that are held are others than those that come; if ``fresh``, where they may not be the same.
         """
-        lines = origins(self.domains, domain, fresh)
         other_lines = origins(self.domains, other, fresh)
-        return all(self._lines_are_disjoint(*pair) for pair in product(lines, other_lines))
+        for line_of_domain in origins(self.domains, domain, fresh):
+            for line_of_other in other_lines:
+                if not self._lines_are_disjoint(line_of_domain, line_of_other):
+                    return False
+        return True
 
     def _lines_are_disjoint(self, line: Sequence[GraphDomain], other: Sequence[GraphDomain]) -> bool:
-        for route, opposite in product(self._routes_of(line), self._routes_of(other)):
-            if route.misses(opposite):
-                return True
+        opposites = self._routes_of(other)
+        for route in self._routes_of(line):
+            for opposite in opposites:
+                if route.misses(opposite):
+                    return True
         rows = next(domain for domain in line if not domain.filtered)
         other_rows = next(domain for domain in other if not domain.filtered)
-        comparable = rows.kind == other_rows.kind or bool(rows.held or other_rows.held)
-        return comparable and rows not in other and other_rows not in line
+        are_comparable = rows.kind == other_rows.kind or bool(rows.held or other_rows.held)
+        return are_comparable and rows not in other and other_rows not in line
 
     def _routes_of(self, line: Sequence[GraphDomain]) -> list[Route]:
         return [self.routes[domain.maker] for domain in line if domain.maker in self.routes]
 
     def column_of_rows(self, name: str, domain: str) -> Column | None:
         """Return the column that the rows of a domain have; None where they have none, or several."""
-        fitting = [part for part in self.parts[name] if start(self.domains, part, domain)]
+        fitting = [partition for partition in self.by_name[name] if start(self.domains, partition, domain)]
         if len(fitting) == 1:
             return fitting[0]
-        merged_domain = None if fitting else self.merged_domain(name)
-        if merged_domain and merged_domain in line(self.domains, domain):
+        if fitting:
+            return None
+        merged_domain = self.merged_domain(name)
+        if merged_domain and merged_domain in lineage(self.domains, domain):
             return self._merged(name, merged_domain)
         union = self._union(domain)
-        return self._joined(name, union) if union and not fitting else None
+        return self._joined(name, union) if union else None
 
     def column_met(self, name: str, finest: GraphDomain | None) -> Column | None:
         """Return the column that a node reads that has rows of a domain, or of one made of it, if any."""
-        parts = self.parts[name]
-        if len(parts) == 1 and not (finest and self._union(finest.name)):
-            return parts[0]
+        partitions = self.by_name[name]
+        is_union = finest is not None and self._union(finest.name) is not None
+        if len(partitions) == 1 and not is_union:
+            return partitions[0]
         if finest is not None:
             column = self.column_of_rows(name, finest.name)
             if column:
                 return column
-            parts = [part for part in parts if finest.name in line(self.domains, part.domain)]
-        if len(parts) == 1:
-            return parts[0]
+            finer = []
+            for partition in partitions:
+                if finest.name in lineage(self.domains, partition.domain):
+                    finer.append(partition)
+            partitions = finer
+        if len(partitions) == 1:
+            return partitions[0]
         merged_domain = self.merged_domain(name)
-        return self._merged(name, merged_domain) if merged_domain and parts else None
+        if merged_domain is None or not partitions:
+            return None
+        return self._merged(name, merged_domain)
 
     def merged_domain(self, name: str) -> str | None:
-        """Return the domain of which the rows of all parts of a column were filtered, if there is one."""
-        lines = [self._filtered_from(part.domain) for part in self.parts[name]]
+        """Return the domain that the rows of all partitions of a column were filtered from, if any."""
+        lines = [self._filtered_from(partition.domain) for partition in self.by_name[name]]
         for domain in lines[0]:
             if all(domain in other for other in lines):
                 return domain
@@ -118,34 +136,34 @@ class ColumnParts:
 
     def domain_named(self, node: Node) -> GraphDomain | None:
         """Return the domain that `rows` of a node names: that of one maker or filter, or a union."""
-        parts = {name: self.rows_of[name] for name in dict.fromkeys(node.rows) if name in self.rows_of}
-        if not parts:
+        names = [name for name in dict.fromkeys(node.rows) if name in self.rows_of]
+        if not names:
             return None
-        names = list(parts)
-        if len(parts) == 1:
-            return self.domains[parts[names[0]]]
-        for first, second in combinations(names, 2):
-            problem = self._no_union(node, first, second)
+        example = self.domains[self.rows_of[names[0]]]
+        if len(names) == 1:
+            return example
+        for maker, other_maker in combinations(names, 2):
+            problem = self._no_union(node, maker, other_maker)
             if problem:
                 self.problems.append(problem)
                 return None
-        model = self.domains[parts[names[0]]]
-        name = f"{model.kind}:{'+'.join(names)}"
-        union = GraphDomain(name, model.kind, model.maker, parts=tuple(parts.values()))
+        name = f"{example.kind}:{'+'.join(names)}"
+        domains = tuple(self.rows_of[name] for name in names)
+        union = GraphDomain(name, example.kind, example.maker, parts=domains)
         return self.domains.setdefault(name, union)
 
-    def _no_union(self, node: Node, first: str, second: str) -> Problem | None:
-        """Return the problem of two rows that a node joins and that can't be, if there is one."""
+    def _no_union(self, node: Node, maker: str, other_maker: str) -> Problem | None:
+        """Return the problem of joining the rows of two makers, if there is one."""
         kinds = {self.domains[self.rows_of[name]].kind for name in node.rows if name in self.rows_of}
         if len(kinds) > 1:
             reason = f"which are {' and '.join(sorted(kinds))}"
-        elif not self.are_disjoint(self.rows_of[first], self.rows_of[second], fresh=True):
+        elif not self.are_disjoint(self.rows_of[maker], self.rows_of[other_maker], fresh=True):
             reason = "which share some"
         else:
             return None
-        law = f"`rows` of node `{node.name}` joins those of `{first}` and of `{second}`, {reason}"
+        law = f"`rows` of node `{node.name}` joins those of `{maker}` and of `{other_maker}`, {reason}"
         remedy = "rows that are joined are of one kind, and made by different nodes or by routes"
-        for name in (first, second):
+        for name in (maker, other_maker):
             if self.domains[self.rows_of[name]].held:
                 remedy = f"let `{name}` give rows only after the iteration in which they come: "
                 remedy += f"set: {{{name}.fresh: false}}"
@@ -163,7 +181,9 @@ class ColumnParts:
             return []
         ports = []
         for name in names:
-            column = self.column_of_rows(name, domain.name) if name in self.parts else None
+            if name not in self.by_name:
+                continue
+            column = self.column_of_rows(name, domain.name)
             if column:
                 ports.append(Port(name, column.type.over(domain.kind)))
         return ports
@@ -174,23 +194,23 @@ class ColumnParts:
         if union:
             self.problems.append(self._missing_in_union(node, name, union))
             return True
-        parts = self.parts[name]
-        if len(parts) == 1 or self.merged_domain(name):
+        partitions = self.by_name[name]
+        if len(partitions) == 1 or self.merged_domain(name):
             return False
-        writers = " and ".join(f"`{part.writer}`" for part in parts)
-        law = f"node `{node.name}` reads `{name}`, which {writers} write, each for rows of its own"
-        every_writer = ", ".join(part.writer for part in parts)
-        remedy = f"say whose: rows: {parts[0].writer}, or all: rows: [{every_writer}]"
+        writers = [partition.writer for partition in partitions]
+        quoted = " and ".join(f"`{writer}`" for writer in writers)
+        law = f"node `{node.name}` reads `{name}`, which {quoted} write, each for rows of its own"
+        remedy = f"say whose: rows: {writers[0]}, or all: rows: [{', '.join(writers)}]"
         remedy += "; or give one another name by `out`"
         self.problems.append(Problem("several-rows", law, node.mark, (), remedy))
         return True
 
     def _missing_in_union(self, node: Node, name: str, union: GraphDomain) -> Problem:
-        """Return the problem of a column that a part of a union lacks, or has in another type."""
+        """Return the problem of a column that some rows of a union lack, or have in another type."""
         makers = union.name.partition(":")[2].split("+")
         rows = makers[0]
-        for maker, part in zip(makers, union.parts, strict=True):
-            if self.column_of_rows(name, part) is None:
+        for maker, domain in zip(makers, union.parts, strict=True):
+            if self.column_of_rows(name, domain) is None:
                 rows = maker
                 break
         law = f"node `{node.name}` reads `{name}` of the rows of {' and of '.join(makers)}, "
@@ -201,12 +221,12 @@ class ColumnParts:
 
     def read_in(self, column: str, domain: GraphDomain) -> str:
         """Return the column as a node of a domain reads it: itself, or a copy made domain by domain."""
-        names = line(self.domains, domain.name)
+        names = lineage(self.domains, domain.name)
         origin = start(self.domains, self.columns[column], domain.name)
-        below = names[: names.index(str(origin))]
-        if not below and origin != self.columns[column].domain:
-            below = [domain.name]  # it has as many rows as its domain, which was made of this one
-        for name in reversed(below):
+        domains_below = names[: names.index(str(origin))]
+        if not domains_below and origin != self.columns[column].domain:
+            domains_below = [domain.name]  # it has as many rows as its domain, which was made of this one
+        for name in reversed(domains_below):
             if (column, name) not in self.copies:
                 self._copy(self.columns[column], self.domains[name])
             column = self.copies[column, name].writes[0]
@@ -215,43 +235,48 @@ class ColumnParts:
     def routed(self, node: Node, nodes: Sequence[Node], domain: GraphDomain) -> GraphDomain | None:
         """Return the domain of the rows of a node's route, of those that it could read, if it is right."""
         route = written_out(node, nodes)
-        by = self.column_of_rows(route.by, domain.name) if domain.kind else None
-        problem = unroutable(node, route, by)
+        column = self.column_of_rows(route.by, domain.name) if domain.kind else None
+        problem = unroutable(node, route, column)
         if problem:
             law, remedy = problem
             self.problems.append(Problem("no-route", law, node.mark, (), remedy))
             return None
-        return self._on_route(node, route, by, domain) if by else None
+        return self._on_route(node, route, column, domain) if column else None
 
     def _on_route(self, node: Node, route: Route, by: Column, domain: GraphDomain) -> GraphDomain:
         """Return the domain of a route's rows, with a filter that the nodes of the same route share."""
-        for part in self.domains.values():
-            is_same = part.filtered and part.parent == domain.name
-            if is_same and self.routes.get(part.maker) == route:
-                return part
+        for candidate in self.domains.values():
+            is_filtered_from_it = candidate.filtered and candidate.parent == domain.name
+            if is_filtered_from_it and self.routes.get(candidate.maker) == route:
+                return candidate
         name = f"route:{node.name}"
+        column_read = self.read_in(by.name, domain)
+        self.columns[name] = Column(name, load(ROUTE).outputs[0].type.over(domain.kind), domain.name, name)
+        self.routes[name] = route
+        self.copies[name, domain.name] = Node(
+            name=name,
+            call=self._call_of_route(name, route, by, column_read, domain),
+            reads=(column_read,),
+            writes=(name,),
+            domain=domain.name,
+            mark=node.mark,
+        )
+        rows = GraphDomain(f"{domain.name}/{name}", domain.kind, name, domain.name, filtered=True)
+        self.domains[rows.name] = rows
+        return rows
+
+    def _call_of_route(
+        self, name: str, route: Route, by: Column, column_read: str, domain: GraphDomain
+    ) -> Call:
+        """Return the call of a route's filter, on a column of the type that its ``by`` column has."""
         op = load(ROUTE)
         cuts_groups = self.domains[by.domain].kind == domain.kind
         declared = replace(op.declared, rows="each" if cuts_groups else "group")
         port = replace(op.inputs[0], type=by.type)
         values = "the rest" if route.rest else ", ".join(map(str, route.values))
+        op = replace(op, name=f"{route.by}: {values}", inputs=(port,), declared=declared)
         attributes = {"column": route.by, "values": [*route.values], "rest": route.rest, "taken": None}
-        read = self.read_in(by.name, domain)
-        call = Call(
-            replace(op, name=f"{route.by}: {values}", inputs=(port,), declared=declared),
-            ROUTE,
-            attributes,
-            ins={port.name: read},
-            outs={"": name},
-        )
-        self.columns[name] = Column(name, op.outputs[0].type.over(domain.kind), domain.name, name)
-        self.routes[name] = route
-        self.copies[name, domain.name] = Node(
-            name=name, call=call, reads=(read,), writes=(name,), domain=domain.name, mark=node.mark
-        )
-        part = GraphDomain(f"{domain.name}/{name}", domain.kind, name, domain.name, filtered=True)
-        self.domains[part.name] = part
-        return part
+        return Call(op, ROUTE, attributes, ins={port.name: column_read}, outs={"": name})
 
     def _filtered_from(self, domain: str) -> list[str]:
         """Return a domain and those above it, up to the first that no filter made."""
@@ -264,22 +289,27 @@ class ColumnParts:
 
     def _union(self, domain: str) -> GraphDomain | None:
         """Return the union that a domain is, or was made of."""
-        return next((above for above in ancestors(self.domains, domain) if above.parts), None)
+        for ancestor in ancestors(self.domains, domain):
+            if ancestor.parts:
+                return ancestor
+        return None
 
     def _joined(self, name: str, union: GraphDomain) -> Column | None:
-        """Return a column of all rows of a union; None where those of a part have none of its type."""
+        """Return a column of all rows of a union; None where some of them have none of its type."""
         columns = []
-        for part in union.parts:
-            column = self.column_of_rows(name, part)
+        for domain in union.parts:
+            column = self.column_of_rows(name, domain)
             if column is None:
                 return None
             columns.append(column)
-        if len({column.type.over("") for column in columns}) > 1:
+        types = {column.type.over("") for column in columns}
+        if len(types) > 1:
             return None
         joined = f"{name}/{union.name.partition(':')[2]}"
         if joined not in self.columns:
-            pairs = zip(columns, union.parts, strict=True)
-            reads = [self.read_in(column.name, self.domains[part]) for column, part in pairs]
+            reads = []
+            for column, domain in zip(columns, union.parts, strict=True):
+                reads.append(self.read_in(column.name, self.domains[domain]))
             self._merge(joined, union, columns, reads)
         return self.columns[joined]
 
@@ -303,7 +333,7 @@ class ColumnParts:
         self.copies[column.name, domain.name] = copy
 
     def _why_repeated(self, column: Column, domain: GraphDomain) -> str:
-        if domain.name in as_many(self.domains, column):
+        if domain.name in one_to_one_ancestors(self.domains, column):
             return f"`{column.name}` is of rows made of {domain.name}, one for each"
         parent = self.domains[domain.parent or ""].kind.removesuffix("s")
         row = domain.kind.removesuffix("s")
@@ -311,23 +341,25 @@ class ColumnParts:
         return f"`{column.name}` has one row per {parent}; its readers have {times}, one per {row}"
 
     def _merged(self, name: str, domain: str) -> Column:
-        """Return all parts of a column in one, of the domain of which theirs are parts."""
+        """Return all partitions of a column in one, of the domain that theirs were filtered from."""
         if name not in self.columns:
-            parts = self.parts[name]
-            self._close_routes(parts, domain)
-            self._merge(name, self.domains[domain], parts, [part.name for part in parts])
+            partitions = self.by_name[name]
+            self._close_routes(partitions, domain)
+            reads = [partition.name for partition in partitions]
+            self._merge(name, self.domains[domain], partitions, reads)
         return self.columns[name]
 
-    def _merge(self, name: str, domain: GraphDomain, parts: Sequence[Column], reads: Sequence[str]) -> None:
+    def _merge(self, name: str, domain: GraphDomain, columns: Sequence[Column], reads: Sequence[str]) -> None:
         """Insert the node that joins rows of several columns in the order of a domain."""
-        self.columns[name] = Column(name, parts[0].type.over(domain.kind), domain.name, f"merge:{name}")
-        self.axes.join(name, parts)
+        self.columns[name] = Column(name, columns[0].type.over(domain.kind), domain.name, f"merge:{name}")
+        self.axes.join(name, columns)
         filters: set[str] = set()
-        for read in reads:
-            line_of_part = ancestors(self.domains, self.columns[read].domain)
-            below = takewhile(lambda ancestor: ancestor is not domain, line_of_part)
-            filters |= {ancestor.maker for ancestor in below}
-        writers = dict.fromkeys(f"`{part.writer}`" for part in parts)
+        for column in reads:
+            for ancestor in ancestors(self.domains, self.columns[column].domain):
+                if ancestor is domain:
+                    break
+                filters.add(ancestor.maker)
+        writers = dict.fromkeys(f"`{column.writer}`" for column in columns)
         self.copies[name, domain.name] = Node(
             name=f"merge:{name}",
             kind=Kind.MERGE,
@@ -338,15 +370,23 @@ class ColumnParts:
             because=f"{' and '.join(writers)} each write it for rows of their own",
         )
 
-    def _close_routes(self, parts: Sequence[Column], domain: str) -> None:
-        """Let the filters of the parts refuse a value that none of them takes, unless one takes the rest."""
-        filters = {}  # by the order of the parts; None: a part that no route made
-        for part in parts:
-            rows = self.domains[part.domain]
-            if rows.parent == domain:
-                filters[rows.maker] = self.routes.get(rows.maker)
-        routes = [route for route in filters.values() if route and not route.rest]
-        if len(routes) != len(parts) or len({route.by for route in routes}) != 1:
+    def _close_routes(self, partitions: Sequence[Column], domain: str) -> None:
+        """Let the filters of all partitions refuse a value that none of them takes.
+
+        Where one takes the rest, there is no such value.
+        """
+        filters = []
+        routes = []
+        for partition in partitions:
+            rows = self.domains[partition.domain]
+            if rows.parent != domain or rows.maker in filters:
+                continue
+            filters.append(rows.maker)
+            route = self.routes.get(rows.maker)
+            if route and not route.rest:
+                routes.append(route)
+        columns = {route.by for route in routes}
+        if len(routes) != len(partitions) or len(columns) != 1:
             return
         values = [value for route in routes for value in route.values]
         for name in filters:

@@ -15,20 +15,28 @@ from rlgraph.warnings.dead_settings import dead_settings
 
 
 def find_warnings(written: Tree, lowered: Lowered) -> list[Problem]:
-    """Return the warnings of a graph, also given as written, with its ``${...}`` still in place."""
-    train, evaluation, plan = lowered.train, lowered.evaluation, lowered.plan
-    run = RunView(lowered.tree, train, evaluation, plan)
-    problems = [problem for law in RUN_WARNINGS for problem in law(run)]
-    for graph in (train, evaluation):
+    """Return the warnings of a graph; ``written`` is the graph with its ``${...}`` still in place."""
+    plan = lowered.plan
+    run = RunView(lowered.tree, lowered.train, lowered.evaluation, plan)
+    problems: list[Problem] = []
+    for run_law in RUN_WARNINGS:
+        problems += run_law(run)
+    for graph in (lowered.train, lowered.evaluation):
         if graph:
             phase = PhaseView(graph, plan, lowered.tree)
-            problems += [problem for law in PHASE_WARNINGS for problem in law(phase)]
-    problems += [problem for law in SETTING_WARNINGS for problem in law(run)]
-    reported = {("nodes", node.name) for node in train.dropped}
-    reported |= {("models", name) for name in models_of(train.dropped) if name not in plan.models}
+            for phase_law in PHASE_WARNINGS:
+                problems += phase_law(phase)
+    for setting_law in SETTING_WARNINGS:
+        problems += setting_law(run)
+
+    dropped = lowered.train.dropped
+    already_reported = {("nodes", node.name) for node in dropped}
+    for name in models_of(dropped):
+        if name not in plan.models:
+            already_reported.add(("models", name))
 
     def plan_of(changed: Tree) -> Plan:
         return plan_tree(changed, lowered.devices, lowered.device)
 
-    problems += dead_settings(written, plan, reported, plan_of)
+    problems += dead_settings(written, plan, already_reported, plan_of)
     return list(dict.fromkeys(problems))
