@@ -7,14 +7,14 @@ that would make the graph legal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import takewhile
-from math import prod
 
 from rlgraph.engines.registry import GRAMMARS, SERVING
 from rlgraph.errors import Problem
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.trace import refusal, sampler, source, writer
 from rlgraph.laws.off_policy import behaviour_logprobs, greedy_baseline, on_policy, sampling_logprobs
+from rlgraph.laws.places import section_of_nodes
+from rlgraph.laws.rows import unfiltered_domains
 from rlgraph.laws.views import CallView
 
 
@@ -23,12 +23,16 @@ def _groups(view: CallView) -> Iterator[Problem]:
     graph, node = view.graph, view.node
     group = graph.columns[view.call.ins["group"]]
     grouped_by = graph.columns[group.copy_of or group.name].domain
-    line = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
-    samples = line[0]
+    domains = unfiltered_domains(graph, node)
+    samples = domains[0]
     if samples.parent is None:
         return
-    inside_group = list(takewhile(lambda domain: domain.name != grouped_by, line))
-    if prod(domain.times for domain in line[: len(inside_group) + 1]) > 1:
+    group_size = 1
+    for domain in domains:
+        group_size *= domain.times
+        if domain.name == grouped_by:
+            break
+    if group_size > 1:
         return
     law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{samples.maker}` makes one"
     yield refusal("small-groups", law, graph, node, [samples.maker], f"set: {{{samples.maker}.n: 8}}")
@@ -48,15 +52,15 @@ def _answered(view: CallView) -> Iterator[Problem]:
 def _tries(view: CallView) -> Iterator[Problem]:
     """A question has at least as many samples as tries are counted."""
     graph, node = view.graph, view.node
-    line = [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
-    samples = line[0].times if line[0].parent is not None else 1
+    domain = unfiltered_domains(graph, node)[0]
+    samples = 1 if domain.parent is None else domain.times
     tries = view.call.attributes.get("k")
-    if not isinstance(tries, int) or not isinstance(samples, int) or tries <= samples:
+    if not isinstance(tries, int) or tries <= samples:
         return
-    maker = line[0].maker
+    maker = domain.maker
     law = f"node `{node.name}` ({node.op.name}) counts {tries} tries; `{maker}` makes {samples} "
     law += "samples of a question"
-    section = "eval.nodes." if graph.report else ""
+    section = section_of_nodes(graph)
     remedy = f"set: {{{section}{maker}.n: {tries}}}, or {{{section}{node.name}.k: {samples}}}"
     yield refusal("too-many-tries", law, graph, node, [maker], remedy)
 
@@ -74,12 +78,12 @@ def _reference(view: CallView) -> Iterator[Problem]:
         return  # what holds the policy near to the one that sampled, which is older or another engine
     law = f"node `{node.name}` measures the KL to a reference; "
     law += f"`{column}` is of the same weights, {source(scorer)}"
-    frozen = [name for name, model in graph.models.items() if model.spec.frozen and model.spec.head == "lm"]
-    if frozen:
-        remedy = f"set: {{{scorer.name}.model: {frozen[0]}}}"
-    else:
-        remedy = f"set: {{{scorer.name}.model: ref}}, and add models.ref: "
-        remedy += f"{{path: '${{models.{scorer.model}.path}}', frozen: true}}"
+    remedy = f"set: {{{scorer.name}.model: ref}}, and add models.ref: "
+    remedy += f"{{path: '${{models.{scorer.model}.path}}', frozen: true}}"
+    for name, model in graph.models.items():
+        if model.spec.frozen and model.spec.head == "lm":
+            remedy = f"set: {{{scorer.name}.model: {name}}}"
+            break
     yield refusal("same-reference", law, graph, node, [scorer.name], remedy)
 
 
@@ -208,7 +212,7 @@ def _weighed_losses(view: CallView) -> Iterator[Problem]:
     unknown = [name for name in view.call.attributes["weights"] or {} if name not in losses]
     if not unknown:
         return
-    law = f"node `{node.name}`: `weights` has `{unknown[0]}`, which is none of its `losses`"
+    law = f"node `{node.name}`: `weights` has `{unknown[0]}`, which is not one of its `losses`"
     names = ", ".join(losses) or "none: write them by name, as losses: {dpo: {kind: sigmoid}}"
     yield refusal("unknown-weight", law, view.graph, node, [], f"`losses` has {names}")
 

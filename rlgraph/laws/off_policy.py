@@ -101,9 +101,8 @@ def on_policy(view: CallView) -> Iterator[Problem]:
     """A loss without a ratio trains the very weights that sampled its rows, once, or weighs the rows."""
     graph, node = view.graph, view.node
     rollout = sampler(graph, node.domain)
-    law = (
-        f"node `{node.name}`: the loss {view.call.op.name} corrects for no change of weights since sampling; "
-    )
+    law = f"node `{node.name}`: the loss {view.call.op.name} corrects for no change of weights since "
+    law += "sampling; "
     clip = f"replace: {{{node.name}.loss: {{kind: ppo_clip}}}}"
     if rollout is None:
         law += "its rows come from data"
@@ -113,13 +112,15 @@ def on_policy(view: CallView) -> Iterator[Problem]:
     is_same = rollout.weights == node.weights and not quantized
     if not is_same and not _weighed(graph, node, rollout):
         law += f"its rows are sampled by {quantized or rollout.weights}, and it updates {node.weights}"
-        is_stale = rollout.model == node.model and (bool(quantized) or _version(rollout) < 0)
-        remedy = _importance_weights(graph, node, rollout) if is_stale else clip
+        remedy = clip
+        if rollout.model == node.model:
+            # importance weights lead from an older version, or from fewer bits, to the weights of now
+            is_stale = quantized or _version(rollout) < 0
+            remedy = _importance_weights(graph, node, rollout) if is_stale else clip
         yield refusal("off-policy", law, graph, node, [rollout.name], remedy)
     elif node.optimizer_steps > 1:
-        law += (
-            f"it makes {node.optimizer_steps} optimizer steps on them, and all but the first are off-policy"
-        )
+        law += f"it makes {node.optimizer_steps} optimizer steps on them, "
+        law += "and all but the first are off-policy"
         update = node.joins or node.name
         remedy = f"{clip}, or set: {{{update}.minibatches: 1, {update}.epochs: 1}}"
         yield refusal("off-policy", law, graph, node, [rollout.name], remedy)
@@ -156,7 +157,8 @@ def behaviour_logprobs(view: CallView) -> Iterator[Problem]:
 def greedy_baseline(view: CallView) -> Iterator[Problem]:
     """A baseline is what the weights that sampled the rows earn on the same prompts without chance."""
     graph, node = view.graph, view.node
-    base, rollout = read_from(graph, node, "greedy_rewards"), sampler(graph, node.domain)
+    base = read_from(graph, node, "greedy_rewards")
+    rollout = sampler(graph, node.domain)
     if base is None:
         return
     law = f"node `{node.name}` ({node.op.name}) takes off what the weights that sampled earn without chance; "
@@ -176,9 +178,8 @@ def greedy_baseline(view: CallView) -> Iterator[Problem]:
     reasons = []
     settings = []
     if greedy.weights != rollout.weights:
-        reasons.append(
-            f"`{greedy.name}` samples with {greedy.weights}, `{rollout.name}` with {rollout.weights}"
-        )
+        sampled_with = f"`{rollout.name}` with {rollout.weights}"
+        reasons.append(f"`{greedy.name}` samples with {greedy.weights}, {sampled_with}")
         model = f"{rollout.model}@next" if rollout.reads_next else rollout.model
         settings.append(f"{greedy.name}.model: {model}")
     temperature = greedy.called.value("temperature")

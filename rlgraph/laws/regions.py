@@ -37,9 +37,11 @@ def _source_can_be_asked(view: RegionView) -> Iterator[Problem]:
 
 
 def _groups_are_complete(view: RegionView) -> Iterator[Problem]:
+    """A filter of groups keeps as many rows as some groups have."""
     region = view.region
     filtering = view.graph.node(region.filter)
-    if filtering.op.declared.rows != "group" or region.rows % region.times == 0:
+    keeps_groups = filtering.op.declared.rows == "group"
+    if not keeps_groups or region.rows % region.times == 0:
         return
     law = f"`{region.filter}` keeps whole groups of {region.times}; {region.rows} rows are none"
     rows = max(region.rows // region.times, 1) * region.times
@@ -48,19 +50,19 @@ def _groups_are_complete(view: RegionView) -> Iterator[Problem]:
 
 
 def _only_kept_rows_are_read(view: RegionView) -> Iterator[Problem]:
-    """Only rows that the filter keeps leave a region."""
+    """No rows but those that the filter keeps leave a region."""
     graph = view.graph
     names = {node.name for node in view.inside}
     written = {column for node in view.inside for column in node.writes}
     for node in graph.nodes:
+        if node.name in names or node.kind is Kind.COLLECT:
+            continue
         columns = [column for column in node.reads if column in written]
-        if not columns or node.name in names or node.kind is Kind.COLLECT:
+        if not columns:
             continue
         reader = _user_node_behind(graph, node)
-        law = (
-            f"`{reader.name}` reads `{columns[0]}` of all rows, and `{view.region.filter}` refills: only the "
-        )
-        law += "rows that it keeps are collected"
+        law = f"`{reader.name}` reads `{columns[0]}` of all rows, and `{view.region.filter}` refills: "
+        law += "only the rows that it keeps are collected"
         remedy = f"set: {{{reader.name}.rows: {view.region.filter}}}"
         drawing = draw(graph, [writer(graph, columns[0]).name, reader.name])
         yield Problem("before-refill", law, reader.mark, (), remedy, drawing)
@@ -74,7 +76,9 @@ def _user_node_behind(graph: Graph, node: Node) -> Node:
 
 
 def _stream_has_rollout(view: RegionView) -> Iterator[Problem]:
-    if not view.region.streams or any(node.unfinished_columns for node in view.inside):
+    """A filter that refills from a stream is behind the rollout that streams."""
+    has_rollout = any(node.unfinished_columns for node in view.inside)
+    if has_rollout or not view.region.streams:
         return
     name = view.region.filter
     law = f"`{name}` refills, and where generation streams a filter behind it does"
@@ -102,10 +106,8 @@ def _rows_do_not_vary(view: RegionView) -> Iterator[Problem]:
     for node in view.inside:
         if not node.call or not node.op.declared.counts:
             continue
-        law = (
-            f"`{view.region.filter}` refills, and `{node.name}` ({node.op.name}), which it repeats, makes a "
-        )
-        law += "number of rows that varies: rounds count rows before they come"
+        law = f"`{view.region.filter}` refills, and `{node.name}` ({node.op.name}), which it repeats, "
+        law += "makes a number of rows that varies: rounds count rows before they come"
         remedy = f"set: {{{view.region.filter}.refill: false}}, or refill by a filter before `{node.name}`"
         yield Problem("varying-refill", law, node.mark, (), remedy)
 
@@ -127,6 +129,7 @@ def _runs_ahead_together(view: RegionView) -> Iterator[Problem]:
 
 
 def _keeps_no_state(view: RegionView) -> Iterator[Problem]:
+    """No step of a round keeps a state, which a round would change before the iteration is over."""
     for node in view.inside:
         if not node.call or node.op.declared.state != "keeps":
             continue

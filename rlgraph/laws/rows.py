@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from math import prod
 
@@ -20,19 +20,25 @@ def _row_for_each_minibatch(view: NodeView) -> Iterator[Problem]:
     graph, node = view.graph, view.node
     if not node.updates or not graph.ancestors(node.domain):
         return
-    minibatches = node.called.value("minibatches", 1)
-    rows = 0
     lines = graph.origins(node.domain)
-    for line in lines:
-        batch = graph.node(line[-1].maker).called.value("rows")
-        if not isinstance(batch, int):
-            return
-        rows += batch * prod(domain.times for domain in line)
-    if minibatches <= rows:
+    rows = _known_rows(graph, lines)
+    minibatches = node.called.value("minibatches", 1)
+    if rows is None or minibatches <= rows:
         return
     law = f"node `{node.name}` ({node.op.name}) makes {minibatches:,} mini-batches of {rows:,} rows"
     remedy = f"set: {{{node.name}.{node.called.name_of('minibatches')}: {rows}}}, or fewer"
     yield refusal("few-rows", law, graph, node, [lines[0][-1].maker], remedy)
+
+
+def _known_rows(graph: Graph, lines: Sequence[Sequence[GraphDomain]]) -> int | None:
+    """Return how many rows come of some sources, each a line of domains that ends at it; None: it is open."""
+    rows = 0
+    for line in lines:
+        batch = graph.node(line[-1].maker).called.value("rows")
+        if not isinstance(batch, int):
+            return None
+        rows += batch * prod(domain.times for domain in line)
+    return rows
 
 
 def _one_context(view: NodeView) -> Iterator[Problem]:
@@ -40,15 +46,22 @@ def _one_context(view: NodeView) -> Iterator[Problem]:
     graph, node = view.graph, view.node
     if not node.call or node.op.engine != "train":
         return
-    sampled = next((domain for domain in graph.ancestors(node.domain) if not domain.filtered), None)
-    maker = graph.node(sampled.maker) if sampled else None
-    if maker is None or not maker.call or not maker.called.value("contexts", False):
+    unfiltered = unfiltered_domains(graph, node)
+    if not unfiltered:
+        return
+    maker = graph.node(unfiltered[0].maker)
+    if not maker.call or not maker.called.value("contexts", False):
         return
     law = f"node `{node.name}` ({node.op.name}) reads whole samples of `{maker.name}`, whose policy "
     law += "forgets: it never saw all of a sample's tokens in one context"
     remedy = "add: {segments: {op: segment.contexts}}, and let it read segment_tokens and segment_mask; or "
     remedy += f"set: {{{maker.name}.{maker.called.name_of('contexts')}: false}}"
     yield refusal("several-contexts", law, graph, node, [maker.name], remedy)
+
+
+def unfiltered_domains(graph: Graph, node: Node) -> list[GraphDomain]:
+    """Return the domains that a node's rows descend from, its own first, without those that filters make."""
+    return [domain for domain in graph.ancestors(node.domain) if not domain.filtered]
 
 
 def _groups_are_not_held(view: NodeView) -> Iterator[Problem]:
@@ -98,15 +111,21 @@ def _same_temperature(view: NodeView) -> Iterator[Problem]:
     if rollout is None or not scores_at_temperature(node):
         return
     scored, sampled = temperature(node), temperature(rollout)
-    if scored is not None and sampled is not None and scored != sampled:
+    if sampled is None:
+        return
+    if scored is not None and scored != sampled:
         law = f"node `{node.name}` scores at temperature {scored}; `{rollout.name}` sampled at {sampled}"
         remedy = f"leave out {node.name}.temperature: it is the rollout's then"
         yield refusal("temperature", law, graph, node, [rollout.name], remedy)
-    if isinstance(sampled, ValueSchedule) and not all(value for _, value in sampled.points):
+    if isinstance(sampled, ValueSchedule) and _reaches_zero(sampled):
         law = f"node `{node.name}` scores what `{rollout.name}` samples at temperature {sampled}: "
         law += "at 0 there is no distribution to score by"
         remedy = f"let {rollout.name}.temperature stay above 0"
         yield Problem("temperature", law, node.mark, (), remedy)
+
+
+def _reaches_zero(schedule: ValueSchedule) -> bool:
+    return any(value == 0 for _, value in schedule.points)
 
 
 def scores_at_temperature(node: Node) -> bool:
@@ -117,7 +136,9 @@ def scores_at_temperature(node: Node) -> bool:
 def temperature(node: Node) -> float | ValueSchedule | None:
     """Return the temperature of a node; None where it is open, or 0: greedy has no distribution."""
     course = node.called.course("temperature")
-    return course if isinstance(course, ValueSchedule) else node.called.value("temperature") or None
+    if isinstance(course, ValueSchedule):
+        return course
+    return node.called.value("temperature") or None
 
 
 TEMPERATURE_LAWS: tuple[Callable[[NodeView], Iterator[Problem]], ...] = (_same_temperature,)
@@ -146,7 +167,7 @@ def _rows_come_when_read(view: CadenceView) -> Iterator[Problem]:
 
 def _misses_rows(view: CadenceView, node: Node, writer: Node, runs: Cadences) -> Problem:
     graph, available = view.graph, view.available[writer.name]
-    origin = next(n for n in graph.in_order if n.writes and n.when and view.available[n.name] == available)
+    origin = _origin_of(view, available)
     law = f"node `{node.name}` runs {words(runs) or 'in every iteration'}; what it reads of "
     law += f"`{origin.name}` comes {words(available)}"
     maker = graph.domains[str(writer.domain)].maker
@@ -158,13 +179,22 @@ def _misses_rows(view: CadenceView, node: Node, writer: Node, runs: Cadences) ->
     return Problem("misses-rows", law, mark, (), remedy, draw(graph, [origin.name, node.name]))
 
 
+def _origin_of(view: CadenceView, available: Cadences) -> Node:
+    """Return the node with a cadence of its own by which rows come in these iterations."""
+    for node in view.graph.in_order:
+        if node.writes and node.when and view.available[node.name] == available:
+            return node
+    raise AssertionError("rows come in some iterations only where a node that writes has a cadence")
+
+
 def _held_rows_last(view: CadenceView) -> Iterator[Problem]:
     """A node runs in no iteration in which what holds its rows has none."""
     for node in view.graph.nodes:
         if not node.call or node.writes:
             continue
         lines = view.graph.origins(node.domain)
-        if not lines or not all(line and line[-1].held for line in lines):
+        all_held = all(line and line[-1].held for line in lines)
+        if not lines or not all_held:
             continue
         rows = lines[0][-1]
         empty = _iteration_without_rows(node.when, view.available[rows.maker], rows.ages)
@@ -186,7 +216,8 @@ def _no_rows_held(view: CadenceView, node: Node, rows: GraphDomain, iteration: i
     if longest_gap > oldest:
         settings.append(f"{holder.name}.{holder.called.name_of('oldest')}: {longest_gap}")
     if _iteration_without_rows(node.when, available, (0, longest_gap)):
-        origin = next((n for n in graph.in_order if n.writes and n.when), node)
+        rare_writers = [writer for writer in graph.in_order if writer.writes and writer.when]
+        origin = rare_writers[0] if rare_writers else node
         settings.append(f"{origin.name}.from: 1")
     remedy = f"set: {{{', '.join(settings)}}}"
     return Problem("no-rows-held", law, holder.edited or holder.mark, (), remedy)
@@ -218,10 +249,11 @@ def no_idle_iteration(graph: Graph) -> Iterator[Problem]:
         return
     end = min(settled(when) + cycle(when), COUNTED)
     for iteration in range(1, end):
-        if not any(due(cadences, iteration) for cadences in when):
-            cadences = ", ".join(f"`{node.name}` {words(node.when)}" for node in roots)
-            law = f"in iteration {iteration} nothing would run: {cadences}"
-            name = roots[0].name
-            remedy = f"leave out {name}.every and {name}.from, or let another update run then"
-            yield Problem("idle-iteration", law, roots[0].mark, (), remedy)
-            return
+        if any(due(cadences, iteration) for cadences in when):
+            continue
+        cadences = ", ".join(f"`{node.name}` {words(node.when)}" for node in roots)
+        law = f"in iteration {iteration} nothing would run: {cadences}"
+        name = roots[0].name
+        remedy = f"leave out {name}.every and {name}.from, or let another update run then"
+        yield Problem("idle-iteration", law, roots[0].mark, (), remedy)
+        return

@@ -27,8 +27,10 @@ def _greedy(view: PhaseView) -> Iterator[Problem]:
         rollout = sampler(graph, node.domain) if node.call else None
         if rollout is None or not compares_groups(node):
             continue
+        if rollout.called.value("temperature") != 0:
+            continue
         samples = rollout.called.attributes.get(rollout.op.declared.times or "", 1)
-        if rollout.called.value("temperature") != 0 or not isinstance(samples, int) or samples < 2:
+        if not isinstance(samples, int) or samples < 2:
             continue
         law = f"node `{node.name}` ({node.op.name}) compares the {samples} samples of a prompt; "
         law += f"`{rollout.name}` takes the most likely token, so they are all the same"
@@ -62,10 +64,10 @@ def changed_sampling(view: RunView) -> Iterator[Problem]:
 
 def _assumes_own_draws(node: Node) -> bool:
     """Return whether a node's op or one of its hooks assumes that its model alone drew its rows."""
-    for call in (node.called, *node.hooks.values()):
-        if "sampling_logprobs" in call.op.declared.assumes or "on_policy" in call.op.declared.assumes:
-            return True
-    return False
+    assumptions = set(node.called.op.declared.assumes)
+    for hook in node.hooks.values():
+        assumptions.update(hook.op.declared.assumes)
+    return not assumptions.isdisjoint(("sampling_logprobs", "on_policy"))
 
 
 def _changed_attributes(rollout: Node, keys: tuple[str, ...]) -> list[str]:
@@ -122,10 +124,13 @@ def _too_long(view: PhaseView) -> Iterator[Problem]:
         source = graph.node(graph.ancestors(rollout.domain)[-1].maker)
         response = rollout.called.value("response_limit")
         prompt = source.called.value("prompt_limit") or 0
-        total = rollout.called.value("total_limit")
-        if not isinstance(response, int) or not isinstance(prompt, int) or response + prompt <= context:
+        if not isinstance(response, int) or not isinstance(prompt, int):
             continue
-        if isinstance(total, int) and total <= context:
+        total = rollout.called.value("total_limit")
+        most = response + prompt
+        if isinstance(total, int):
+            most = min(most, total)
+        if most <= context:
             continue
         yield _too_long_for(view, rollout, source, context, model)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlgraph.errors import Problem, warning
 from rlgraph.ir.graph import Call, Graph
-from rlgraph.ir.plan import Plan
+from rlgraph.ir.plan import Plan, ServePlan
 from rlgraph.laws.views import RunView
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.shipped_files import is_shipped
@@ -25,26 +25,28 @@ SCHEDULED = {"min_lr_ratio": ("cosine", "linear"), "cycles": ("cosine",)}
 
 def intervals(plan: Plan) -> dict[tuple[str, str], int | Interval]:
     """Return a plan's intervals by their paths, without those that are 0."""
-    every = {SAVE: plan.schedule.save_every, RECORD: plan.schedule.record_every, EVALUATE: plan.eval_every}
-    return {path: interval for path, interval in every.items() if interval}
+    by_path = {SAVE: plan.schedule.save_every, RECORD: plan.schedule.record_every, EVALUATE: plan.eval_every}
+    return {path: interval for path, interval in by_path.items() if interval}
 
 
 def long_intervals(view: RunView) -> Iterator[Problem]:
     """Yield intervals that are longer than the run, in iterations both, or in epochs of one source."""
     plan = view.plan
     epochs = plan.schedule.epochs if isinstance(plan.schedule.epochs, dict) else {}
-    for path, every in intervals(plan).items():
-        if isinstance(every, int):
-            if every > plan.iterations > 0:
+    for path, interval in intervals(plan).items():
+        if isinstance(interval, int):
+            if interval > plan.iterations > 0:
                 yield from longer_than_the_run(plan, view.tree, path, f"{plan.iterations:,} iterations")
-        elif every.source in epochs and every.epochs > epochs[every.source]:
-            length = f"{epochs[every.source]:g} epochs of {every.source}"
+        elif interval.source in epochs and interval.epochs > epochs[interval.source]:
+            length = f"{epochs[interval.source]:g} epochs of {interval.source}"
             yield from longer_than_the_run(plan, view.tree, path, length)
 
 
 def longer_than_the_run(plan: Plan, tree: Tree, path: tuple[str, str], length: str) -> Iterator[Problem]:
-    """Yield the warning of an interval that is longer than the run, which has such a length; none where a
-    shipped graph has the interval, whose run another has made shorter."""
+    """Yield the warning of an interval that is longer than the run, which has such a length.
+
+    None where a shipped graph has the interval, whose run another graph has made shorter.
+    """
     place, name = tree.find(path), ".".join(path)
     if place is None or is_shipped(place.mark):
         return
@@ -63,30 +65,42 @@ def best_of_one(view: RunView) -> Iterator[Problem]:
 
 
 def unread_attributes(view: RunView) -> Iterator[Problem]:
-    """Yield a problem for each attribute that its op reads only where another is not 0
-    (``Declaration.when``), and the other is 0 wherever the node runs."""
+    """Yield a problem for each attribute that its op reads only where another is not 0.
+
+    Such a pair is declared (``Declaration.when``), and the other is 0 wherever the node runs.
+    """
     evaluation = [view.evaluation] if view.evaluation else []
     yield from _unread_in_section(view.tree, ("nodes",), [view.train, *evaluation])
     yield from _unread_in_section(view.tree, ("eval", "nodes"), evaluation)
 
 
 def _unread_in_section(tree: Tree, section: tuple[str, ...], graphs: list[Graph]) -> Iterator[Problem]:
+    nodes = tree.find(section)
+    if nodes is None:
+        return
+    calls_of = _calls_by_node(graphs)
+    for name, node_tree in nodes.items.items():
+        calls = calls_of.get(name)
+        if not calls:
+            continue
+        for key, condition in calls[0].op.declared.when.items():
+            is_attribute = key in calls[0].attributes and key != condition
+            if not is_attribute or not node_tree.get(key):
+                continue
+            if _may_be_read(node_tree, calls, condition):
+                continue
+            reason = f"{calls[0].op.name} reads it only where `{condition}` is not 0"
+            yield decides_nothing(tree, (*section, name, key), reason)
+
+
+def _calls_by_node(graphs: list[Graph]) -> dict[str, list[Call]]:
+    """Return the calls of the nodes of a name, in each of the graphs that has one."""
     calls_of: dict[str, list[Call]] = {}
     for graph in graphs:
         for node in graph.nodes:
             if node.call:
                 calls_of.setdefault(node.name, []).append(node.call)
-    nodes = tree.find(section)
-    for name, node_tree in (nodes.items if nodes else {}).items():
-        calls = calls_of.get(name, [])
-        if not calls:
-            continue
-        for key, condition in calls[0].op.declared.when.items():
-            is_set = key in calls[0].attributes and node_tree.get(key)
-            if key == condition or not is_set or _may_be_read(node_tree, calls, condition):
-                continue
-            reason = f"{calls[0].op.name} reads it only where `{condition}` is not 0"
-            yield decides_nothing(tree, (*section, name, key), reason)
+    return calls_of
 
 
 def _may_be_read(node_tree: Tree, calls: list[Call], condition: str) -> bool:
@@ -100,18 +114,26 @@ def _may_be_read(node_tree: Tree, calls: list[Call], condition: str) -> bool:
 def unread_settings(view: RunView) -> Iterator[Problem]:
     """Yield a problem for each setting of a model that another one makes idle."""
     for name, model in view.plan.models.items():
-        for key, schedules in SCHEDULED.items():
-            path = ("models", name, "optimizer", key)
-            if model.optimizer and view.tree.find(path) and model.optimizer.schedule not in schedules:
-                reason = f"only a {' or '.join(schedules)} schedule reads it"
-                yield decides_nothing(view.tree, path, reason)
-        if model.serve is None:
-            continue
-        limit = view.plan.schedule.timeout
-        timeout_path = tuple(model.serve.setting_name(name, "request_timeout").split("."))
-        if view.tree.find(timeout_path) and (model.serve.request_timeout or 0) >= limit:
-            reason = f"`schedule.timeout` ends the step before, after {limit:g} s"
-            yield decides_nothing(view.tree, timeout_path, reason)
+        if model.optimizer:
+            yield from _unread_by_schedule(view.tree, name, model.optimizer.schedule)
+        if model.serve:
+            yield from _unread_timeout(view, name, model.serve)
+
+
+def _unread_by_schedule(tree: Tree, model: str, schedule: str) -> Iterator[Problem]:
+    for key, readers in SCHEDULED.items():
+        path = ("models", model, "optimizer", key)
+        if tree.find(path) and schedule not in readers:
+            yield decides_nothing(tree, path, f"only a {' or '.join(readers)} schedule reads it")
+
+
+def _unread_timeout(view: RunView, model: str, serve: ServePlan) -> Iterator[Problem]:
+    limit = view.plan.schedule.timeout
+    path = tuple(serve.setting_name(model, "request_timeout").split("."))
+    is_longer = (serve.request_timeout or 0) >= limit
+    if is_longer and view.tree.find(path):
+        reason = f"`schedule.timeout` ends the step before, after {limit:g} s"
+        yield decides_nothing(view.tree, path, reason)
 
 
 def decides_nothing(tree: Tree, path: tuple[str, ...], reason: str) -> Problem:

@@ -39,9 +39,9 @@ def _layers_can_be_divided(view: SizedView) -> Iterator[Problem]:
         yield Problem("tensor-parallel", law, None, ("1",))
         return
     counts = divided_counts(config)
-    for what, count in counts.items():
+    for name, count in counts.items():
         if count % ranks:
-            law = f"the {count} {what} of `{view.name}` can't be shared out among {ranks} devices {setting}"
+            law = f"the {count} {name} of `{view.name}` can't be shared out among {ranks} devices {setting}"
             fitting = divisors(gcd(view.plan.pools[train.pool], *counts.values()))
             yield Problem("tensor-parallel", law, None, tuple(fitting))
             return
@@ -71,7 +71,7 @@ def _experts_can_be_divided(view: SizedView) -> Iterator[Problem]:
     ranks = train.expert_parallel
     setting = f"(models.{view.name}.train.expert_parallel)"
     if not config.experts:
-        law = f"`{view.name}` is no mixture: it has no experts that devices could divide {setting}"
+        law = f"`{view.name}` is not a mixture: it has no experts that devices could divide {setting}"
         yield Problem("expert-parallel", law, None, ("1",))
     elif config.experts % ranks:
         law = f"the {config.experts} experts of `{view.name}` can't be shared out among {ranks} devices "
@@ -89,7 +89,7 @@ def _experts_can_be_balanced(view: SizedView) -> Iterator[Problem]:
         if not getattr(train, setting):
             continue
         if not config.experts:
-            law = f"`{view.name}` is no mixture: it has no experts to balance ({path}.{setting})"
+            law = f"`{view.name}` is not a mixture: it has no experts to balance ({path}.{setting})"
             yield Problem("balance", law, None, (), f"leave out {setting}")
         elif setting == "router_bias_update_rate" and not config.biased_choice:
             law = f"the routers of `{view.name}`, a {config.model_type}, choose experts without a bias "
@@ -119,8 +119,8 @@ def _servers_deal_out_experts(view: SizedView) -> Iterator[Problem]:
     devices = serve.expert_parallel
     if config.experts and config.experts % devices == 0:
         return
-    what = f"has {config.experts} experts" if config.experts else "is no mixture of experts"
-    law = f"`{view.name}` {what}, which can't be dealt out to {devices} devices "
+    reason = f"has {config.experts} experts" if config.experts else "is not a mixture of experts"
+    law = f"`{view.name}` {reason}, which can't be dealt out to {devices} devices "
     law += f"({serve.setting_name(view.name, 'expert_parallel')})"
     fitting = [size for size in divisors(config.experts or 1) if int(size) <= devices]
     yield Problem("expert-parallel", law, None, tuple(fitting))
@@ -139,9 +139,9 @@ def _layers_have_8_bit_blocks(view: SizedView) -> Iterator[Problem]:
     serve, config = view.model.serve, view.config
     if not serve or not config or not serve.quantization or view.plan.device != "cuda":
         return
-    for what, count in _columns_on_device(serve, config).items():
+    for name, count in _columns_on_device(serve, config).items():
         if count % FP8_BLOCK:
-            law = f"the {what} of `{view.name}`, {count} on each device of a server, are no "
+            law = f"the {name} of `{view.name}`, {count} on each device of a server, are no "
             path = serve.setting_name(view.name, "quantization")
             law += f"blocks of {FP8_BLOCK} ({path}: {serve.quantization})"
             remedy = "let a server span fewer devices (serve.tensor_parallel), or leave out quantization"

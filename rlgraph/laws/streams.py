@@ -36,13 +36,12 @@ def runs_ahead(graph: Graph) -> Iterator[Problem]:
     if generating:
         node = generating[0]
         law += f"`{node.model}` generates and trains on one pool, {graph.engines[f'{node.model}.serve']}"
-        remedy = f"{TWO_POOLS}, or schedule.buffer=null"
-    else:
-        law += "nothing generates with a model that is trained"
-        remedy = NO_STREAM
+        yield Problem("no-overlap", law, node.mark, (), f"{TWO_POOLS}, or schedule.buffer=null")
+        return
+    law += "nothing generates with a model that is trained"
     serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
-    marks = [node.mark for node in (*generating, *serving, *graph.nodes)]
-    yield Problem("no-overlap", law, marks[0] if marks else None, (), remedy)
+    nodes = [*serving, *graph.nodes]
+    yield Problem("no-overlap", law, nodes[0].mark if nodes else None, (), NO_STREAM)
 
 
 def is_on_separate_pool(graph: Graph, node: Node) -> bool:
@@ -73,21 +72,32 @@ def _rollout_goes_on_later(view: StreamView) -> Iterator[Problem]:
             law = f"`{node.name}` ({node.op.name}) is to stream, and leaves no sample for later"
             yield Problem("no-stream", law, node.mark, (), "replace it by rollout, or " + NO_STREAM)
             continue
-        streaming = load(OPS[declared.streams], declared.streams).attributes.model_fields
-        fields = node.op.attributes.model_fields
-        for key, value in node.called.attributes.items():
-            if key not in streaming and value != fields[key].default:
-                law = f"`{node.name}` is to stream, and `{key}` does not hold for a sample that is taken up "
-                law += "again"
-                remedy = f"remove: [{node.name}.{key}], or {NO_STREAM}"
-                yield Problem("no-stream", law, node.mark, (), remedy)
-                break
+        key = _attribute_against_streaming(node)
+        if key:
+            law = f"`{node.name}` is to stream, and `{key}` does not hold for a sample that is taken up "
+            law += "again"
+            yield Problem("no-stream", law, node.mark, (), f"remove: [{node.name}.{key}], or {NO_STREAM}")
+
+
+def _attribute_against_streaming(node: Node) -> str:
+    """Return the first attribute of a rollout that its streaming op lacks, and that is not as by default."""
+    streaming_op = node.op.declared.streams
+    streaming = load(OPS[streaming_op], streaming_op).attributes.model_fields
+    fields = node.op.attributes.model_fields
+    for key, value in node.called.attributes.items():
+        if key not in streaming and value != fields[key].default:
+            return key
+    return ""
 
 
 def _kept_rows_are_read(view: StreamView) -> Iterator[Problem]:
+    """Some node reads the rows that a filter with ``refill`` keeps."""
     nodes = view.graph.nodes
     refills = [node for node in nodes if node.refill]
-    if not refills or any(refill.name in node.rows for refill in refills for node in nodes):
+    if not refills:
+        return
+    read = {name for node in nodes for name in node.rows}
+    if any(refill.name in read for refill in refills):
         return
     name = refills[0].name
     law = f"`schedule.buffer`: `{name}` refills, and nothing reads the rows that it keeps"
@@ -97,17 +107,21 @@ def _kept_rows_are_read(view: StreamView) -> Iterator[Problem]:
 
 
 def _stream_has_the_surplus(view: StreamView) -> Iterator[Problem]:
+    """No filter asks for more than it needs: the buffer says how many groups are under way."""
     for node in view.graph.nodes:
-        if node.refill and node.refill.over_sample > 1:
-            law = f"`{node.name}` asks for more than it needs (`over_sample`); where generation streams, "
-            law += "`schedule.buffer.staleness` says how much is begun"
-            remedy = f"set: {{{node.name}.refill.over_sample: 1}}"
-            yield Problem("stream-over-sample", law, node.mark, (), remedy)
-            return
+        if node.refill is None or node.refill.over_sample <= 1:
+            continue
+        law = f"`{node.name}` asks for more than it needs (`over_sample`); where generation streams, "
+        law += "`schedule.buffer.staleness` says how much is begun"
+        remedy = f"set: {{{node.name}.refill.over_sample: 1}}"
+        yield Problem("stream-over-sample", law, node.mark, (), remedy)
+        return
 
 
 def _one_rollout_streams(view: StreamView) -> Iterator[Problem]:
-    if len(view.generating) < 2 or any(node.refill for node in view.graph.nodes):
+    """One rollout alone streams, unless a filter with ``refill`` says which."""
+    has_refill = any(node.refill for node in view.graph.nodes)
+    if len(view.generating) < 2 or has_refill:
         return
     names = " and ".join(f"`{node.name}`" for node in view.generating)
     law = f"`schedule.buffer`: {names} generate with a model that is trained, and one alone can stream"
@@ -156,12 +170,12 @@ TYPED_STREAM_LAWS: tuple[Callable[[StreamView], Iterator[Problem]], ...] = (
 
 
 def more_than_a_group(graph: Graph, node: Node) -> str:
-    """Return what a node needs beside a group at a time, and devices that train nothing; "" where no more."""
+    """Return why a node can't run on one group at a time, on devices that train nothing; "" where it can."""
     declared = node.op.declared
     if node.op.source:
         return ""
     trained = {update.model for update in graph.nodes if update.updates}
-    pools = {graph.engines[f"{model}.train"] for model in trained}
+    training_pools = {graph.engines[f"{model}.train"] for model in trained}
     pool = graph.engines[f"{node.model}.{node.op.engine}"] if node.op.engine else ""
     reasons = {
         "it runs in some iterations only": node.when,
@@ -171,9 +185,12 @@ def more_than_a_group(graph: Graph, node: Node) -> str:
         "it keeps something from one iteration for the next": declared.state == "keeps" or declared.holds,
         "it changes weights": node.trains or node.of,
         "it reads weights that an update of the iteration makes": node.reads_next,
-        f"it is on pool `{pool}`, which trains": pool in pools,
+        f"it is on pool `{pool}`, which trains": pool in training_pools,
     }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    for reason, applies in reasons.items():
+        if applies:
+            return reason
+    return ""
 
 
 def waits_on_another_pool(view: PlacedView) -> Iterator[Problem]:
@@ -181,28 +198,35 @@ def waits_on_another_pool(view: PlacedView) -> Iterator[Problem]:
 
     A pool takes its steps in order: behind one that waits for the rows, they would never come.
     """
-    graph, pools = view.graph, view.pools
-    for collect in collects(graph.nodes):
-        if not graph.regions[collect.after[0]].streams:
+    for collect in collects(view.graph.nodes):
+        if not view.graph.regions[collect.after[0]].streams:
             continue
-        names = {collect.name, *graph.needs.ancestors(collect.name)}
-        waiting = [node for node in graph.in_order if node.name in names]
-        waiting_pools = {pools[node.name] for node in waiting}
-        inside = members(graph, collect)
-        drawing_pool = _drawing_pool(inside, view)
-        for node in waiting:
-            if pools[node.name] == drawing_pool:
-                law = f"`{node.name}` is on pool `{drawing_pool}`, where "
-                law += "it waits for rows that stream: they are drawn there, and would wait behind it"
-                yield _stream_waits(node, law, pools[collect.name])
-                return
-        for node in inside:
-            pool = pools[node.name]
-            if pool in waiting_pools and pool != drawing_pool:
-                law = f"`{node.name}` is on pool `{pool}`, where steps wait for the rows that it makes or "
-                law += "measures as they stream"
-                yield _stream_waits(node, law, drawing_pool)
-                return
+        problem = _wait_behind_stream(view, collect)
+        if problem:
+            yield problem
+            return
+
+
+def _wait_behind_stream(view: PlacedView, collect: Node) -> Problem | None:
+    """Return the problem of the first node that shares a pool with what it waits for, or with what waits."""
+    graph, pools = view.graph, view.pools
+    names = {collect.name, *graph.needs.ancestors(collect.name)}
+    waiting = [node for node in graph.in_order if node.name in names]
+    waiting_pools = {pools[node.name] for node in waiting}
+    inside = members(graph, collect)
+    drawing_pool = _drawing_pool(inside, view)
+    for node in waiting:
+        if pools[node.name] == drawing_pool:
+            law = f"`{node.name}` is on pool `{drawing_pool}`, where "
+            law += "it waits for rows that stream: they are drawn there, and would wait behind it"
+            return _stream_waits(node, law, pools[collect.name])
+    for node in inside:
+        pool = pools[node.name]
+        if pool in waiting_pools and pool != drawing_pool:
+            law = f"`{node.name}` is on pool `{pool}`, where steps wait for the rows that it makes or "
+            law += "measures as they stream"
+            return _stream_waits(node, law, drawing_pool)
+    return None
 
 
 def _drawing_pool(inside: Sequence[Node], view: PlacedView) -> str:

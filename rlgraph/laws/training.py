@@ -20,17 +20,24 @@ def dropped_nodes(view: RunView) -> Iterator[Problem]:
     """Yield the last node of each chain that leads to no update and to nothing that is reported."""
     evaluated = {node.name for node in view.evaluation.nodes} if view.evaluation else set()
     dropped = {node.name: node for node in view.train.dropped}
-    writers = {column: node.name for node in dropped.values() for column in node.writes}
+    writers = {}
+    for node in dropped.values():
+        for column in node.writes:
+            writers[column] = node.name
     needs = DiGraph(dropped)
     for node in dropped.values():
         for column in node.reads:
             if column in writers:
                 needs.add_edge(node.name, writers[column])
     for node in dropped.values():
-        if needs.predecessors(node.name) or not node.call or node.name in evaluated:
+        is_last = not needs.predecessors(node.name)
+        if not is_last or not node.call or node.name in evaluated:
             continue
-        behind = sorted(needs.reachable([node.name]) - {node.name} - evaluated)
-        chain = [node, *(dropped[name] for name in behind if dropped[name].call)]
+        needed = sorted(needs.reachable([node.name]) - {node.name} - evaluated)
+        chain = [node]
+        for name in needed:
+            if dropped[name].call:
+                chain.append(dropped[name])
         yield _dropped_chain(view, chain)
 
 
@@ -41,17 +48,20 @@ def _dropped_chain(view: RunView, chain: list[Node]) -> Problem:
     if len(chain) > 1:
         names = ", ".join(f"`{needed.name}`" for needed in chain[1:])
         law += f", and so are {names}"
-    models = [f"models.{name}" for name in models_of(chain) if name not in view.plan.models]
-    remedy = f"remove: [{', '.join([*(needed.name for needed in chain), *models])}]"
+    removed = [needed.name for needed in chain]
+    for model in models_of(chain):
+        if model not in view.plan.models:
+            removed.append(f"models.{model}")
+    remedy = f"remove: [{', '.join(removed)}]"
     readers = list(_possible_readers(graph, node))
     for reader, port in readers:
         if port == "rewards":
             remedy += f", or let a node read it: set: {{{reader.name}.in.rewards: {node.writes[0]}}}"
             break
-    ports = [
-        setting_place(view.tree, graph, reader, reader.op.declared.when.get(port, "in"))
-        for reader, port in readers
-    ]
+    ports = []
+    for reader, port in readers:
+        key = reader.op.declared.when.get(port, "in")
+        ports.append(setting_place(view.tree, graph, reader, key))
     edits_of_chain = [needed.edited for needed in chain]
     edits_of_readers = [reader.edited for reader, _ in readers]
     # edits of the chain come before what makes a reader leave it out, and that before the readers' edits
@@ -89,10 +99,12 @@ def untrained_models(view: RunView) -> Iterator[Problem]:
     for name, model in graph.models.items():
         if name in updated or name not in view.plan.models:
             continue
-        reader = next((node for node in graph.nodes if node.model == name and node.call), None)
+        readers = [node for node in graph.nodes if node.model == name and node.call]
         base = _language_model_of(graph, model.path)
-        if model.spec.head == "value" and reader and not (model.spec.frozen and base is None):
-            yield _random_head(view, model, reader, base)
+        # the files of a frozen model have a value head, unless they are those of a language model
+        has_new_head = model.spec.head == "value" and not (model.spec.frozen and base is None)
+        if has_new_head and readers:
+            yield _random_head(view, model, readers[0], base)
         elif not model.spec.frozen:
             law = f"model `{name}` has an optimizer, and no node updates it"
             remedy = f"set: {{models.{name}.frozen: true}}, and remove: [models.{name}.optimizer]; "
@@ -174,7 +186,9 @@ def stale_clips(view: RunView) -> Iterator[Problem]:
         if not node.trains:
             continue
         rollout, scorer = sampler(graph, node.domain), read_from(graph, node, "old_logprobs")
-        if rollout is None or scorer is not rollout or not clips_around_older(node, rollout, by=2):
+        if rollout is None or scorer is not rollout:
+            continue
+        if not clips_around_older(node, rollout, by=2):
             continue
         law = f"the loss ppo_clip of node `{node.name}` clips around `{rollout.weights}`: tokens whose ratio "
         law += "the updates since have taken out of the clip are not learned from"
@@ -184,8 +198,9 @@ def stale_clips(view: RunView) -> Iterator[Problem]:
 
 def _decoupled(graph: Graph, node: Node, rollout: Node) -> str:
     """Return the edits that clip an update around the weights that it starts from."""
-    scorers = [other for other in (*graph.nodes, *graph.dropped) if "old_logprobs" in other.writes]
+    scorers = [scorer for scorer in (*graph.nodes, *graph.dropped) if "old_logprobs" in scorer.writes]
     is_written = bool(scorers) and all(sampler(graph, scorer.domain) is rollout for scorer in scorers)
+    # a column of that name for the rows of another rollout stays as it is
     column = f"{node.name}_logprobs" if scorers and not is_written else "old_logprobs"
     settings = [f"{node.name}.in.old_logprobs: {column}"]
     if measured(rollout) != "rollout_logprobs":
@@ -201,15 +216,17 @@ def _decoupled(graph: Graph, node: Node, rollout: Node) -> str:
 def rising_rates(view: RunView) -> Iterator[Problem]:
     """Yield optimizers whose learning rate is still rising when the run, or its schedule, ends."""
     for name, model in view.plan.models.items():
-        path = f"models.{name}.optimizer"
-        section, steps = view.tree.find(("models", name, "optimizer")), view.train.optimizer_steps(name)
+        section = view.tree.find(("models", name, "optimizer"))
+        steps = view.train.optimizer_steps(name)
         if not model.optimizer or not section or not steps:
             continue
-        warmup, total = model.optimizer.warmup_steps, model.optimizer.total_steps or steps
-        end = min(steps, total)
+        warmup = model.optimizer.warmup_steps
+        end = min(steps, model.optimizer.total_steps or steps)
         if not isinstance(warmup, int) or warmup < end:
             continue
-        subject = "schedule has" if section.get("total_steps") and end < steps else "run makes"
+        ends_by_schedule = section.get("total_steps") and end < steps
+        subject = "schedule has" if ends_by_schedule else "run makes"
+        path = f"models.{name}.optimizer"
         law = f"`{path}.warmup_steps`: the learning rate rises over {warmup:,} optimizer steps, and the "
         law += f"{subject} {end:,}: it never comes to `lr`"
         mark = (section.get("warmup_steps") or section).key

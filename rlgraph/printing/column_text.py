@@ -21,7 +21,8 @@ def lineage_text(plan: Plan, column: str) -> str:
     phases = {phase: columns[column] for phase, columns in plan.columns.items() if column in columns}
     if not phases:
         raise _unknown_column(plan, column)
-    lines = [_type_and_size(column, next(iter(phases.values())))]
+    any_phase = next(iter(phases.values()))
+    lines = [_type_and_size(column, any_phase)]
     for phase, column_plan in phases.items():
         lines += ["", TITLES[phase]]
         for detail in _lineage(plan, phase, column, column_plan):
@@ -30,7 +31,9 @@ def lineage_text(plan: Plan, column: str) -> str:
 
 
 def _unknown_column(plan: Plan, column: str) -> GraphError:
-    known = [*dict.fromkeys(name for columns in plan.columns.values() for name in columns)]
+    known: list[str] = []
+    for columns in plan.columns.values():
+        known += [name for name in columns if name not in known]
     pruned = [note for note in plan.notes if note.startswith(f"pruned `{column}`")]
     remedy = "; ".join(pruned) or nearest(column, known)
     return fail("unknown-column", f"no step writes a column `{column}`", None, known, remedy)
@@ -56,11 +59,12 @@ def weight(column: ColumnPlan) -> str:
     amount = "1 byte" if size == 1 else f"{size:,} bytes"
     if column.stored:
         amount += f" ({column.stored})"
-    return f"{amount} per token" if kind.axis else f"{amount} per row"
+    unit = "token" if kind.axis else "row"
+    return f"{amount} per {unit}"
 
 
 def _lineage(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[Detail]:
-    """Yield the life of a column in a phase, from its writer to the step that frees it."""
+    """Yield the life of a column in a phase, from its writer to the steps that free it and its copies."""
     steps = plan.phases[phase]
     copies = _copies(steps, name)
     yield Detail("domain", _domain(plan.domains[phase][column.domain]))
@@ -70,10 +74,14 @@ def _lineage(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[
     for copy, step in copies.items():
         yield Detail("copied", f"step {step.id}, as {copy}, because {step.because}")
     yield from _readers(plan, steps, name, (name, *copies))
+    freeing = {freed: step for step in steps for freed in step.frees}
     for copy in (name, *copies):
-        freeing = next((step for step in steps if copy in step.frees), None)
-        if freeing:
-            yield Detail("freed", f"step {freeing.id}, {copy}" if copies else f"step {freeing.id}")
+        if copy not in freeing:
+            continue
+        text = f"step {freeing[copy].id}"
+        if copies:
+            text += f", {copy}"
+        yield Detail("freed", text)
     if phase == "eval":
         metrics = [metric for metric, reported in plan.report.items() if reported == name]
         if metrics:
@@ -94,6 +102,7 @@ def _copies(steps: tuple[Step, ...], name: str) -> dict[str, Step]:
 
 
 def _readers(plan: Plan, steps: tuple[Step, ...], name: str, copies: tuple[str, ...]) -> Iterator[Detail]:
+    """Yield each read of a column, or of a copy, by the op of a user's step."""
     for step in steps:
         if step.inserted:
             continue
@@ -113,9 +122,9 @@ def _domain(domain: GraphDomain) -> str:
     """Return which rows a column has, and how many of them there are per row of another domain."""
     if domain.held:
         return f"{domain.name}, rows of {domain.held} that `{domain.maker}` holds"
+    if domain.parts:
+        return f"{domain.name}, the rows of {' and of '.join(domain.parts)}"
     if domain.parent is None:
-        if domain.parts:
-            return f"{domain.name}, the rows of {' and of '.join(domain.parts)}"
         return domain.name
     if domain.filtered:
         return f"{domain.name}, those of {domain.parent} that `{domain.maker}` keeps"

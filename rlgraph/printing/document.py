@@ -35,7 +35,7 @@ from rlgraph.printing.step_text import StepEntry
 
 
 class LineKind(StrEnum):
-    """What a line of the document says."""
+    """The subject of a line, by which renderers style it."""
 
     TITLE = "title"
     FACT = "fact"  # about a pool, a model, or an engine that is off its device

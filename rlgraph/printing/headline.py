@@ -91,7 +91,7 @@ def _streaming(forecast: StreamForecast) -> Iterator[tuple[str, str]]:
     yield "age of rows", text
 
 
-def _gain(seconds: tuple[float, float], name: str, other: tuple[float, float]) -> str:
+def _gain(seconds: tuple[float, float], name: str, alternative: tuple[float, float]) -> str:
     """Return what is gained or lost against another way to run on the same devices.
 
     Example:
@@ -100,8 +100,8 @@ def _gain(seconds: tuple[float, float], name: str, other: tuple[float, float]) -
         >>> _gain((2, 2), "`by: batch`", (1, 1))
         'slower than `by: batch` (1 s to 1 s) by 100%'
     """
-    speedup = middle(other) / middle(seconds)
-    name_and_time = f"{name} ({range_text(other)})"
+    speedup = middle(alternative) / middle(seconds)
+    name_and_time = f"{name} ({range_text(alternative)})"
     if speedup < 1 - EVEN:
         return f"slower than {name_and_time} by {_percent(1 / speedup - 1)}"
     if speedup > 1 + EVEN:

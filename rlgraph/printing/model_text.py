@@ -1,4 +1,4 @@
-"""What a plan says about a model: how it is trained, the engines that hold it, and its files."""
+"""Prints a model of a plan: how it is trained, the engines that hold it, and its files."""
 
 from __future__ import annotations
 

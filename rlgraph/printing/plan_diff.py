@@ -31,15 +31,12 @@ STRUCTURED = (
     "open_values",
 )
 PHASES = {"train": "in every iteration", "eval": "in evaluation"}
-SETS = ("reads", "writes", "frees")
+SETS = ("reads", "writes", "frees")  # fields of a step
 # fields of a step that are left out, or compared by a function of their own
 OTHERWISE = ("id", "phase", "node", "because", "after", "pool", "devices", "when")
-REPEATED = {
-    "ins": "reads",
-    "outs": "writes",
-    "target": "op",
-}  # a function's field -> the step's field like it
-ABSENT = object()
+# a field of a function -> the field of its step that changes with it, and is compared already
+REPEATED = {"ins": "reads", "outs": "writes", "target": "op"}
+ABSENT = object()  # in place of a value that one side does not have
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
@@ -51,7 +48,8 @@ def differences(old: Plan, new: Plan) -> list[str]:
         ...     print(line)
         seed: 0 -> 1
     """
-    if old.predicted is None or new.predicted is None:  # a plan that `run` makes again has no cluster
+    # a plan that `run` makes again has no cluster, and so no prediction
+    if old.predicted is None or new.predicted is None:
         old, new = _without_prediction(old), _without_prediction(new)
     old_fields, new_fields = old.fields, new.fields
     lines: list[str] = []
@@ -100,11 +98,13 @@ def _model_fields(model: ModelPlan) -> dict[str, Any]:
 
 def _slot(old: Plan, new: Plan) -> Iterator[str]:
     """Yield the new order in which pools get steps that overlap, if that differs."""
+    is_pipelined = any(step.lead for step in (*old.steps, *new.steps))
+    if not is_pipelined:
+        return
     old_order, new_order = _slot_names(old), _slot_names(new)
     old_common = [name for name in old_order if name in new_order]
     new_common = [name for name in new_order if name in old_order]
-    is_pipelined = any(step.lead for plan in (old, new) for step in plan.steps)
-    if is_pipelined and old_common != new_common:
+    if old_common != new_common:
         yield f"while the pipeline is full, another order: {', '.join(new_common)}"
 
 
@@ -157,6 +157,7 @@ class PlanSide:
 
 
 def _phase(old: PlanSide, new: PlanSide) -> Iterator[str]:
+    """Yield the changes of one phase: steps, then the domains and columns of both plans."""
     for name, step in old.steps.items():
         if name not in new.steps:
             yield f"removed  step {step.id}, {sentence(step)}"
@@ -174,7 +175,11 @@ def _phase(old: PlanSide, new: PlanSide) -> Iterator[str]:
                 yield f"           {change}"
     for line in _values("", _domains(old), _domains(new)):
         yield f"domain   {line}"
-    yield from _columns(old, new)
+    # a column of one plan only shows in the step that writes it
+    for name in old.columns:
+        if name in new.columns:
+            for line in _values("", _column_fields(name, old), _column_fields(name, new)):
+                yield f"column   {name}: {line}"
 
 
 def _moved(old: list[str], new: list[str]) -> set[str]:
@@ -188,14 +193,16 @@ def _moved(old: list[str], new: list[str]) -> set[str]:
     """
     import networkx as nx  # here, as most commands compare no plans
 
-    common = [name for name in new if name in old]
-    if common == [name for name in old if name in new]:
+    old_position = {name: index for index, name in enumerate(old)}
+    common = [name for name in new if name in old_position]
+    if common == sorted(common, key=old_position.__getitem__):
         return set()
-    position = {name: index for index, name in enumerate(old)}
     # an edge leads from each name to those that come later in both orders
-    in_both = [(a, b) for b, a in combinations(common[::-1], 2) if position[a] < position[b]]
-    longest = nx.dag_longest_path(nx.DiGraph(in_both))
-    unmoved = longest or common[-1:]
+    in_both = nx.DiGraph()
+    for later, earlier in combinations(reversed(common), 2):
+        if old_position[earlier] < old_position[later]:
+            in_both.add_edge(earlier, later)
+    unmoved = nx.dag_longest_path(in_both) or common[-1:]
     return set(common).difference(unmoved)
 
 
@@ -211,9 +218,7 @@ def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
     old_fields, new_fields = plain(old_step.as_file_row()), plain(new_step.as_file_row())
     for field in SETS:
         yield from _set(field, old_fields[field], new_fields[field])
-    # a step on all devices of its pool follows the pool, whose size is compared already
-    on_all = old.on_all(old_step) and new.on_all(new_step) and old_step.pool == new_step.pool
-    if not on_all and (old_step.pool, old_step.devices) != (new_step.pool, new_step.devices):
+    if _is_on_other_devices(old, old_step, new, new_step):
         yield f"runs on {_devices(new_step)}, no longer on {_devices(old_step)}"
     if old_step.when != new_step.when:
         yield f"{_cadence(old_step)} -> {_cadence(new_step)}"
@@ -221,7 +226,8 @@ def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
         if field not in SETS and field not in OTHERWISE:
             yield from _values(field, old_fields[field], new_fields[field])
     if old_fields["reads"] == new_fields["reads"]:
-        old_waits, new_waits = old.waits_for(old_step, new.steps), new.waits_for(new_step, old.steps)
+        old_waits = old.waits_for(old_step, new.steps)
+        new_waits = new.waits_for(new_step, old.steps)
         yield from _set("waits for", old_waits, new_waits)
     old_function = _function_fields(old.functions.get(name))
     new_function = _function_fields(new.functions.get(name))
@@ -231,6 +237,15 @@ def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
             new_function.pop(field, None)
     for line in _values("", old_function, new_function):
         yield line.replace("hooks.", "", 1).replace("attributes.", "", 1)
+
+
+def _is_on_other_devices(old: PlanSide, old_step: Step, new: PlanSide, new_step: Step) -> bool:
+    """Return whether a step has changed its devices, other than by the size of its pool."""
+    if old_step.pool != new_step.pool:
+        return True
+    # a step on all devices of its pool follows the pool, whose size is compared already
+    follows_pool = old.on_all(old_step) and new.on_all(new_step)
+    return not follows_pool and old_step.devices != new_step.devices
 
 
 def _cadence(step: Step) -> str:
@@ -275,16 +290,9 @@ def _domains(side: PlanSide) -> dict[str, str]:
     for column in side.columns.values():
         name = column["domain"]
         domain = side.domains[name]
-        rows[name] = f"{domain['times']} for each of {domain['parent']}" if domain["parent"] else "a batch"
+        parent = domain["parent"]
+        rows[name] = f"{domain['times']} for each of {parent}" if parent else "a batch"
     return rows
-
-
-def _columns(old: PlanSide, new: PlanSide) -> Iterator[str]:
-    """Yield how columns of both plans differ; a column of one plan shows in the step that writes it."""
-    for name in old.columns:
-        if name in new.columns:
-            for line in _values("", _column_fields(name, old), _column_fields(name, new)):
-                yield f"column   {name}: {line}"
 
 
 def _column_fields(name: str, side: PlanSide) -> dict[str, Any]:

@@ -16,7 +16,9 @@ INDENT = 17  # columns before the text of a detail, and before the further lines
 
 def plan_text(plan: Plan, failed: tuple[str, int] | None = None, width: int = WIDTH) -> str:
     """Return the whole plan as text, lists broken to ``width``; ``failed`` is the (phase, step) to mark."""
-    lines = [text for line in PlanDocument(plan).lines for text in line_text(line, width, failed)]
+    lines: list[str] = []
+    for line in PlanDocument(plan).lines:
+        lines += line_text(line, width, failed)
     return visible("\n".join(lines) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""What a plan says about its prediction for a cluster: memory, figures, assumptions, and busy pools."""
+"""Prints a plan's prediction for a cluster: memory, figures, assumptions, and busy pools."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def prediction_text(plan: Plan) -> Iterator[str]:
 
 def _busy_pools(busy: Mapping[str, tuple[float, float]], iteration: tuple[float, float]) -> Iterator[str]:
     for pool, seconds in busy.items():
-        shares = [f"{part / total:.0%}" for part, total in zip(seconds, iteration, strict=True)]
-        yield f"  pool {pool} is busy for {range_text(seconds)} of it ({' to '.join(shares)})"
+        least, most = seconds[0] / iteration[0], seconds[1] / iteration[1]
+        yield f"  pool {pool} is busy for {range_text(seconds)} of it ({least:.0%} to {most:.0%})"
 
 
 def memory_text(peaks: Mapping[str, Peak]) -> Iterator[str]:
@@ -36,8 +36,8 @@ def memory_text(peaks: Mapping[str, Peak]) -> Iterator[str]:
         of_capacity = f"{size_text(peak.bytes)} of {size_text(peak.capacity)}"
         share = peak.bytes / peak.capacity
         yield f"peak of a device of {pool}, in `{peak.step}`: {of_capacity} ({share:.0%})"
-        for part, size in sorted(peak.parts.items(), key=lambda item: -item[1]):
-            yield f"  {part:<17} {size_text(size):>9}  {size / peak.bytes:>4.0%}"
+        for name, size in sorted(peak.parts.items(), key=lambda item: -item[1]):
+            yield f"  {name:<17} {size_text(size):>9}  {size / peak.bytes:>4.0%}"
         if peak.host:
-            on_host = " and ".join(f"{part} {size_text(size)}" for part, size in peak.host.items())
+            on_host = " and ".join(f"{name} {size_text(size)}" for name, size in peak.host.items())
             yield f"  beside it, in its host's memory: {on_host}"

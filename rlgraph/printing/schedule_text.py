@@ -1,4 +1,4 @@
-"""What a plan says about its schedule: evaluations, the length of a run, regions, and the pipeline."""
+"""Prints a plan's schedule: evaluations, the length of a run, regions, and the pipeline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def evaluation_heading(plan: Plan) -> str:
         times.append(f"every {plan.eval_every}")
     elif plan.eval_every:
         times.append(f"after every {plan.eval_every} iterations")
-    when = "after the last"
+    moments = "after the last"
     if times:
-        when = f"{', '.join(times)} and {when}"
+        moments = f"{', '.join(times)} and after the last"
     metrics = ", ".join(f"{metric} = mean of {column}" for metric, column in plan.report.items())
-    return f"evaluate {when}, reporting {metrics}{_best_checkpoints(plan.schedule)}"
+    return f"evaluate {moments}, reporting {metrics}{_best_checkpoints(plan.schedule)}"
 
 
 def _best_checkpoints(schedule: Schedule) -> str:
@@ -65,13 +65,13 @@ def _length(plan: Plan) -> str:
     return f"{plan.iterations} times"
 
 
-def _recorded_iterations(every: int | Interval) -> str:
+def _recorded_iterations(interval: int | Interval) -> str:
     """Return in words the iterations whose columns are recorded; empty if none are."""
-    if isinstance(every, Interval):
-        return f"iteration 1 and of the next one every {every}"
-    if every > 1:
-        return f"iterations 1, {1 + every}, {1 + 2 * every}, ..."
-    return "every iteration" if every else ""
+    if isinstance(interval, Interval):
+        return f"iteration 1 and of the next one every {interval}"
+    if interval > 1:
+        return f"iterations 1, {1 + interval}, {1 + 2 * interval}, ..."
+    return "every iteration" if interval else ""
 
 
 def region_heading(plan: Plan, name: str) -> Iterator[str]:

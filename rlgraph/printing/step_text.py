@@ -1,4 +1,4 @@
-"""What a plan says about one step: its title, its sentence, and the details below it."""
+"""Prints one step of a plan: its title, its sentence, and the details below it."""
 
 from __future__ import annotations
 
@@ -104,30 +104,31 @@ def sentence(step: Step) -> str:
 
 def _action_text(step: Step) -> str:
     """Return what a step does, with which model and where."""
-    where, columns = _location(step), ", ".join(step.reads)
+    location = _location(step)
+    columns = ", ".join(step.reads)
     match step.action:
         case RunOp(op=op):
             models = " of ".join(f"{name}@{version}" for name, version in step.models.items())
             with_model = f" with {models}" if models else ""
-            return f"run {step.node} ({op}){with_model} on {where}"
+            return f"run {step.node} ({op}){with_model} on {location}"
         case Repeat():
-            return f"repeat {columns} for each {_row_name(step)} on {where}"
+            return f"repeat {columns} for each {_row_name(step)} on {location}"
         case Select():
-            return f"select the rows of {columns} that stay on {where}"
+            return f"select the rows of {columns} that stay on {location}"
         case Collect():
-            return f"collect the rows that {step.region} keeps on {where}"
+            return f"collect the rows that {step.region} keeps on {location}"
         case Merge():
-            return f"merge the rows of {columns} on {where}"
+            return f"merge the rows of {columns} on {location}"
         case Repartition():
-            return f"move {columns} to {where}"
+            return f"move {columns} to {location}"
         case Lend(model=model, version=version):
-            return f"lend {where} to generation with {model}@{version}, while it waits for rows"
+            return f"lend {location} to generation with {model}@{version}, while it waits for rows"
         case Sync(model=model, version=version, path=path, source=source):
             engine = f"the train engine on pool {source}" if source else "the train engine"
-            return f"sync {model}@{version} from {engine} to the serve engine on {where}, {PATHS[path]}"
+            return f"sync {model}@{version} from {engine} to the serve engine on {location}, {PATHS[path]}"
         case MoveEngine(model=model, parts=parts):
             preposition = PREPOSITIONS[step.kind]
-            return f"{step.kind} {' and '.join(parts)} of {model} {preposition} {where}"
+            return f"{step.kind} {' and '.join(parts)} of {model} {preposition} {location}"
         case _:
             assert_never(step.action)
 
@@ -206,7 +207,7 @@ def _joined_update_text(plan: Plan, step: Step) -> str:
     """Return the update whose optimizer steps a loss joins, and whether that costs a pass over rows."""
     if not step.joins:
         return ""
-    update = next(other for other in plan.phases[step.phase] if other.node == step.joins)
+    update = next(candidate for candidate in plan.phases[step.phase] if candidate.node == step.joins)
     has_own_pass = step in plan.passes(update)
     which_pass = "in a pass of its own" if has_own_pass else "in the pass over the same tokens"
     return f"the optimizer steps of {step.joins}, {which_pass}"

@@ -110,7 +110,7 @@ def entry_of(name: str) -> OpEntry:
 
 
 def _written(op: Op) -> Iterator[tuple[str, str]]:
-    """Yield name and type of each column that an op writes; a hook's outputs are no columns."""
+    """Yield name and type of each column that an op writes; those of a hook are not columns."""
     if op.kind:
         return
     for port in op.outputs:
@@ -245,8 +245,8 @@ def _new_rows(op: Op) -> str:
     if op.declared.filters:
         return "a part of its rows: a node with `rows: THIS_NODE` reads those alone"
     if op.declared.holds:
-        which = "some of those that it has seen, with every column that is read of them"
-        return f"a new domain of {domain}: {which}"
+        rows = "some of those that it has seen, with every column that is read of them"
+        return f"a new domain of {domain}: {rows}"
     if domain is None:
         return ""
     if op.source:
@@ -274,11 +274,10 @@ def _aligned(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
     widths.append(WIDTH - indent - sum(widths) - 2 * len(widths))
     lines = []
     for row in rows:
-        cells = [
-            textwrap.wrap(text, width, break_on_hyphens=False)
-            for text, width in zip(row, widths, strict=True)
-        ]
-        for parts in itertools.zip_longest(*cells, fillvalue=""):
-            padded = [f"{part:<{width}}" for part, width in zip(parts, widths, strict=True)]
+        cells = []
+        for text, width in zip(row, widths, strict=True):
+            cells.append(textwrap.wrap(text, width, break_on_hyphens=False))
+        for texts in itertools.zip_longest(*cells, fillvalue=""):
+            padded = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=True)]
             lines.append((" " * indent + "  ".join(padded)).rstrip())
     return lines

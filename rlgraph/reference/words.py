@@ -26,20 +26,18 @@ def in_words(schema: Mapping[str, Any]) -> str:
         'number, 0 to 1'
     """
     if "anyOf" in schema:
-        return listed([in_words(option) for option in schema["anyOf"]])
+        return alternatives([in_words(option) for option in schema["anyOf"]])
     if "enum" in schema:
-        return listed([str(value) for value in schema["enum"]])
+        return alternatives([str(value) for value in schema["enum"]])
     if "const" in schema:
         return str(schema["const"])
     if schema.get("type") == "array":
         return f"list of{_count(schema)}: {in_words(schema.get('items', {}))}"
-    words = [FORMATS.get(schema.get("format", ""), _type(schema)), *bounds(schema)]
-    return ", ".join(words)
-
-
-def _type(schema: Mapping[str, Any]) -> str:
     default = "mapping" if "$ref" in schema else "anything"
-    return PLAIN.get(schema.get("type", ""), default)
+    name = PLAIN.get(schema.get("type", ""), default)
+    if schema.get("format") in FORMATS:
+        name = FORMATS[schema["format"]]
+    return ", ".join([name, *bounds(schema)])
 
 
 def _count(schema: Mapping[str, Any]) -> str:
@@ -79,10 +77,10 @@ def default_of(schema: Mapping[str, Any], required: bool) -> str:
     return json.dumps(value)
 
 
-def listed(options: list[str]) -> str:
-    """Return ``a, b or c``."""
-    *most, last = options
-    if not most:
-        return last
+def alternatives(options: list[str]) -> str:
+    """Return ``a, b or c``; with a comma before the "or" where an option has commas itself."""
+    if len(options) == 1:
+        return options[0]
     has_commas = any("," in option for option in options)
-    return f"{', '.join(most)}{',' if has_commas else ''} or {last}"
+    conjunction = ", or" if has_commas else " or"
+    return f"{', '.join(options[:-1])}{conjunction} {options[-1]}"

@@ -47,18 +47,23 @@ def present_plan(fields: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(functions, dict):
         plan["functions"] = {phase: _with_staleness(by_node) for phase, by_node in functions.items()}
     origin = plan.get("origin")
-    composed = origin.get("composed") if isinstance(origin, dict) else None
-    if isinstance(origin, dict) and isinstance(composed, dict):
-        graph = present_graph(composed)
-        if graph != composed:
-            overrides = _present_overrides(origin["overrides"], composed, graph)
-            plan["origin"] = {**origin, "composed": graph, "overrides": overrides}
-            plan["digest"] = digest(Tree.of(graph), str(plan.get("device")))
-        notes = plan.get("notes")
-        if isinstance(notes, list):
-            engines = _engines(composed)
-            plan["notes"] = [_present_note(str(note), engines) for note in notes]
+    if isinstance(origin, dict) and isinstance(origin.get("composed"), dict):
+        _make_origin_present(plan, origin)
     return plan
+
+
+def _make_origin_present(plan: dict[str, Any], origin: Mapping[str, Any]) -> None:
+    """Change the graph, the overrides and the notes of a plan to present keys, and its digest by them."""
+    composed = origin["composed"]
+    graph = present_graph(composed)
+    if graph != composed:
+        overrides = _present_overrides(origin["overrides"], composed, graph)
+        plan["origin"] = {**origin, "composed": graph, "overrides": overrides}
+        plan["digest"] = digest(Tree.of(graph), str(plan.get("device")))
+    notes = plan.get("notes")
+    if isinstance(notes, list):
+        engines = _engines(composed)
+        plan["notes"] = [_present_note(str(note), engines) for note in notes]
 
 
 def present_override(override: str, engines: Mapping[str, Any]) -> str:
@@ -92,24 +97,28 @@ def present_override(override: str, engines: Mapping[str, Any]) -> str:
 
 def _with_engine_sections(path: Sequence[str], value: Any, engine: Any) -> Any:
     """Return the value of an override at a model, or at its ``serve``, with engines' settings in sections."""
-    model = value if len(path) == 2 else {"serve": value}
+    is_model = len(path) == 2
+    model = value if is_model else {"serve": value}
     serve = model.get("serve") if isinstance(model, Mapping) else None
     if not isinstance(serve, Mapping):
         return value
-    names_engine = "engine" in serve
-    if engine and not names_engine:
+    # the graph names the engine where the override does not
+    lacks_engine = bool(engine) and "engine" not in serve
+    if lacks_engine:
         model = {**model, "serve": {"engine": engine, **serve}}
     present_model = present_graph({"models": {path[1]: model}})["models"][path[1]]
-    if engine and not names_engine:
+    if lacks_engine:
         del present_model["serve"]["engine"]
-    return present_model if len(path) == 2 else present_model["serve"]
+    return present_model if is_model else present_model["serve"]
 
 
 def _engines(graph: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine that each model of a composed graph names."""
-    engines = {}
     models = graph.get("models")
-    for name, model in (models if isinstance(models, Mapping) else {}).items():
+    if not isinstance(models, Mapping):
+        return {}
+    engines = {}
+    for name, model in models.items():
         serve = model.get("serve") if isinstance(model, Mapping) else None
         if isinstance(serve, Mapping) and "engine" in serve:
             engines[name] = serve["engine"]
@@ -199,17 +208,19 @@ def _with_staleness(by_node: Any) -> Any:
     """Return the functions of a plan's nodes; a replay bounds the age of its rows by ``staleness``."""
     if not isinstance(by_node, dict):
         return by_node
-    functions = dict(by_node)
-    for node, function in functions.items():
-        if not isinstance(function, dict) or function.get("target") != OPS["replay"]:
-            continue
-        attributes = function.get("attributes")
-        if isinstance(attributes, dict) and "max_age" in attributes:
-            attributes = dict(attributes)
-            attributes["staleness"] = attributes.pop("max_age")
-            roles = {**function["roles"], "oldest": "staleness"}
-            functions[node] = {**function, "attributes": attributes, "roles": roles}
-    return functions
+    return {node: _with_replay_staleness(function) for node, function in by_node.items()}
+
+
+def _with_replay_staleness(function: Any) -> Any:
+    if not isinstance(function, dict) or function.get("target") != OPS["replay"]:
+        return function
+    attributes = function.get("attributes")
+    if not isinstance(attributes, dict) or "max_age" not in attributes:
+        return function
+    present_attributes = dict(attributes)
+    present_attributes["staleness"] = present_attributes.pop("max_age")
+    roles = {**function["roles"], "oldest": "staleness"}
+    return {**function, "attributes": present_attributes, "roles": roles}
 
 
 def _records(fields: Any) -> list[dict[str, Any]]:

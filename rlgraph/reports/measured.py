@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,12 +56,18 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def objects(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, one per line, but for a last one that is cut short while the run
-    writes it; none where there is no file."""
+    """Return the JSON objects of a file, one per line; none where there is no file.
+
+    A last one that is cut short while the run writes it is left out.
+    """
     if not path.is_file():
         return []
-    lines = [line.rstrip(",") for line in path.read_text(encoding="utf-8").split("\n")]
-    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    records = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        text = line.rstrip(",")
+        if text.startswith("{") and text.endswith("}"):
+            records.append(json.loads(text))
+    return records
 
 
 def _file(run_dir: Path, name: str) -> Path:
@@ -101,9 +107,10 @@ def measured_responses(run_dir: Path) -> dict[str, float]:
     Raises:
         RunError: there is no run, or it has generated nothing.
     """
-    if known := responses(counted(read_metrics(run_dir))):
-        return known
-    raise RunError(f"{run_dir} has not generated: there is no rollout/length in its metrics")
+    lengths = responses(counted(read_metrics(run_dir)))
+    if not lengths:
+        raise RunError(f"{run_dir} has not generated: there is no rollout/length in its metrics")
+    return lengths
 
 
 def prompt_tokens(lines: Sequence[MetricsLine]) -> float | None:
@@ -113,8 +120,10 @@ def prompt_tokens(lines: Sequence[MetricsLine]) -> float | None:
 
 def mean_of(lines: Sequence[MetricsLine], name: str) -> float | None:
     """Return the mean of a metric over the lines that have it; None where none has."""
-    values = [line[name] for line in lines if name in line]
-    return sum(values) / len(values) if values else None
+    values: list[float] = [line[name] for line in lines if name in line]
+    if not values:
+        return None
+    return sum(values) / len(values)
 
 
 def measured_work(
@@ -134,11 +143,14 @@ def measured_work(
 
 
 def between_rounds(run_dir: Path, plan: Plan) -> Iterator[tuple[str, int, float]]:
-    """Yield a rollout that streams, an iteration, and the median seconds in which its device did nothing
-    between two rounds that the iteration trained on."""
-    streaming = {
-        step.id: step.node for step in plan.steps if step.unfinished and plan.regions[step.region].streams
-    }
+    """Yield a rollout that streams, an iteration, and the median seconds of its device between two rounds.
+
+    In these the device did nothing; the rounds are those that the iteration trained on.
+    """
+    streaming = {}
+    for step in plan.steps:
+        if step.unfinished and plan.regions[step.region].streams:
+            streaming[step.id] = step.node
     gaps: dict[tuple[str, int], list[float]] = {}
     for bars in _bars_by_device(run_dir):
         for node, iteration, seconds in _gaps(bars, streaming):
@@ -194,7 +206,7 @@ class Priced:
 
         Raises:
             RunError: there is no run; or it was planned for no cluster and none is given; or that is smaller.
-            GraphError: its plan is none that this rlgraph wrote; or the cluster or a model is not known.
+            GraphError: its plan was not written by this rlgraph; or the cluster or a model is not known.
         """
         plan = load(_file(run_dir, "plan.json"))
         target = plan.origin.target if plan.origin else None
@@ -238,9 +250,10 @@ class Priced:
             pricing = Pricing(self.plan, self.cluster, self.work([line]), self.sizes)
             for step in self.plan.steps:
                 measured = line.get(f"time/{step.node}")
-                if measured is not None:
-                    ratio = max(measured, TICK) / pricing.middle(step)
-                    ratios.setdefault(rate_of(step), {}).setdefault(step.node, []).append(ratio)
+                if measured is None:
+                    continue
+                ratio = max(measured, TICK) / pricing.middle(step)
+                ratios.setdefault(rate_of(step), {}).setdefault(step.node, []).append(ratio)
         iterations = {line["step"] for line in lines}
         for node, iteration, gap in between_rounds(self.run_dir, self.plan):
             if iteration in iterations:
@@ -252,7 +265,7 @@ class Priced:
         """Return factors for each kind of work: the spread of its measured over its predicted seconds."""
         factors = {}
         for kind, steps in self.ratios(lines).items():
-            ratios = [ratio for of_step in steps.values() for ratio in of_step]
+            ratios = [*chain.from_iterable(steps.values())]
             factors[kind] = [*fit(ratios)]
         return Calibration(calibration=str(self.run_dir), **factors)
 
@@ -289,14 +302,14 @@ class Priced:
         lines = timed[1:]
         written = (self.run_dir / "metrics.jsonl").stat().st_mtime
         date = datetime.fromtimestamp(written, UTC).date().isoformat()
-        first, last = lines[0]["step"], lines[-1]["step"]
         devices = sum(self.plan.pools.values())
         devices_text = "1 device" if devices == 1 else f"{devices} devices"
+        iterations = f"{lines[0]['step']} to {lines[-1]['step']}"
         work = self.work(lines)
         source = "measured" if prompt_tokens(lines) else "taken"
         prompts = f"prompts of {work.prompt:,.1f} tokens ({source})"
         notes = [
-            f"{self.run_dir}: {self.plan.graph}, iterations {first} to {last}, {date}",
+            f"{self.run_dir}: {self.plan.graph}, iterations {iterations}, {date}",
             f"on {devices_text} of {self.cluster.cluster}, {prompts}, "
             f"responses of {work.responses.mean:,.1f}",
             "measured seconds over the middle of the prediction, of each step in each iteration:",

@@ -76,18 +76,18 @@ def parse(text: str, name: str = "plan") -> Plan:
     """Return the plan that ``Plan.json`` wrote as this text.
 
     Raises:
-        GraphError: it is no JSON or no plan, of another version, or changed since it was written.
+        GraphError: it is not JSON or not a plan, of another version, or changed since it was written.
     """
     fields = _fields(text, name)
-    rest = {key: value for key, value in fields.items() if key not in ("version", "checksum")}
-    rest = present_plan(rest)
+    of_plan = {key: value for key, value in fields.items() if key not in ("version", "checksum")}
+    written = present_plan(of_plan)
     try:
-        plan = _adapter().validate_json(json.dumps(rest), context=OPEN)
+        plan = _adapter().validate_json(json.dumps(written), context=OPEN)
     except ValidationError as error:
         raise _bad(name, [_reason(item) for item in error.errors()]) from error
     if not re.fullmatch(GRAPH_NAME, plan.graph):
         raise _bad(name, ["`graph` is not a name, and files are named after it"])
-    missing = [f"`{path}` is missing" for path in _missing_fields(rest, plan.fields, "")]
+    missing = [f"`{path}` is missing" for path in _missing_fields(written, plan.fields, "")]
     if missing:
         raise _bad(name, missing)
     if fields.get("checksum") != checksum(fields):
@@ -132,8 +132,9 @@ def check_inline(compilation: Compilation) -> None:
 
 
 def compile_again(path: Path, here: Here | None = None) -> Compilation:
-    """Return the compilation of the graph that a saved plan was made from, with the saved plan as its plan,
-    once the graph has given the same plan again.
+    """Return the compilation of the graph that a saved plan was made from, with the saved plan as its plan.
+
+    The graph has to give the same plan again.
 
     Raises:
         GraphError: the file holds no plan.
@@ -156,7 +157,8 @@ def compile_again(path: Path, here: Here | None = None) -> Compilation:
         law = f"{path} was made from {origin.graph}, which can't be planned now; paths are relative to here"
         problems = textwrap.indent(str(error), "  ")
         raise RunError(f"{law}\n{problems}\n  mend that, or {_plan_again(origin)}") from error
-    if changed := differences(saved, plan):
+    changed = differences(saved, plan)
+    if changed:
         if origin.rlgraph != version.VERSION:
             changed = [*changed, f"rlgraph {origin.rlgraph} made it; this is {version.VERSION}"]
         raise _refused(path, f"{origin.graph} gives another plan now", changed, origin)
@@ -166,7 +168,6 @@ def compile_again(path: Path, here: Here | None = None) -> Compilation:
 
 def _typed(plan: Plan) -> Plan:
     """Return a plan with its attributes in the types that its ops declare; JSON has no tuples, say."""
-
     functions = {}
     for phase, by_node in plan.functions.items():
         functions[phase] = {node: _typed_function(function) for node, function in by_node.items()}
@@ -273,8 +274,9 @@ def _missing_fields(written: Any, filled: Any, path: str) -> Iterator[str]:
 
 def _check_same_graph(path: Path, origin: Origin, tree: Tree) -> None:
     """Check that the graph of a plan is as it was, but for what it says about itself."""
-    before = _without_about(Tree.of(origin.composed))
-    if edits := diff_text(before, _without_about(tree.written())):
+    old_tree = _without_about(Tree.of(origin.composed))
+    edits = diff_text(old_tree, _without_about(tree.written()))
+    if edits:
         law = f"the graph that it was made from, {origin.graph}, has changed"
         raise _refused(path, law, edits.splitlines(), origin)
 
@@ -284,8 +286,10 @@ def _without_about(tree: Tree) -> Tree:
 
 
 def _refused(path: Path, law: str, changed: Sequence[str], origin: Origin) -> RunError:
-    lines = [*changed, f"undo that, or {_plan_again(origin)}"]
-    return RunError("\n".join([f"{path} is not run: {law}", *(f"  {line}" for line in lines)]))
+    text = f"{path} is not run: {law}"
+    for line in (*changed, f"undo that, or {_plan_again(origin)}"):
+        text += f"\n  {line}"
+    return RunError(text)
 
 
 def _plan_again(origin: Origin | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rlgraph.errors import GraphError, RlgraphError, fail
 from rlgraph.ir.best_checkpoints import BestCheckpoints
 from rlgraph.ir.early_stop import EarlyStop
 from rlgraph.ir.plan import Plan
+from rlgraph.ir.prediction import Peak
 from rlgraph.planning.headline import Seconds
 from rlgraph.planning.simulate import CriticalStep, busy, critical_path
 from rlgraph.printing.alarm import alarm_text
@@ -43,12 +44,16 @@ class ReportRow:
     @property
     def ratio(self) -> float | None:
         """Return measured over the middle of the predicted seconds."""
-        return self.measured / middle(self.predicted) if self.predicted else None
+        if self.predicted is None:
+            return None
+        return self.measured / middle(self.predicted)
 
     @property
     def off(self) -> float:
         """Return the seconds between the two; without a prediction the seconds themselves."""
-        return abs(self.measured - middle(self.predicted)) if self.predicted else self.measured
+        if self.predicted is None:
+            return self.measured
+        return abs(self.measured - middle(self.predicted))
 
 
 @dataclass(frozen=True)
@@ -206,8 +211,8 @@ def _timing(plan: Plan | None, rows: Sequence[ReportRow], iteration: ReportRow |
             idle[pool] = max(1 - work / iteration.measured, 0.0)
         # steps of two pools, and those on the host, overlap: together they may take more than the iteration
         inside = sum(link.seconds for link in critical)
-    rest = max(iteration.measured - inside, 0.0)
-    outside = ReportRow("outside the steps", rest, rest / iteration.measured)
+    remaining = max(iteration.measured - inside, 0.0)
+    outside = ReportRow("outside the steps", remaining, remaining / iteration.measured)
     return Timing(outside, tuple(critical), idle)
 
 
@@ -236,9 +241,12 @@ def _ended(plan: Plan | None, lines: Sequence[MetricsLine]) -> str:
 def _best(run_dir: Path, plan: Plan | None, lines: Sequence[MetricsLine]) -> str:
     """Return which of the checkpoints that stay is best."""
     best = BestCheckpoints(plan.schedule.best if plan else None, lines)
-    checkpoints = (run_dir / "checkpoints").glob("step-*")
-    saved = (path.name.removeprefix("step-") for path in checkpoints)
-    return best.text(best.among(int(number) for number in saved if number.isdigit()))
+    saved = []
+    for path in (run_dir / "checkpoints").glob("step-*"):
+        number = path.name.removeprefix("step-")
+        if number.isdigit():
+            saved.append(int(number))
+    return best.text(best.among(saved))
 
 
 def _rows(plan: Plan | None, timed: Sequence[MetricsLine]) -> tuple[list[ReportRow], ReportRow | None]:
@@ -264,11 +272,16 @@ def _rows(plan: Plan | None, timed: Sequence[MetricsLine]) -> tuple[list[ReportR
 
 def _memory(plan: Plan | None, lines: Sequence[MetricsLine]) -> Iterator[Memory]:
     """Yield the memory of each pool, over its devices and over the run."""
+    peaks: Mapping[str, Peak] = {}
+    if plan and plan.peak:
+        peaks = plan.peak
     driver = _largest(lines, "perf/memory_used/")
     for pool, measured in _largest(lines, "perf/memory/").items():
-        peak = (plan.peak or {}).get(pool) if plan else None
-        planned, capacity = (peak.bytes, peak.capacity) if peak else (None, None)
-        yield Memory(pool, measured, planned, capacity, driver.get(pool))
+        memory = Memory(pool, measured, driver=driver.get(pool))
+        peak = peaks.get(pool)
+        if peak:
+            memory = replace(memory, predicted=peak.bytes, capacity=peak.capacity)
+        yield memory
 
 
 def _largest(lines: Sequence[MetricsLine], prefix: str) -> dict[str, float]:
@@ -287,15 +300,16 @@ def report_text(report: RunReport, width: int = 100) -> str:
     console = Console(width=width, record=True, file=io.StringIO(), highlight=False, markup=False)
     for line in _outcome_lines(report):
         console.print(line, soft_wrap=True)
-    if report.iteration:
-        if report.cluster:
-            for line in _prediction_lines(report):
-                console.print(line, soft_wrap=True)
-        console.print(_step_table(report))
-        if report.stages:
-            console.print("", _stage_table(report.stages), report.bottleneck, sep="\n", soft_wrap=True)
-        for line in (*_path_lines(report), *_memory_lines(report), "", *_outlook_lines(report)):
+    if report.iteration is None:
+        return console.export_text()
+    if report.cluster:
+        for line in _prediction_lines(report):
             console.print(line, soft_wrap=True)
+    console.print(_step_table(report))
+    if report.stages:
+        console.print("", _stage_table(report.stages), report.bottleneck, sep="\n", soft_wrap=True)
+    for line in (*_path_lines(report), *_memory_lines(report), "", *_outlook_lines(report)):
+        console.print(line, soft_wrap=True)
     return console.export_text()
 
 

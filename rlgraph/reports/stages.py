@@ -26,6 +26,11 @@ class Stage:
     held: float
     whole: float  # seconds of an iteration
 
+    @property
+    def has_rows(self) -> float:
+        """Return the seconds in which it works, or can't hand on what it has made."""
+        return self.busy + self.held
+
     def share(self, seconds: float) -> str:
         """Return some of its seconds as a share of an iteration."""
         return f"{seconds / self.whole:.0%}"
@@ -36,9 +41,12 @@ def stages(plan: Plan, timed: Sequence[MetricsLine]) -> dict[str, Stage]:
     metrics = dict.fromkeys(metric for line in timed for metric in line if metric.startswith(PREFIX))
     means = {metric.removeprefix(PREFIX): mean_of(timed, metric) or 0.0 for metric in metrics}
     iteration = sum(means.get(f"buffer/{state}", 0.0) for state in STATES)
+    names = dict.fromkeys(metric.rpartition("/")[0] for metric in means)
     result: dict[str, Stage] = {}
-    for name in dict.fromkeys(metric.rpartition("/")[0] for metric in means):
-        busy, starved, held = (means[f"{name}/{state}"] for state in STATES)
+    for name in names:
+        busy = means[f"{name}/busy"]
+        starved = means[f"{name}/starved"]
+        held = means[f"{name}/held"]
         if name == "generation" or name.startswith(BEHIND):
             # a step counts in the iteration in which it ends: only over several do the states add up
             starved = max(iteration - busy - held, 0.0)
@@ -69,10 +77,11 @@ def bottleneck(plan: Plan, by_name: Mapping[str, Stage]) -> str:
     little = LITTLE * iteration
     if update.starved < little:
         return _update_decides(plan, update)
-    slowest = _slowest_behind(by_name)
-    if slowest and slowest.busy + slowest.held > max(generation.busy, update.busy):
-        able = slowest.busy + slowest.held
-        law = f"{slowest.about} decides: it has rows {update.share(able)} of the time, "
+    # between generation and the update; of equals the last one holds back the others
+    stages_between = [stage for name, stage in by_name.items() if name.startswith(BEHIND)]
+    slowest = max(reversed(stages_between), key=lambda stage: stage.has_rows, default=None)
+    if slowest and slowest.has_rows > max(generation.busy, update.busy):
+        law = f"{slowest.about} decides: it has rows {update.share(slowest.has_rows)} of the time, "
         law += f"and works {update.share(slowest.busy)}"
         return f"{law}; make it faster, give it more room, or {MORE}"
     # there were enough rows at least so long, and those of older weights come first
@@ -87,12 +96,6 @@ def _update_decides(plan: Plan, update: Stage) -> str:
     pool = next(step.pool for step in plan.steps if step.updated)
     law = f"the update decides: it waits for rows {update.share(update.starved)} of the time"
     return f"{law}; give pool {pool} more devices: more staleness gains nothing"
-
-
-def _slowest_behind(by_name: Mapping[str, Stage]) -> Stage | None:
-    """Return the stage behind generation that is busy or held back longest."""
-    behind = [stage for name, stage in by_name.items() if name.startswith(BEHIND)]
-    return max(reversed(behind), key=lambda stage: stage.busy + stage.held, default=None)
 
 
 def _generation_decides(plan: Plan, generation: Stage, update: Stage) -> str:

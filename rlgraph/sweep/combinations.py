@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,8 +36,9 @@ class Combination:
     @property
     def name(self) -> str:
         """The name of its folder, as ``clip=0.1,seed=0``."""
-        parts = map("=".join, zip(shortened(self.values), self.values.values(), strict=True))
-        return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))[:MOST].strip("_.")
+        names = shortened(self.values)
+        settings = [f"{name}={value}" for name, value in zip(names, self.values.values(), strict=True)]
+        return re.sub(r"[^\w.,=+-]+", "_", ",".join(settings))[:MOST].strip("_.")
 
 
 def shortened(names: Sequence[str] | Mapping[str, str]) -> list[str]:
@@ -46,12 +48,16 @@ def shortened(names: Sequence[str] | Mapping[str, str]) -> list[str]:
         >>> shortened(["update_policy.loss.clip", "rollout.n", "judge.n"])
         ['clip', 'rollout.n', 'judge.n']
     """
-    words = {name: name.split(".") for name in names}
-    lengths = dict.fromkeys(names, 1)
-    while len({*(short := [".".join(words[n][-lengths[n] :]) for n in names])}) < len(short):
-        for name, said in zip(names, short, strict=True):
-            lengths[name] += short.count(said) > 1
-    return short
+    words_of = [name.split(".") for name in names]
+    counts = [1] * len(words_of)
+    while True:
+        short = [".".join(words[-count:]) for words, count in zip(words_of, counts, strict=True)]
+        uses = Counter(short)
+        if len(uses) == len(short):
+            return short
+        for index, name in enumerate(short):
+            if uses[name] > 1:
+                counts[index] += 1
 
 
 def combinations(graph: str, settings: Sequence[str], devices: int | None = None) -> list[Combination]:
@@ -64,7 +70,7 @@ def combinations(graph: str, settings: Sequence[str], devices: int | None = None
         devices: of each run, as ``rlgraph check`` takes them.
 
     Raises:
-        GraphError: nothing is swept, or a combination is no graph.
+        GraphError: nothing is swept, or a combination is not a graph.
     """
     swept = _swept(graph, settings)
     if not swept:
@@ -73,10 +79,10 @@ def combinations(graph: str, settings: Sequence[str], devices: int | None = None
         raise fail("no-sweep", law, None, remedy="as `rlgraph sweep GRAPH 'seed=[0,1,2]'`")
     fixed = tuple(text for text in settings if text not in swept)
     names = [name for name, _ in swept.values()]
-    runs = [
-        Combination(dict(zip(names, values, strict=True)), fixed)
-        for values in itertools.product(*(values for _, values in swept.values()))
-    ]
+    options = [values for _, values in swept.values()]
+    runs = []
+    for values in itertools.product(*options):
+        runs.append(Combination(dict(zip(names, values, strict=True)), fixed))
     _check(graph, [run.overrides for run in runs], devices)
     return runs
 

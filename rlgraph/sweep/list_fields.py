@@ -1,4 +1,4 @@
-"""How deep a list may stand at a path of a graph, by the types that sections and ops declare."""
+"""Finds how deep a list may stand at a path of a graph, by the types that sections and ops declare."""
 
 from __future__ import annotations
 
@@ -61,11 +61,13 @@ def _declared(node: Tree, path: tuple[str, ...]) -> tuple[type[BaseModel] | None
     try:
         op, _ = find_op(str(op_name.value), op_name.mark)
         for hook_path, hook, item in hooked(op, node):
-            words = tuple(hook_path.split("."))
+            prefix = tuple(hook_path.split("."))
+            path_in_hook = path[len(prefix) :]
+            leads_into_hook = path[: len(prefix)] == prefix and path_in_hook
             kind = item.get("kind")
-            if kind and len(path) > len(words) and path[: len(words)] == words:
+            if kind and leads_into_hook:
                 loaded, _ = find_hook(hook, str(kind.value), kind.mark)
-                return loaded.attributes, path[len(words) :]
+                return loaded.attributes, path_in_hook
     except GraphError:  # it is reported where the graph is compiled
         return None, path
     return op.attributes, path
@@ -73,11 +75,13 @@ def _declared(node: Tree, path: tuple[str, ...]) -> tuple[type[BaseModel] | None
 
 def _schema_depth(schema: Schema, path: tuple[str, ...]) -> float:
     """Return the depth at a path in a JSON schema."""
-    if path:
-        inner = schema.get("properties", {}).get(path[0])
-        return _schema_depth(inner, path[1:]) if inner else 0
+    for name in path:
+        schema = schema.get("properties", {}).get(name)
+        if not schema:
+            return 0
     options = [schema, *schema.get("anyOf", ())]
-    return 1 if any("array" in option.get("type", ()) for option in options) else 0
+    takes_list = any("array" in option.get("type", ()) for option in options)
+    return 1 if takes_list else 0
 
 
 def _types_at(annotation: Any, path: tuple[str, ...]) -> Iterator[Any]:
@@ -86,11 +90,13 @@ def _types_at(annotation: Any, path: tuple[str, ...]) -> Iterator[Any]:
         yield annotation
         return
     for option in _options(annotation):
-        if isinstance(option, type) and issubclass(option, BaseModel):
-            if path[0] in option.model_fields:
-                yield from _types_at(option.model_fields[path[0]].annotation, path[1:])
-        elif get_origin(option) is dict:
-            yield from _types_at(get_args(option)[1], path[1:])
+        if get_origin(option) is dict:
+            _, value_type = get_args(option)
+            yield from _types_at(value_type, path[1:])
+            continue
+        is_record = isinstance(option, type) and issubclass(option, BaseModel)
+        if is_record and path[0] in option.model_fields:
+            yield from _types_at(option.model_fields[path[0]].annotation, path[1:])
 
 
 def _options(annotation: Any) -> Iterator[Any]:
@@ -110,11 +116,11 @@ def _deepest(annotations: Iterable[Any]) -> float:
 
 
 def _depth(annotation: Any) -> float:
-    depths = [0.0]
+    depth = 0.0
     for option in _options(annotation):
         if option is Any:
-            depths.append(math.inf)
-        elif get_origin(option) in (list, tuple):
+            return math.inf
+        if get_origin(option) in (list, tuple):
             items = [item for item in get_args(option) if item is not Ellipsis]
-            depths.append(1 + _deepest(items))
-    return max(depths)
+            depth = max(depth, 1 + _deepest(items))
+    return depth

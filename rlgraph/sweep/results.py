@@ -1,4 +1,4 @@
-"""What the runs of a sweep reached: a table, the same as CSV, and a page with a chart of each metric."""
+"""Prints what the runs of a sweep reached: a table, the same as CSV, and a page with a chart per metric."""
 
 from __future__ import annotations
 
@@ -54,15 +54,20 @@ class Results:
 
     @property
     def metrics(self) -> list[str]:
-        """What an evaluation reports, or the reward where there is none."""
+        """The metrics that an evaluation reports, or the reward where there is none."""
         names = dict.fromkeys(name for curves in self.curves.values() for name in curves)
-        return [name for name in names if name != REWARD] or [*names]
+        evaluated = [name for name in names if name != REWARD]
+        return evaluated or [*names]
 
     def summary(self, run: Combination) -> str:
         """Return what a run has reached, in words."""
-        curves = self.curves.get(run.name, {})
-        values = [f"{name} {curves[name][-1][1]:.3f}" for name in self.metrics if name in curves]
+        values = [f"{metric} {value:.3f}" for metric, value in self._latest(run).items()]
         return ", ".join(values) or "done"
+
+    def _latest(self, run: Combination) -> dict[str, float]:
+        """Return the latest value of each metric that a run has."""
+        curves = self.curves.get(run.name, {})
+        return {metric: curves[metric][-1][1] for metric in self.metrics if metric in curves}
 
     def rows(self) -> list[SweepRow]:
         """Return a row of all runs that differ in the seed alone."""
@@ -70,15 +75,15 @@ class Results:
         for run in self.runs:
             values = tuple(value for name, value in run.values.items() if name != SEED)
             seeds_of.setdefault(values, []).append(run)
-        return [self._row(values, runs) for values, runs in seeds_of.items()]
-
-    def _row(self, values: Sequence[str], runs: Sequence[Combination]) -> SweepRow:
-        curves_of_runs = [self.curves[run.name] for run in runs if run.name in self.curves]
-        last_values = []
-        for metric in self.metrics:
-            curves = [curves[metric] for curves in curves_of_runs if metric in curves]
-            last_values.append([curve[-1][1] for curve in curves])
-        return SweepRow(list(values), len(curves_of_runs), last_values)
+        rows = []
+        for values, runs in seeds_of.items():
+            begun_runs = [run for run in runs if run.name in self.curves]
+            latest = [self._latest(run) for run in begun_runs]
+            metrics = []
+            for metric in self.metrics:
+                metrics.append([of_run[metric] for of_run in latest if metric in of_run])
+            rows.append(SweepRow([*values], len(begun_runs), metrics))
+        return rows
 
     @property
     def heads(self) -> list[str]:
@@ -110,23 +115,24 @@ class Results:
     def save(self, folder: Path) -> None:
         """Write ``table.csv``, a row per run, and ``sweep.html``."""
         file = io.StringIO()
-        names = [*self.runs[0].values]
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(["run", *names, *self.metrics])
+        lines.writerow(["run", *self.runs[0].values, *self.metrics])
         for run in self.runs:
-            curves = self.curves.get(run.name, {})
-            reached = [curves[metric][-1][1] if metric in curves else "" for metric in self.metrics]
+            latest = self._latest(run)
+            reached = [latest.get(metric, "") for metric in self.metrics]
             lines.writerow([run.name, *run.values.values(), *reached])
         write(folder / "table.csv", file.getvalue())
         write(folder / "sweep.html", self.page())
 
     def page(self) -> str:
         """Return one HTML file that asks for nothing."""
-        heads = _table_row("th", [*self.heads, "runs", *self.metrics])
-        rows = [_table_row("td", cells) for cells in self._cells()]
-        table = "".join([heads, *rows])
+        table = _table_row("th", [*self.heads, "runs", *self.metrics])
+        for cells in self._cells():
+            table += _table_row("td", cells)
         title = f"{html.escape(self.graph)}: {len(self.runs)} runs"
-        charts = "".join(f"<h2>{html.escape(name)}</h2>\n{self._chart(name)}\n" for name in self.metrics)
+        charts = ""
+        for metric in self.metrics:
+            charts += f"<h2>{html.escape(metric)}</h2>\n{self._chart(metric)}\n"
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -138,7 +144,8 @@ class Results:
         """Return a metric over the iterations, a line for each run."""
         curves = {}
         for run in self.runs:
-            if curve := self.curves.get(run.name, {}).get(metric):
+            curve = self.curves.get(run.name, {}).get(metric)
+            if curve:
                 curves[run.name] = curve
         axes = ChartAxes.of(curves.values())
         marks = axes.marks()
@@ -163,20 +170,19 @@ class Results:
 class ChartAxes:
     """Where iterations and values lie in a chart, in pixels."""
 
-    last: int  # iteration
+    iterations: int
     low: float
     high: float
 
     @staticmethod
     def of(curves: Iterable[Curve]) -> ChartAxes:
         """Return the axes on which all of some curves have room."""
-        points = list(itertools.chain.from_iterable(curves))
-        values = [value for _, value in points]
-        return ChartAxes(max(step for step, _ in points) or 1, min(values), max(values))
+        steps, values = zip(*itertools.chain.from_iterable(curves), strict=True)
+        return ChartAxes(max(steps) or 1, min(values), max(values))
 
     def point(self, step: int, value: float) -> str:
         """Return a point of a curve, as SVG takes it."""
-        across = 48 + (WIDTH - 60) * step / self.last
+        across = 48 + (WIDTH - 60) * step / self.iterations
         return f"{across:.1f},{self.down(value):.1f}"
 
     def down(self, value: float) -> float:
@@ -189,7 +195,7 @@ class ChartAxes:
         labels = []
         for value in dict.fromkeys((self.low, self.high)):
             labels.append(f'<text x="4" y="{self.down(value) + 4:.0f}">{value:.3g}</text>')
-        labels.append(f'<text x="{WIDTH - 12}" y="{HEIGHT - 6}" text-anchor="end">{self.last}</text>')
+        labels.append(f'<text x="{WIDTH - 12}" y="{HEIGHT - 6}" text-anchor="end">{self.iterations}</text>')
         return labels
 
 
@@ -219,8 +225,9 @@ def results(graph: str, runs: Sequence[Combination], folder: Path) -> Results:
             lines = read_metrics(folder / run.name)
         except RunError:  # it has not begun
             continue
-        if of_run := _curves(lines):
-            curves[run.name] = of_run
+        curves_of_run = _curves(lines)
+        if curves_of_run:
+            curves[run.name] = curves_of_run
     return Results(graph, runs, curves)
 
 

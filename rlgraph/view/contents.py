@@ -133,7 +133,7 @@ def _sampled_attribute(plan: Plan, step: Step) -> str | None:
     function = plan.functions[step.phase].get(step.node)
     if function is None or step.run is None or step.run.engine != "train":
         return None
-    if not any(other.generates for other in plan.phases[step.phase]):
+    if not any(candidate.generates for candidate in plan.phases[step.phase]):
         return None
     return function.roles.get("temperature")
 
@@ -201,15 +201,18 @@ def _memory(plan: Plan) -> Contents | None:
 
 
 def _engines(plan: Plan) -> Contents:
-    """Return engine, as ``policy.train`` -> its pool, the parts that can leave the device, and the parts
-    that are off the device between two iterations."""
+    """Return engine, as ``policy.train`` -> its pool, and the parts that can leave the device.
+
+    ``away`` are the parts that are off the device between two iterations.
+    """
     engines: Contents = {}
     for name, model in plan.models.items():
         if model.train:
             # an optimizer on the host is never on the device, so no step moves it
-            on_host = plan.device == "cuda" and model.train.optimizer_offload
-            parts = ("parameters",) if model.frozen or on_host else ("parameters", "optimizer")
-            engines[f"{name}.train"] = {"pool": model.train.pool, "parts": parts}
+            is_on_host = plan.device == "cuda" and model.train.optimizer_offload
+            has_movable_optimizer = not model.frozen and not is_on_host
+            movable = ("parameters", "optimizer") if has_movable_optimizer else ("parameters",)
+            engines[f"{name}.train"] = {"pool": model.train.pool, "parts": movable}
         for pool in plan.pools:
             if plan.serves(name, pool):
                 engines[plan.engine_key(name, "serve", pool)] = {"pool": pool, "parts": ("weights",)}
@@ -226,7 +229,7 @@ def _diff(new: PlanDocument, old: PlanDocument) -> Contents:
         edits = diff_text(old_tree, new_tree).splitlines()
     return {
         "old": old.plan.graph,
-        "edits": [_verb_and_rest(edit) for edit in edits],
+        "edits": [_verb_and_object(edit) for edit in edits],
         "plan": differences(old.plan, new.plan),
         "before": {
             "steps": [_step(entry, None) for entry in old.steps["train"]],
@@ -236,9 +239,9 @@ def _diff(new: PlanDocument, old: PlanDocument) -> Contents:
     }
 
 
-def _verb_and_rest(edit: str) -> list[str]:
-    verb, _, rest = edit.partition(" ")
-    return [verb.strip(), rest.strip()]
+def _verb_and_object(edit: str) -> list[str]:
+    verb, _, object_of_verb = edit.partition(" ")
+    return [verb.strip(), object_of_verb.strip()]
 
 
 def _status(new: Plan, old: Plan) -> dict[str, str]:
@@ -270,14 +273,17 @@ def _docs(subject: Subject) -> dict[str, dict[str, Any]]:
         for node, function in functions.items():
             op = ops[node]
             is_shipped = op in OPS
-            if op not in docs and (is_shipped or subject.compiled):
-                docs[op] = _shipped_doc(op) if is_shipped else _user_doc(op, function)
+            if op not in docs and is_shipped:
+                docs[op] = _shipped_doc(op)
+            elif op not in docs and subject.compiled:
+                docs[op] = _user_doc(op, function)
             for path, hook in function.hooks.items():
                 name = _hook_name(hook)
-                is_shipped = hook.target in HOOK_OF
-                if name not in docs and is_shipped:
+                if name in docs:
+                    continue
+                if hook.target in HOOK_OF:
                     docs[name] = _shipped_doc(name)
-                elif name not in docs and subject.compiled:
+                elif subject.compiled:
                     docs[name] = _user_doc(name, hook, load(function.target).hook(path))
     return docs
 

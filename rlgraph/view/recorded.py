@@ -78,13 +78,13 @@ def recorded(run_dir: Path) -> dict[str, Any]:
     events = objects(run_dir / "timeline.json")
     bars = _bars(events)
     busy = stages(plan, counted(lines))
-    shown = _shown_iterations(bars)
+    iterations = _drawn_iterations(bars)
     return {
         "name": str(run_dir),
         "metrics": _series(_thinned(lines)),
-        "bars": [vars(bar) for bar in bars if bar.iteration in shown],
-        "iterations": shown,
-        "stream": recorded_stream(plan, events, shown, _start_of_run(events)),
+        "bars": [vars(bar) for bar in bars if bar.iteration in iterations],
+        "iterations": iterations,
+        "stream": recorded_stream(plan, events, iterations, _start_of_run(events)),
         "stages": [asdict(stage) for stage in busy.values()],
         "bottleneck": bottleneck(plan, busy),
         "beside": [*_predicted_and_measured(plan, lines)],
@@ -96,7 +96,7 @@ def recorded(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _shown_iterations(bars: Sequence[Measured]) -> list[int]:
+def _drawn_iterations(bars: Sequence[Measured]) -> list[int]:
     """Return the iterations whose steps are drawn: the earliest and the latest of a long run."""
     iterations = sorted({bar.iteration for bar in bars})
     half = ITERATIONS // 2
@@ -105,7 +105,9 @@ def _shown_iterations(bars: Sequence[Measured]) -> list[int]:
 
 def _environment(run_dir: Path) -> Any:
     path = run_dir / "environment.json"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
     return _rounded(json.loads(text)) if text else None
 
 
@@ -116,17 +118,13 @@ def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
 
 def _thinned(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return a limited number of lines, evenly spaced, and all lines of evaluations."""
-    every = -(-len(lines) // POINTS) or 1
-    last = len(lines) - 1
-    return [
-        line
-        for number, line in enumerate(lines)
-        if number % every == 0 or number == last or _has_evaluation(line)
-    ]
-
-
-def _has_evaluation(line: Mapping[str, Any]) -> bool:
-    return any(name.startswith("eval/") for name in line)
+    stride = -(-len(lines) // POINTS) or 1
+    thinned = []
+    for number, line in enumerate(lines):
+        is_regular = number % stride == 0 or number == len(lines) - 1
+        if is_regular or any(name.startswith("eval/") for name in line):
+            thinned.append(line)
+    return thinned
 
 
 def _series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -26,14 +26,13 @@ GROUP = re.compile(r"prompt (\d+)(?:, weights (\d+)| waits)")  # see runtime/dri
 class StreamedGroup(NamedTuple):
     """A group of samples: its prompt, the version of the weights at its start, and seconds.
 
-    ``begun`` and ``drawn`` are the start and the end of its generation; ``used`` is when an update took it,
-    None if none has.
+    ``start`` and ``end`` are those of its generation; ``used`` is when an update took it, None if none has.
     """
 
     prompt: int
     weights: int
-    begun: float
-    drawn: float
+    start: float
+    end: float
     used: float | None = None
 
 
@@ -43,43 +42,49 @@ def predicted_stream(plan: Plan) -> dict[str, Any] | None:
     if pricing is None or stream is None:
         return None
     ahead = stream.staleness + 1
-    start = 3 * (ahead + 1)  # until then the pools fill
-    course = predicted_course(pricing, start + ITERATIONS + ahead)
+    first_iteration = 3 * (ahead + 1)  # until then the pools fill
+    course = predicted_course(pricing, first_iteration + ITERATIONS + ahead)
     if course is None:
         return None
-    begin, end = course.syncs[start - 1], course.syncs[start + ITERATIONS - 1]
-    groups = []
+    start, end = course.syncs[first_iteration - 1], course.syncs[first_iteration + ITERATIONS - 1]
+    visible_groups = []
+    uses = set()
     for prompt, (weights, *times) in course.groups.items():
-        is_drawn = len(times) > 1
-        if is_drawn:
-            groups.append(StreamedGroup(prompt, round(weights), *times))
-    visible_groups = [group for group in groups if group.begun < end and (group.used or end) > begin]
-    uses = sorted({group.used for group in groups if group.used is not None})
-    updates = [(used, used + course.update, iteration) for iteration, used in enumerate(uses)]
+        is_generated = len(times) > 1
+        if not is_generated:
+            continue
+        group = StreamedGroup(prompt, round(weights), *times)
+        if group.used is not None:
+            uses.add(group.used)
+        if group.start < end and (group.used or end) > start:
+            visible_groups.append(group)
+    updates = [(used, used + course.update, iteration) for iteration, used in enumerate(sorted(uses))]
     syncs = [(time, version) for version, time in enumerate(course.syncs, 1)]
-    return {**_stream(visible_groups, updates, syncs), "window": [begin, end]}
+    return {**_stream(visible_groups, updates, syncs), "window": [start, end]}
 
 
 def recorded_stream(
-    plan: Plan, events: Sequence[Mapping[str, Any]], shown: Iterable[int], first: float
+    plan: Plan, events: Sequence[Mapping[str, Any]], iterations: Iterable[int], start_of_run: float
 ) -> dict[str, Any] | None:
     """Return the groups that some iterations have used; None if nothing streams.
 
     Args:
         plan: the plan of the run.
         events: the events of its timeline.
-        shown: the iterations, from 1.
-        first: microseconds at which the timeline begins.
+        iterations: those that are drawn, from 1.
+        start_of_run: microseconds at which the timeline begins.
     """
     groups: dict[int, StreamedGroup] = {}
-    uses, ends, syncs = dict[int, float](), dict[int, float](), dict[int, float]()
+    uses: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    syncs: dict[int, float] = {}
     for event in events:
         arguments = event["args"]
-        if arguments["phase"] != "train" or arguments["iteration"] not in shown:
+        if arguments["phase"] != "train" or arguments["iteration"] not in iterations:
             continue
         index = arguments["iteration"] - 1
-        start = (event["ts"] - first) / 1e6
-        end = (event["ts"] - first + event["dur"]) / 1e6
+        start = (event["ts"] - start_of_run) / 1e6
+        end = (event["ts"] - start_of_run + event["dur"]) / 1e6
         if "part" not in arguments:
             ends[index] = max(ends.get(index, end), end)
             step = plan.steps[arguments["step"] - 1]
@@ -114,22 +119,28 @@ def _stream(
     ``updates``: start, end, iteration from 0; ``syncs``: end, and the iteration whose weights arrive.
     """
     lane_ends: list[float] = []  # when the last group of each lane is over
-    laid_out = list[tuple[int, StreamedGroup]]()
-    for group in sorted(groups, key=lambda group: group.begun):
-        group_end = group.used or group.drawn
-        lane = next((n for n, end in enumerate(lane_ends) if end <= group.begun), len(lane_ends))
+    laid_out: list[tuple[int, StreamedGroup]] = []
+    for group in sorted(groups, key=lambda group: group.start):
+        lane = _free_lane(lane_ends, group.start)
         if lane == len(lane_ends):
-            lane_ends.append(group_end)
-        else:
-            lane_ends[lane] = group_end
+            lane_ends.append(0.0)
+        lane_ends[lane] = group.used or group.end
         laid_out.append((lane, group))
-    every = -(-len(lane_ends) // LANES)
+    stride = -(-len(lane_ends) // LANES)
     return {
-        "every": every,
-        "groups": [_row((lane, *group)) for lane, group in laid_out if lane % every == 0],
+        "every": stride,
+        "groups": [_row((lane, *group)) for lane, group in laid_out if lane % stride == 0],
         "updates": [_row(update) for update in updates],
         "syncs": [_row(sync) for sync in syncs],
     }
+
+
+def _free_lane(lane_ends: Sequence[float], start: float) -> int:
+    """Return the first lane that is over at a time, or the number of a new one."""
+    for lane, end in enumerate(lane_ends):
+        if end <= start:
+            return lane
+    return len(lane_ends)
 
 
 def _row(values: Iterable[Any]) -> list[Any]:

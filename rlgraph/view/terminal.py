@@ -30,7 +30,9 @@ TITLES = {"train": "in every iteration", "eval": "in evaluation"}
 def terminal_text(plan: Plan, width: int = WIDTH) -> str:
     """Return the plan as text, in colours, with lanes and bars, for a terminal of so many columns."""
     document = PlanDocument(plan)
-    lines = [text for line in document.lines for text in _styled(document, line, width)]
+    lines: list[str] = []
+    for line in document.lines:
+        lines += _styled(document, line, width)
     lines += ["", *_lanes(document, width), *_memory_bars(plan, width)]
     lines += ["", _closing(document, width)]
     return "\n".join(lines) + "\n"
@@ -41,11 +43,11 @@ def _styled(document: PlanDocument, line: DocumentLine, width: int) -> Iterator[
     look = _look(document.plan, line)
     is_data = line.kind == LineKind.DETAIL and line.label in DATA
     text = visible("\n".join(line_text(line, width)))
-    for number, part in enumerate(fitted(text, width).split("\n")):
+    for number, fragment in enumerate(fitted(text, width).split("\n")):
         if is_data and number == 0:
-            yield click.style(part[:INDENT], dim=True) + part[INDENT:]
+            yield click.style(fragment[:INDENT], dim=True) + fragment[INDENT:]
         else:
-            yield click.style(part, **look)
+            yield click.style(fragment, **look)
 
 
 def _look(plan: Plan, line: DocumentLine) -> dict[str, Any]:
@@ -76,10 +78,11 @@ def _lanes(document: PlanDocument, width: int) -> Iterator[str]:
     for pool in plan.pools:
         cells = [" "] * columns
         for event in events:
-            if pool in occupied(event.step):
-                begin = round((event.start - start) / period * columns)
-                end = round((event.end - start) / period * columns)
-                _write(cells, _padded_name(event.step, end - begin), begin)
+            if pool not in occupied(event.step):
+                continue
+            begin = round((event.start - start) / period * columns)
+            end = round((event.end - start) / period * columns)
+            _write(cells, _padded_name(event.step, end - begin), begin)
         label = visible(pool)[: LABEL - 3]
         yield f"  {label:<{LABEL - 2}}{_coloured_lane(cells, _colour(plan, pool))}"
 
@@ -94,8 +97,11 @@ def _write(cells: list[str], text: str, begin: int) -> None:
 
 def _coloured_lane(cells: Sequence[str], colour: str) -> str:
     """Return a lane in which busy cells have a coloured background. Names of steps have no spaces."""
-    parts = SPACES.split("".join(cells))
-    return "".join(click.style(part, fg=colour, reverse=not part.isspace()) for part in parts if part)
+    lane = ""
+    for text in SPACES.split("".join(cells)):
+        if text:
+            lane += click.style(text, fg=colour, reverse=not text.isspace())
+    return lane
 
 
 def _padded_name(step: Step, width: int) -> str:
@@ -161,8 +167,8 @@ def _tree(steps: Sequence[Step], columns: Mapping[str, ColumnPlan], width: int) 
     while stack:
         node, prefix = stack.pop()
         is_last = not any(other_prefix == prefix for _, other_prefix in stack)
-        branch = "└─" if is_last else "├─"
-        deeper = prefix + ("   " if is_last else "│  ")
+        branch, below = ("└─", "   ") if is_last else ("├─", "│  ")
+        deeper = prefix + below
         indent = deeper + ("│    " if node in children else "     ")
         line = f"{prefix}{branch} {_node_text(by_name[node], reads[node])}"
         yield from textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
 
 from rlgraph.costs.memory import PARTS, Footprint, away_items
 from rlgraph.costs.pricing import Pricing, sizes_of
@@ -79,9 +80,9 @@ def _streamed(plan: Plan, seconds: Mapping[int, float], period: float, lead: int
     """
     syncs = [step for step in plan.steps if isinstance(step.action, Sync)]
     generation = [step for step in plan.steps if step.region and step.kind is not Kind.COLLECT]
-    apart = {step.id for step in (*syncs, *generation)}
+    outside_training = {step.id for step in (*syncs, *generation)}
     training_seconds = dict(seconds)
-    for number in apart:
+    for number in outside_training:
         training_seconds[number] = 0.0
     training = simulate(steady(plan), training_seconds, 1)
     training_end = max(event.end for event in training)
@@ -99,15 +100,17 @@ def _streamed(plan: Plan, seconds: Mapping[int, float], period: float, lead: int
                 generation_time += seconds[step.id]
         shift = training_start + period - training_end
         for event in training:
-            if event.step.id not in apart:
+            if event.step.id not in outside_training:
                 yield Event(event.step, iteration, event.start + shift, event.end + shift)
 
 
 def places(plan: Plan, step: Step) -> Iterator[DeviceAddress]:
     """Yield the devices that are busy with a step; those of a sync between pools on both sides."""
-    yield from ((step.pool, device) for device in step.devices)
+    for device in step.devices:
+        yield step.pool, device
     if step.source:
-        yield from ((step.source, device) for device in range(plan.pools[step.source]))
+        for device in range(plan.pools[step.source]):
+            yield step.source, device
 
 
 def lanes(plan: Plan) -> list[Lane]:
@@ -118,48 +121,55 @@ def lanes(plan: Plan) -> list[Lane]:
         >>> [(lane.first, lane.last) for lane in lanes(compile_graph("grpo", devices=8))]
         [(0, 0), (1, 7), (0, 7)]
     """
-    busy: dict[tuple[str, bool, int], set[int]] = {}  # in the order of the lanes
-    for pool, count in plan.pools.items():
-        for beside, device in product((False, True), range(count)):
-            busy[pool, beside, device] = set()
+    on_devices: dict[DeviceAddress, set[int]] = defaultdict(set)
+    on_hosts: dict[DeviceAddress, set[int]] = defaultdict(set)
     for step in plan.steps:
-        for pool, device in places(plan, step):
-            busy[pool, step.on_host, device].add(step.id)
+        busy = on_hosts if step.on_host else on_devices
+        for address in places(plan, step):
+            busy[address].add(step.id)
     lanes: list[Lane] = []
-    for (pool, beside, device), numbers in busy.items():
-        steps = frozenset(numbers)
-        if beside and not steps:
-            continue
-        previous = lanes[-1] if lanes else None
-        if previous and (previous.pool, previous.beside, previous.steps) == (pool, beside, steps):
-            is_neighbour = previous.last == device - 1
-            if is_neighbour:
-                lanes[-1] = replace(previous, last=device)
-                continue
-        lanes.append(Lane(pool, device, device, steps, beside))
+    for pool, count in plan.pools.items():
+        lanes += _lanes_of_pool(pool, [on_devices[pool, device] for device in range(count)], beside=False)
+        host_lanes = _lanes_of_pool(pool, [on_hosts[pool, device] for device in range(count)], beside=True)
+        lanes += [lane for lane in host_lanes if lane.steps]
     return lanes
+
+
+def _lanes_of_pool(pool: str, steps_of_devices: Sequence[set[int]], beside: bool) -> Iterator[Lane]:
+    """Yield runs of neighbouring devices that have the same steps."""
+    start = 0
+    for steps, neighbours in groupby(steps_of_devices):
+        end = start + len(list(neighbours))
+        yield Lane(pool, start, end - 1, frozenset(steps), beside)
+        start = end
 
 
 def arrows(plan: Plan, iterations: int) -> list[Arrow]:
     """Return what steps hand to each other in some iterations: columns and weights."""
-    handed: list[Arrow] = []
+    arrows: list[Arrow] = []
     for iteration, step in product(range(iterations), plan.steps):
         for number in step.after:
             name = _handed_over(plan.steps[number - 1], step)
             if name:
-                handed.append(Arrow((number, iteration), (step.id, iteration), name))
-        handed += _weights_from_before(plan, step, iteration)
-    return handed
+                arrows.append(Arrow((number, iteration), (step.id, iteration), name))
+        arrows += _weights_from_before(plan, step, iteration)
+    return arrows
 
 
 def _handed_over(source: Step, target: Step) -> str:
     """Return the columns or the weights that one step hands to another; empty if the other only waits."""
     if source.joins == target.node:
         return "its loss"
-    columns = ", ".join(column for column in target.reads if column in source.writes)
-    if columns or not (source.updated or isinstance(source.action, Sync)):
-        return columns
-    models = [f"{name}@{label}" for name, label in target.models.items() if label and name in source.models]
+    columns = [column for column in target.reads if column in source.writes]
+    if columns:
+        return ", ".join(columns)
+    writes_weights = source.updated or isinstance(source.action, Sync)
+    if not writes_weights:
+        return ""
+    models = []
+    for name, version in target.models.items():
+        if version and name in source.models:
+            models.append(f"{name}@{version}")
     return ", ".join(models)
 
 
@@ -169,10 +179,11 @@ def _weights_from_before(plan: Plan, step: Step, iteration: int) -> Iterator[Arr
         return
     for model, version in step.models.items():
         updates = plan.updates(model)
-        if updates and version and version.offset <= 0:
-            earlier = iteration - 1 + version.offset
-            if earlier >= 0:
-                yield Arrow((updates[-1].id, earlier), (step.id, iteration), f"{model}@{version}")
+        if not updates or version is None or version.offset > 0:
+            continue
+        earlier = iteration - 1 + version.offset
+        if earlier >= 0:
+            yield Arrow((updates[-1].id, earlier), (step.id, iteration), f"{model}@{version}")
 
 
 def footprint(plan: Plan) -> Pricing | None:
@@ -182,7 +193,8 @@ def footprint(plan: Plan) -> Pricing | None:
     if plan.origin.rlgraph != VERSION:
         return None  # another version may price otherwise than the plan says
     try:
-        scenario, sizes = Scenario.of(plan.origin.target), sizes_of(plan)
+        scenario = Scenario.of(plan.origin.target)
+        sizes = sizes_of(plan)
     except GraphError:
         return None  # a saved plan may be looked at where the files that it was made with are missing
     if scenario.cluster.cluster != plan.predicted.cluster:

@@ -114,8 +114,10 @@ class _Group:
 
     def _thread(self, pool: str, device: int | str) -> int:
         """Return a number for a device, or for the CPUs beside it."""
-        number, _, beside = str(device).partition(" ")
-        return int(number) + self.plan.pools[pool] if beside else int(number)
+        number, _, is_beside = str(device).partition(" ")
+        if is_beside:
+            return int(number) + self.plan.pools[pool]
+        return int(number)
 
     def _names(self) -> Iterator[TraceEvent]:
         for pool, devices in self.plan.pools.items():
@@ -124,8 +126,9 @@ class _Group:
             yield self._event("M", "process_labels", pool, args={"labels": self.title})
             yield self._event("M", "process_sort_index", pool, args=order)
             lanes = [str(device) for device in range(devices)]
-            beside = {str(bar.device) for bar in self.bars if bar.pool == pool}.difference(lanes)
-            for lane in (*lanes, *sorted(beside)):
+            in_use = {str(bar.device) for bar in self.bars if bar.pool == pool}
+            host_lanes = sorted(in_use.difference(lanes))
+            for lane in (*lanes, *host_lanes):
                 order = {"sort_index": self._thread(pool, lane)}
                 yield self._event("M", "thread_name", pool, 0, lane, args={"name": f"device {lane}"})
                 yield self._event("M", "thread_sort_index", pool, 0, lane, args=order)
@@ -152,14 +155,14 @@ class _Group:
         for bar in self.bars:
             first_bars.setdefault((bar.phase, bar.step, bar.iteration), bar)
         offset = min((bar.iteration for bar in self.bars if bar.phase == "train"), default=0)
-        last = max((bar.iteration for bar in self.bars), default=0)
+        end = 1 + max((bar.iteration for bar in self.bars), default=0)
         number = self.number * 1_000_000_000
         category = f"{self.title},flow"
-        for arrow in arrows(self.plan, last - offset + 1):
-            source, target = (
-                first_bars.get(("train", step, iteration + offset))
-                for step, iteration in (arrow.source, arrow.target)
-            )
+        for arrow in arrows(self.plan, end - offset):
+            source_step, source_iteration = arrow.source
+            target_step, target_iteration = arrow.target
+            source = first_bars.get(("train", source_step, source_iteration + offset))
+            target = first_bars.get(("train", target_step, target_iteration + offset))
             if source is None or target is None:
                 continue
             number += 1
@@ -194,13 +197,16 @@ def predicted_memory(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterVa
         return
     for pool in plan.pools:
         moments = memory(pricing, pool)
-        parts = sorted({part for sizes in moments.values() for part in sizes})
+        names = sorted({name for sizes in moments.values() for name in sizes})
         counted = set[tuple[int, int]]()  # steps and iterations
         for bar in bars:
+            if bar.pool != pool or bar.step not in moments:
+                continue
             key = (bar.step, bar.iteration)
-            if bar.pool == pool and bar.step in moments and key not in counted:
+            if key not in counted:
                 counted.add(key)
-                yield pool, bar.start, MEMORY, {part: moments[bar.step].get(part, 0) for part in parts}
+                sizes = moments[bar.step]
+                yield pool, bar.start, MEMORY, {name: sizes.get(name, 0) for name in names}
 
 
 def measured_memory(
@@ -233,8 +239,8 @@ def predicted_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[Counter
         curve = [unfinished for _, unfinished, _ in lengths.alive(rows)]
         start, duration = round_bars[0].start, round_bars[0].end - round_bars[0].start
         points: list[tuple[float, float]] = [(start, rows)]
-        every = len(curve) // POINTS
-        for index in range(every, len(curve), every):
+        stride = len(curve) // POINTS
+        for index in range(stride, len(curve), stride):
             points.append((start + duration * index / len(curve), curve[index]))
         yield from _falling(step.pool, round_bars, points)
 
@@ -244,8 +250,8 @@ def measured_requests(plan: Plan, bars: Sequence[Measured]) -> Iterator[CounterV
     for step, round_bars, rows in _rollouts(plan, bars, workload(plan)):
         points = [(min(bar.start for bar in round_bars), rows)]
         ends = sorted(bar.end for bar in round_bars)
-        for done, end in enumerate(ends[:-1], start=1):
-            points.append((end, rows * (1 - done / len(round_bars))))
+        for finished, end in enumerate(ends[:-1], start=1):
+            points.append((end, rows * (1 - finished / len(round_bars))))
         yield from _falling(step.pool, round_bars, points)
 
 

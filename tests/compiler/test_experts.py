@@ -87,7 +87,7 @@ def test_devices_and_experts_that_do_not_divide_are_refused_with_what_works() ->
 
 
 def test_a_dense_model_is_refused_and_one_of_unknown_size_left_to_the_engine() -> None:
-    with pytest.raises(GraphError, match="`policy` is no mixture: it has no experts"):
+    with pytest.raises(GraphError, match="`policy` is not a mixture: it has no experts"):
         planned(2, path=DENSE)
     assert planned(3, "models.policy.serve.tensor_parallel=1", path="somebody/elses", devices=12)
 

@@ -222,7 +222,7 @@ def test_a_cache_holds_the_longest_sample_in_every_copy_of_attention(tmp_path: P
 @pytest.mark.parametrize(
     ("model", "setting", "law"),
     [
-        ("Qwen/Qwen3-8B", "sglang.expert_parallel=4", "is no mixture of experts"),
+        ("Qwen/Qwen3-8B", "sglang.expert_parallel=4", "is not a mixture of experts"),
         (
             MIXTURE,
             "sglang.expert_parallel=3",

@@ -117,7 +117,7 @@ def test_on_the_page_weights_come_with_the_sync_of_the_other_pool() -> None:
 
     group = event("prompt 0, weights 0", 4, 0.0, part="group 0")
     ran = [event(step.node, step.id, n * 2e6) for n, step in enumerate(syncs)]
-    told = recorded_stream(plan, [group, *ran], [1], first=0)
+    told = recorded_stream(plan, [group, *ran], [1], start_of_run=0)
     assert told and told["syncs"] == [[1.0, 0]]
 
 

@@ -90,7 +90,9 @@ def sources(step: Step, steps: Mapping[str, Step], columns: Mapping[str, ColumnP
     for name in step.reads:
         origin = columns[name].origin
         writer = steps[columns[origin].writer]
-        reads = sources(writer, steps, columns) if writer.inserted else {writer.node: [origin]}
+        reads = {writer.node: [origin]}
+        if writer.inserted:
+            reads = sources(writer, steps, columns)
         for node, names in reads.items():
             names_of[node] = [*dict.fromkeys((*names_of.get(node, ()), *names))]
     return names_of
@@ -113,11 +115,14 @@ def weights(steps: Sequence[Step]) -> list[WeightsBox]:
             readers.setdefault((model, version), []).append(step.id)
             if step.updated == model:
                 writers[model, version.next] = step.id
-    models = list(dict.fromkeys(model for model, _ in (*readers, *writers)))
+    # models in the order in which steps read them
+    model_order = {model: None for model, _ in (*readers, *writers)}
     boxes = []
-    for key in sorted({*readers, *writers}, key=lambda key: (models.index(key[0]), key[1].offset)):
-        model, version = key
-        boxes.append(WeightsBox(model, version, writers.get(key), tuple(readers.get(key, ()))))
+    for model in model_order:
+        versions = {version for name, version in (*readers, *writers) if name == model}
+        for version in sorted(versions, key=lambda version: version.offset):
+            key = (model, version)
+            boxes.append(WeightsBox(model, version, writers.get(key), tuple(readers.get(key, ()))))
     return boxes
 
 
@@ -153,21 +158,22 @@ def drawing(plan: Plan, options: DrawingOptions) -> Iterator[StepGroup | Version
     """Yield the elements of a picture in the order in which they are written, training first."""
     document = PlanDocument(plan)
     for phase, entries in document.steps.items():
-        shown = [entry for entry in entries if options.inserted or not entry.step.inserted]
-        yield from _pools(plan, phase, shown)
+        visible = [entry for entry in entries if options.inserted or not entry.step.inserted]
+        yield from _pools(plan, phase, visible)
         yield from _column_edges(plan, phase, options)
-        yield from _versions(plan, phase, shown)
+        yield from _versions(plan, phase, visible)
 
 
 def _pools(plan: Plan, phase: str, entries: Sequence[StepEntry]) -> Iterator[StepGroup]:
     for number, (pool, count) in enumerate(plan.pools.items()):
         in_pool = [entry for entry in entries if entry.step.pool == pool]
-        if in_pool:
-            devices = "1 device" if count == 1 else f"{count} devices"
-            title = f"pool {pool}: {devices}"
-            if phase == "eval":
-                title += ", in evaluation"
-            yield _pool_group(f"{phase}_pool{number}", title, in_pool, entries)
+        if not in_pool:
+            continue
+        devices = "1 device" if count == 1 else f"{count} devices"
+        title = f"pool {pool}: {devices}"
+        if phase == "eval":
+            title += ", in evaluation"
+        yield _pool_group(f"{phase}_pool{number}", title, in_pool, entries)
 
 
 def _pool_group(
@@ -187,17 +193,18 @@ def _pool_group(
 
 
 def _column_edges(plan: Plan, phase: str, options: DrawingOptions) -> Iterator[Edge]:
+    columns = plan.columns[phase]
     for link in links(plan, phase, options.inserted):
-        lines = []
-        for name in link.columns:
-            lines.append(f"{name}: {plan.columns[phase][name].type}" if options.types else name)
+        lines = [*link.columns]
+        if options.types:
+            lines = [f"{name}: {columns[name].type}" for name in link.columns]
         kind = "columns" if lines else "order"
         yield Edge(box(phase, link.source), box(phase, link.target), kind, lines)
 
 
-def _versions(plan: Plan, phase: str, shown: Sequence[StepEntry]) -> Iterator[VersionBox | Edge]:
+def _versions(plan: Plan, phase: str, entries: Sequence[StepEntry]) -> Iterator[VersionBox | Edge]:
     """Yield the versions of models with the arrows from their writers and to their readers."""
-    numbers = {entry.step.id for entry in shown}
+    numbers = {entry.step.id for entry in entries}
     for index, version in enumerate(weights(plan.phases[phase])):
         version_box = VersionBox(f"{phase}_weights{index}", version.name)
         yield version_box

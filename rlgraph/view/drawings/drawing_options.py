@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class DrawingOptions:
-    """What a picture shows besides the steps that the user wrote, and in which direction it runs."""
+    """The options of a picture: its direction, and what it shows besides the steps that the user wrote."""
 
     types: bool = False  # of the columns on arrows
     inserted: bool = False  # steps that rlgraph inserted
