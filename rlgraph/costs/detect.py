@@ -10,7 +10,6 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 from rlgraph.costs.hardware import FOLDER, Cluster, Here, read_cluster, shipped_clusters, shipped_file
@@ -21,6 +20,11 @@ SLOTS = 4  # the most CPU slots of a machine without GPUs
 QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 MEBI = 2**20
 RESERVE = 3.9e9  # bytes, as in clusters/h100-8.yaml
+# controllers of a line of /proc/self/cgroup -> the folder of its groups, and the file of a group's limit
+GROUP_FILES = {
+    "": ("sys/fs/cgroup", "memory.max"),  # version 2 has all controllers in one
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+}
 HOST_SHARE = 0.75  # the fraction of host memory that may hold offloaded states (assumed)
 
 
@@ -93,11 +97,11 @@ def _named_cluster(name: str) -> Cluster:
 
 def _uneven_count(name: str, kind: str, gpu: Gpu, count: int) -> GraphError:
     """Return the error about a number of GPUs that no number of equal hosts has; the remedy is the next."""
-    sizes = (gpu.host, 8 * gpu.host)
+    fewer, more = gpu.host, 8 * gpu.host
     if count:
-        full_hosts = count // gpu.host * gpu.host
-        sizes = (full_hosts, full_hosts + gpu.host)
-    remedy = f"say how many GPUs: {' or '.join(f'{kind}-{size}' for size in sizes)}"
+        fewer = count // gpu.host * gpu.host
+        more = fewer + gpu.host
+    remedy = f"say how many GPUs: {kind}-{fewer} or {kind}-{more}"
     return fail("unknown-cluster", f"there is no cluster `{name}`", None, remedy=remedy)
 
 
@@ -137,7 +141,10 @@ def _hosts(count: int, largest: int) -> int | None:
         return 1
     fewest = max(-(-count // largest), 1)
     most = count // 2
-    return next((hosts for hosts in range(fewest, most + 1) if count % hosts == 0), None)
+    for hosts in range(fewest, most + 1):
+        if count % hosts == 0:
+            return hosts
+    return None
 
 
 def this_machine() -> Cluster:
@@ -170,13 +177,13 @@ def local_gpus() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus or visible is None:
         return gpus
-    words = [word.strip() for word in visible.split(",")]
-    return len([*takewhile(_is_device, words)])
-
-
-def _is_device(word: str) -> bool:
-    """Return whether a word of CUDA_VISIBLE_DEVICES names a GPU: it is not empty and not negative."""
-    return bool(word) and not word.startswith("-")
+    count = 0
+    for word in visible.split(","):
+        name = word.strip()
+        if not name or name.startswith("-"):
+            break
+        count += 1
+    return count
 
 
 def of_cpu(slots: int, host_memory: float) -> Cluster:
@@ -205,13 +212,16 @@ def among(listing: str, visible: str | None) -> str:
     """Return the lines of the GPUs that are visible, by CUDA_VISIBLE_DEVICES: indices or UUIDs; None: all."""
     if visible is None:
         return listing
-    words = [word.strip() for word in visible.split(",") if word.strip()]
-
-    def is_visible(line: str) -> bool:
+    words = [word.strip() for word in visible.split(",")]
+    lines = []
+    for line in listing.splitlines(keepends=True):
         index, uuid, *_ = (column.strip() for column in line.split(","))
-        return any(index == word or uuid.startswith(word) for word in words)
-
-    return "".join(line for line in listing.splitlines(keepends=True) if is_visible(line))
+        for word in words:
+            is_named = index == word or uuid.startswith(word)
+            if word and is_named:
+                lines.append(line)
+                break
+    return "".join(lines)
 
 
 def of_gpus(listing: str, host_memory: float, per_host: Sequence[int] = ()) -> Cluster:
@@ -229,7 +239,9 @@ def of_gpus(listing: str, host_memory: float, per_host: Sequence[int] = ()) -> C
     rows = [[column.strip() for column in line.split(",")] for line in listing.splitlines()]
     kinds = sorted({(row[2], row[3]) for row in rows})
     if len(kinds) != 1:
-        names = ", ".join(name for name, _ in kinds) or "none"
+        names = "none"
+        if kinds:
+            names = ", ".join(name for name, _ in kinds)
         law = f"`--cluster auto` is for GPUs of one kind; visible are: {names}"
         remedy = "say with CUDA_VISIBLE_DEVICES which to use, on a Ray cluster before `ray start`"
         raise fail("auto-cluster", law, None, remedy=remedy)
@@ -330,17 +342,16 @@ def _group_limits(root: Path) -> list[float]:
     limits: list[float] = []
     for line in groups.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, name = root / "sys/fs/cgroup", "memory.max"
-        elif controllers == "memory":
-            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
+        if controllers not in GROUP_FILES:
             continue
-        folder = top / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            file = group / name
-            if group.is_relative_to(top) and file.is_file():
-                text = file.read_text(encoding="utf-8").strip()
-                if text.isdigit():  # else it says that there is no limit
-                    limits.append(float(text))
+        folder, name = GROUP_FILES[controllers]
+        top = root / folder
+        group = top / path.lstrip("/")
+        for ancestor in (group, *group.parents):
+            file = ancestor / name
+            if not ancestor.is_relative_to(top) or not file.is_file():
+                continue
+            text = file.read_text(encoding="utf-8").strip()
+            if text.isdigit():  # else it says that there is no limit
+                limits.append(float(text))
     return limits

@@ -29,7 +29,7 @@ def trained_on_device(size: Size, model: ModelPlan, devices: int) -> int:
 
 
 def adapters_on_device(size: Size, lora: Lora, devices: int) -> int:
-    """Return the same of low-rank adapters, and of a new value head, which trains whole."""
+    """Return how many parameters of adapters each device holds, and of a value head, which trains whole."""
     total = 0
     for index, count in size.unlike.items():
         total += count * padded(adapter_tensors(size, lora, index), devices)
@@ -133,9 +133,12 @@ def unadapted_runs(size: Size, lora: Lora) -> set[tuple[tuple[int, int], ...]]:
     Tensors are as in ``Config.tensors``.
     """
     layers, names = _any_layer(size, size.config.linear), adapted_layers(size, lora)
-    ends = {layers[name] for name in names & layers.keys()}
-    if names - layers.keys():
-        ends |= {size.config.fused(index)[-1] for index in size.unlike if size.config.is_sparse(index)}
+    ends = {shape for name, shape in layers.items() if name in names}
+    experts_have_adapters = not names <= layers.keys()
+    if experts_have_adapters:
+        for index in size.unlike:
+            if size.config.is_sparse(index):
+                ends.add(size.config.fused(index)[-1])
     runs = [list[tuple[int, int]]()]
     for tensor in size.tensors:
         runs[-1].append(tensor)
@@ -185,12 +188,15 @@ def _adapted_numbers(size: Size, lora: Lora) -> int:
     """Return the parameters of all weights that have adapters."""
     config, total = size.config, 0
     for index, count in size.unlike.items():
-        linear = sum(a * b for a, b in _with_adapters(size, lora, config.linear(index)))
-        experts = sum(a * b for a, b in _with_adapters(size, lora, config.expert_linear(index)))
-        total += count * (linear + experts * config.experts)
+        linear = padded(_with_adapters(size, lora, config.linear(index)), 1)
+        expert = padded(_with_adapters(size, lora, config.expert_linear(index)), 1)
+        total += count * (linear + expert * config.experts)
     return total
 
 
 def _any_layer(size: Size, linear: Callable[[int], LinearLayers]) -> LinearLayers:
     """Return the linear layers, or those of an expert, that some decoder layer has."""
-    return {name: shape for index in size.unlike for name, shape in linear(index).items()}
+    layers: LinearLayers = {}
+    for index in size.unlike:
+        layers |= linear(index)
+    return layers

@@ -27,7 +27,7 @@ from rlgraph.costs.train_memory import Moments, Pass
 from rlgraph.costs.workload import Workload, bytes_beside, growth
 from rlgraph.engines.registry import serving
 from rlgraph.ir.actions import Collect, MoveEngine, RunOp, Sync
-from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step, TrainPlan
+from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step
 from rlgraph.ir.prediction import Peak
 
 SAMPLING = 16  # bytes of a logit in sampling: log-prob and probability, float64 sum (serve/sampling.py)
@@ -64,8 +64,7 @@ class Footprint:
 
     def model_of(self, step: Step) -> tuple[ModelPlan, Size]:
         """Return the model that a step works on, and its size."""
-        name = step.model
-        return self.plan.models[name], self.sizes[name]
+        return self.plan.models[step.model], self.sizes[step.model]
 
     def serve(self, model: str) -> ServePlan:
         """Return the engine that generates with a model."""
@@ -75,8 +74,11 @@ class Footprint:
 
     def rows(self, columns: Iterable[str], step: Step) -> float:
         """Return the rows of the longest of some columns; infinity for an evaluation, which has no bound."""
-        domains = [self.plan.columns[step.phase][column].domain for column in columns]
-        return max((self.work.rows.get(domain, math.inf) for domain in domains), default=0.0)
+        most = 0.0
+        for name in columns:
+            domain = self.plan.columns[step.phase][name].domain
+            most = max(most, self.work.rows.get(domain, math.inf))
+        return most
 
     def server_rows(self, step: Step, ahead: bool = True) -> float:
         """Return the samples of one server, in whole prompts: all that are in flight, or an iteration's.
@@ -118,65 +120,81 @@ class Footprint:
 
     @cached_property
     def _items(self) -> dict[str, dict[Item, int]]:
-        return {pool: self._items_of(pool) for pool in self.plan.pools}
-
-    def _items_of(self, pool: str) -> dict[Item, int]:
-        items: dict[Item, int] = {}
-        for name, model in self.plan.models.items():
-            size = self.sizes.get(name)
-            if size is None:
-                continue
-            if model.train and model.train.pool == pool and self._trains(name):
-                items |= self._train_items(name, model.train, size)
-            if model.serve and not model.serve.addresses and self.plan.serves(name, pool):
-                items |= self._serve_items(name, model.serve, size)
+        items: dict[str, dict[Item, int]] = {}
+        for pool in self.plan.pools:
+            items[pool] = {}
+            for name in self.plan.models:
+                size = self.sizes.get(name)
+                if size is not None:
+                    items[pool] |= self._train_items(name, size, pool)
+                    items[pool] |= self._serve_items(name, size, pool)
         return items
 
-    def _train_items(self, name: str, train: TrainPlan, size: Size) -> dict[Item, int]:
-        """Return the shards that a device of a train engine holds."""
-        items: dict[Item, int] = {}
-        model, mesh = self.plan.models[name], self.plan.meshes[name]
-        part = part_of(size, mesh.tensor)
-        optimizer_away = train.optimizer_offload and self.cluster.device == "cuda"
+    def _train_items(self, name: str, size: Size, pool: str) -> dict[Item, int]:
+        """Return the shards of a model's train engine on a device of a pool; none unless it is there."""
+        model = self.plan.models[name]
+        train = model.train
+        if train is None or train.pool != pool or not self._trains(name):
+            return {}
+        mesh = self.plan.meshes[name]
+        size = part_of(size, mesh.tensor)
+        optimizer_on_host = train.optimizer_offload and self.cluster.device == "cuda"
         weight_bytes = master(model)
         if train.optimizer_offload:
-            # the memory of a CPU device is its host's, so masters are on it beside the weights
-            weight_bytes = WIDTH[train.dtype] + (0 if optimizer_away else MASTER)
-        parameters = 0 if model.shares else part.on_device(mesh.shard) * weight_bytes
+            weight_bytes = WIDTH[train.dtype]
+            if not optimizer_on_host:
+                # the memory of a CPU device is its host's, so masters are on it beside the weights
+                weight_bytes += MASTER
+        parameters = 0
+        if not model.shares:
+            parameters += size.on_device(mesh.shard) * weight_bytes
         if train.lora:
-            parameters += trained_on_device(part, model, mesh.shard) * MASTER
+            parameters += trained_on_device(size, model, mesh.shard) * MASTER
+        items: dict[Item, int] = {}
         if parameters:
             items[Item(name, "train", "parameters")] = parameters
-        if not model.frozen and not optimizer_away:
-            averages = averages_on_device(part, model, mesh.shard)
+        if not model.frozen and not optimizer_on_host:
+            averages = averages_on_device(size, model, mesh.shard)
             items[Item(name, "train", "optimizer")] = averages * MASTER
         return items
 
-    def _serve_items(self, name: str, serve: ServePlan, size: Size) -> dict[Item, int]:
-        """Return the weights of a serve engine, and its cache if that is there while the server is awake."""
+    def _serve_items(self, name: str, size: Size, pool: str) -> dict[Item, int]:
+        """Return the weights of a model's serve engine on a device of a pool; none unless it is there.
+
+        Where an engine has servers of its own, their cache is there as long as they are awake.
+        """
+        model = self.plan.models[name]
+        serve = model.serve
+        if serve is None or serve.addresses or not self.plan.serves(name, pool):
+            return {}
         items: dict[Item, int] = {}
-        for part, nbytes in served_parts(size, self.plan.models[name]):
-            items[Item(name, "serve", part)] = nbytes
+        for label, nbytes in served_parts(size, model):
+            items[Item(name, "serve", label)] = nbytes
         if serving(serve).own_servers:
             items[Item(name, "serve", "kv")] = cache_on_device(size, serve, WIDTH[serve.dtype])
         return items
 
     def _trains(self, model: str) -> bool:
         """Return whether a step works on the train engine of a model, or of one that shares its weights."""
-        sharing = {name for name, other in self.plan.models.items() if other.shares == model}
-        readers = {model, *sharing}
+        readers = {model}
+        for name, sharer in self.plan.models.items():
+            if sharer.shares == model:
+                readers.add(name)
         for step in (*self.plan.steps, *self.plan.eval_steps):
-            if "train" in step.engines and readers & step.models.keys():
+            reads_weights = not readers.isdisjoint(step.models)
+            if reads_weights and "train" in step.engines:
                 return True
         return False
 
     def needs(self, pool: str, step: Step) -> set[Item]:
         """Return what must be on a pool's devices in a step; in a region, in any of the region's steps."""
-        steps = [step]
-        if step.region:
-            every = (*self.plan.steps, *self.plan.eval_steps)
-            steps = [other for other in every if other.region == step.region]
-        return set().union(*(self._needs_of(pool, other) for other in steps))
+        if not step.region:
+            return self._needs_of(pool, step)
+        items: set[Item] = set()
+        for candidate in (*self.plan.steps, *self.plan.eval_steps):
+            if candidate.region == step.region:
+                items |= self._needs_of(pool, candidate)
+        return items
 
     def _needs_of(self, pool: str, step: Step) -> set[Item]:
         items: set[Item] = set()
@@ -209,8 +227,8 @@ class Footprint:
         A collect on a pool that is lent until then takes what the rounds there do.
         """
         if isinstance(step.action, Collect) and pool in self.plan.lenders:
-            in_region = [other for other in self.plan.steps if other.region == step.region]
-            step = next(other for other in in_region if other.unfinished)
+            in_region = [candidate for candidate in self.plan.steps if candidate.region == step.region]
+            step = next(candidate for candidate in in_region if candidate.unfinished)
         if isinstance(step.action, Sync):
             return Counter({"staging": self._syncing(pool, step, step.action)})
         run = step.run
@@ -220,7 +238,7 @@ class Footprint:
             return self._generating(pool, step)
         if run.copied:
             return Counter({"staging": self._copying(step)})
-        return max(self.passing(step).values(), key=lambda parts: parts.total())
+        return max(self.passing(step).values(), key=Counter.total)
 
     def _generating(self, pool: str, step: Step) -> Counter[str]:
         model, size = self.model_of(step)
@@ -245,16 +263,21 @@ class Footprint:
 
     def micro_batch(self, step: Step) -> Pass:
         """Return the largest micro-batch of a step."""
-        (model, size), longest = self.model_of(step), self.work.most
-        assert model.train
-        passes = self.plan.passes(step)
-        rows = max(self.rows(term.reads, term) * growth(self.plan, term, self.work) for term in passes)
-        tokens = int(min(max(model.train.pass_tokens(bool(step.updated)), longest), rows * longest))
-        mesh = self.plan.meshes[step.model]
-        device_tokens = -(-tokens // model.train.sequence_parallel)
-        ring = limits.ring_ranks(size.config.key_heads, model.train.sequence_parallel)
+        model, size = self.model_of(step)
+        train, mesh = model.train, self.plan.meshes[step.model]
+        assert train
+        longest = self.work.most
+        rows, bytes_of_columns = 0.0, 0
+        for term in self.plan.passes(step):
+            rows = max(rows, self.rows(term.reads, term) * growth(self.plan, term, self.work))
+            bytes_of_columns = max(bytes_of_columns, bytes_beside(self.plan, term))
+        # a micro-batch has one row at least, and no more than there are
+        limit = max(train.pass_tokens(bool(step.updated)), longest)
+        tokens = int(min(limit, rows * longest))
+        device_tokens = -(-tokens // train.sequence_parallel)
+        ring = limits.ring_ranks(size.config.key_heads, train.sequence_parallel)
         mask = mask_bytes(model, size, tokens, int(longest), self.cluster.device) // ring
-        columns = device_tokens * max(bytes_beside(self.plan, term) for term in passes)
+        columns = device_tokens * bytes_of_columns
         return Pass(
             size=part_of(size, mesh.tensor),
             model=model,
@@ -262,7 +285,7 @@ class Footprint:
             tokens=device_tokens,
             mask=mask + columns,
             replicas=mesh.replicate,
-            offloads=model.train.activation_offload and self.cluster.device == "cuda",
+            offloads=train.activation_offload and self.cluster.device == "cuda",
             uneven=self.work.uneven(mesh.experts),
         )
 
@@ -280,10 +303,15 @@ class Footprint:
         if not is_sender:
             return bucket
         mesh, lora = self.plan.meshes[sync.model], model.train.lora
-        # a bucket has one data type: adapters in float32 end it if the weights are narrower
-        runs = lora_size.unadapted_runs(size, lora) if lora and gathered < MASTER else {size.tensors}
-        gathering = max(staging(run, mesh.shard, gathered, limits.BUCKET, mesh.parts) for run in runs)
-        merging = lora_size.merging(size, lora, gathered, mesh.shard) if lora else 0
+        runs, merging = {size.tensors}, 0
+        if lora:
+            merging = lora_size.merging(size, lora, gathered, mesh.shard)
+            if gathered < MASTER:
+                # a bucket has one data type: adapters in float32 end it if the weights are narrower
+                runs = lora_size.unadapted_runs(size, lora)
+        gathering = 0
+        for run in runs:
+            gathering = max(gathering, staging(run, mesh.shard, gathered, limits.BUCKET, mesh.parts))
         return max(gathering, merging, self._sending(sync, bucket, gathered, served))
 
     def _sending(self, sync: Sync, bucket: int, gathered: int, served: int) -> int:
@@ -294,43 +322,47 @@ class Footprint:
             return bucket * 2
         return bucket * (2 + gathered // served)
 
-    def resident(self, pool: str, away: set[Item]) -> Counter[str]:
-        """Return what engines hold on a device, part by part, without the items that are away."""
+    def resident(self, pool: str, off_device: set[Item]) -> Counter[str]:
+        """Return what engines hold on a device, part by part, without the items that are off it."""
         sizes: Counter[str] = Counter({"reserve": int(self.cluster.reserve)})
         for item, nbytes in self.items(pool).items():
-            if item not in away:
+            if item not in off_device:
                 sizes[LABELS[item.part, item.engine]] += nbytes
             if item.part == "kv" and self.cluster.device == "cuda":
                 sizes["server"] += SERVER
         return sizes
 
     def moments(
-        self, pool: str, steps: Iterable[Step], asked: Callable[[Step], bool] = lambda step: True
+        self, pool: str, steps: Iterable[Step], selects: Callable[[Step], bool] = lambda step: True
     ) -> Iterator[tuple[Step, Counter[str]]]:
-        """Yield what a device of a pool holds in each step asked for, from between two iterations on."""
-        away = set(away_items(self.plan, pool))
+        """Yield what a device of a pool holds in each selected step, from between two iterations on.
+
+        Items are on the device in the whole of a step that moves them, whichever way.
+        """
+        off_device = set(away_items(self.plan, pool))
         for step in self.on(pool, steps):
-            if isinstance(step.action, MoveEngine) and step.action.direction == "back":
-                away -= _moved_items(step.action)
-            if asked(step):
-                yield step, self.resident(pool, away) + self.transient(pool, step)
-            if isinstance(step.action, MoveEngine) and step.action.direction == "off":
-                away |= _moved_items(step.action)
+            move = step.action if isinstance(step.action, MoveEngine) else None
+            if move and move.direction == "back":
+                off_device -= _moved_items(move)
+            if selects(step):
+                yield step, self.resident(pool, off_device) + self.transient(pool, step)
+            if move and move.direction == "off":
+                off_device |= _moved_items(move)
 
     def peaks(self) -> dict[str, Peak]:
         """Return the peak of each pool, over training and evaluation."""
         capacity = int(self.cluster.memory)
         peaks = {}
         for pool in self.plan.pools:
-            name = ""
-            parts = self.resident(pool, set(away_items(self.plan, pool)))
+            node = ""
+            sizes = self.resident(pool, set(away_items(self.plan, pool)))
             moments = [*self.moments(pool, self.in_order()), *self.moments(pool, self.plan.eval_steps)]
             if moments:
-                step, parts = max(moments, key=lambda moment: moment[1].total())
-                name = step.node
-            ordered = {part: parts[part] for part in PARTS if parts[part]}
+                step, sizes = max(moments, key=lambda moment: moment[1].total())
+                node = step.node
+            ordered = {label: sizes[label] for label in PARTS if sizes[label]}
             free = capacity - self.cluster.usable
-            peaks[pool] = Peak(sum(ordered.values()), capacity, name, ordered, free=free)
+            peaks[pool] = Peak(sum(ordered.values()), capacity, node, ordered, free=free)
         return peaks
 
 
@@ -351,10 +383,10 @@ LABELS = {
 def away_items(plan: Plan, pool: str) -> Iterator[Item]:
     """Yield what is off a pool's devices between two iterations."""
     for model in plan.models:
-        for part in plan.away.get(plan.engine_key(model, "train", pool), ()):
-            yield Item(model, "train", part)
-        for part in plan.away.get(plan.engine_key(model, "serve", pool), ()):
-            yield Item(model, "serve", part)
+        for label in plan.away.get(plan.engine_key(model, "train", pool), ()):
+            yield Item(model, "train", label)
+        for label in plan.away.get(plan.engine_key(model, "serve", pool), ()):
+            yield Item(model, "serve", label)
 
 
 def master(model: ModelPlan) -> int:
@@ -363,7 +395,9 @@ def master(model: ModelPlan) -> int:
     Weights that do not train, those below an adapter among them, are in the type of computation.
     """
     assert model.train
-    return WIDTH[model.train.dtype] if model.frozen or model.train.lora else MASTER
+    if model.frozen or model.train.lora:
+        return WIDTH[model.train.dtype]
+    return MASTER
 
 
 def gathered_width(model: ModelPlan) -> int:
@@ -386,7 +420,8 @@ def generating(size: Size, serve: ServePlan, rows: int, length: float, sorts: bo
     """
     width, group = WIDTH[serve.dtype], serve.tensor_parallel
     prefill = limits.PREFILL * Layer(size, width).kept
-    logits = rows * size.vocabulary * (width + (SORTED if sorts else SAMPLING))
+    sampling = SORTED if sorts else SAMPLING
+    logits = rows * size.vocabulary * (width + sampling)
     if serving(serve).own_servers:
         return Counter({"logits": logits // group, "activations": prefill // group})
     repeated = 2 * rows * int(length) * size.config.queries * width

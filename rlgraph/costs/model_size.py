@@ -1,6 +1,5 @@
 """Derives a model's tensors and bytes from its ``config.json``: without weights, the hub or torch."""
 
-import math
 import os
 import re
 from collections import Counter
@@ -38,14 +37,17 @@ class Size:
         self._shards: dict[int, int] = {}  # the keys are numbers of devices
         self._buckets: dict[tuple[int, bool], int] = {}
         self.embedding = config.vocab_size * config.hidden_size
+        # layers are alike that have the same window, and a mixture or none
         kinds = [(config.window(i), config.is_sparse(i)) for i in range(config.num_hidden_layers)]
-        # a layer of each kind, and how many there are
-        self.unlike = {kinds.index(kind): count for kind, count in Counter(kinds).items()}
         self.windows = Counter(window for window, _ in kinds)
-        all_parameters = {kinds[index]: config.layer(index) for index in self.unlike}
-        active_parameters = {kinds[index]: config.layer(index, active=True) for index in self.unlike}
-        self.layers = [all_parameters[kind] for kind in kinds]
-        self.active_layers = [active_parameters[kind] for kind in kinds]
+        self.unlike: dict[int, int] = {}  # a layer of each kind, and how many there are
+        parameters: dict[tuple[int | None, bool], tuple[int, int]] = {}  # kind -> all, and the active ones
+        for kind, count in Counter(kinds).items():
+            index = kinds.index(kind)
+            self.unlike[index] = count
+            parameters[kind] = config.layer(index), config.layer(index, active=True)
+        self.layers = [parameters[kind][0] for kind in kinds]
+        self.active_layers = [parameters[kind][1] for kind in kinds]
 
     @property
     def head_tensors(self) -> list[tuple[int, int]]:
@@ -53,7 +55,9 @@ class Size:
         vocabulary, hidden = self.config.vocab_size, self.config.hidden_size
         if self.head == "value":
             return [(1, hidden), (1, 1)]
-        return [] if self.config.tie_word_embeddings else [(vocabulary, hidden)]
+        if self.config.tie_word_embeddings:
+            return []
+        return [(vocabulary, hidden)]
 
     @property
     def root_tensors(self) -> list[tuple[int, int]]:
@@ -64,11 +68,11 @@ class Size:
     @cached_property
     def tensors(self) -> tuple[tuple[int, int], ...]:
         """Return the tensors of the whole model, in its order. See ``Config.tensors``."""
-        embedding, *others = self.root_tensors
+        embedding, *norm_and_head = self.root_tensors
         tensors = [embedding]
         for index in range(self.config.num_hidden_layers):
             tensors += self.config.tensors(index)
-        return (*tensors, *others)
+        return (*tensors, *norm_and_head)
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -86,16 +90,17 @@ class Size:
 
         ``fused``: a layer's experts are two tensors, as they are gathered, not many, as they are sent.
         """
-        if (width, fused) not in self._buckets:
-            layer = self.config.tensors if fused else self.config.weights
-            embedding, *others = self.root_tensors
-            tensors = [embedding]
-            for index in range(self.config.num_hidden_layers):
-                tensors += layer(index)
-            tensors += others
-            filled = buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width)
-            self._buckets[width, fused] = len([*filled])
-        return self._buckets[width, fused]
+        if (width, fused) in self._buckets:
+            return self._buckets[width, fused]
+        layer = self.config.tensors if fused else self.config.weights
+        embedding, *norm_and_head = self.root_tensors
+        tensors = [embedding]
+        for index in range(self.config.num_hidden_layers):
+            tensors += layer(index)
+        tensors += norm_and_head
+        filled = [*buckets(tensors, lambda tensor: tensor[0] * tensor[1] * width)]
+        self._buckets[width, fused] = len(filled)
+        return len(filled)
 
     @property
     def parameters(self) -> int:
@@ -103,8 +108,11 @@ class Size:
         return self.on_device(1)
 
     @property
-    def _weighed(self) -> int:
-        head = self.embedding if self.head == "lm" else padded(self.head_tensors, 1)
+    def _multiplied_weights(self) -> int:
+        """Return how many weights a token multiplies with: of experts those that it chose, and the head."""
+        head = self.embedding  # tied or not, a head has its shape
+        if self.head == "value":
+            head = padded(self.head_tensors, 1)
         return sum(self.active_layers) + head
 
     @cached_property
@@ -115,9 +123,12 @@ class Size:
         its state a token multiplies three times, to read it, to correct it and to ask it.
         """
         config = self.config
-        window_tokens = sum((window or 0) * count for window, count in self.windows.items())
+        window_tokens = 0
+        for window, count in self.windows.items():
+            if window is not None:
+                window_tokens += window * count
         in_windows = (config.queries + config.outputs) * window_tokens
-        return self._weighed + in_windows + 3 * config.state * self.windows[0]
+        return self._multiplied_weights + in_windows + 3 * config.state * self.windows[0]
 
     @cached_property
     def chosen(self) -> float:
@@ -132,11 +143,11 @@ class Size:
         """Return the parameters that a decode step of ``rows`` tokens reads: of experts, the chosen ones."""
         total, active = sum(self.layers), sum(self.active_layers)
         if total == active:
-            return self._weighed
+            return self._multiplied_weights
         chosen = self.config.num_experts_per_tok / self.config.experts
         experts = (total - active) / (1 - chosen)
         idle: float = (1 - chosen) ** rows
-        return self._weighed - experts * chosen + experts * (1 - idle)
+        return self._multiplied_weights - experts * chosen + experts * (1 - idle)
 
     @property
     def vocabulary(self) -> int:
@@ -165,9 +176,13 @@ class Size:
 
         A layer with a window keeps what the next token sees: one token less than the window has.
         """
-        limits = [(window or math.inf, count) for window, count in self.windows.items() if window != 0]
-        kept_tokens = sum(count * min(tokens, limit - 1) for limit, count in limits)
-        return kept_tokens * (self.config.cached * width) + self.state_bytes(width)
+        cached_tokens: float = 0
+        for window, count in self.windows.items():
+            if window is None:
+                cached_tokens += count * tokens
+            elif window > 0:
+                cached_tokens += count * min(tokens, window - 1)
+        return cached_tokens * (self.config.cached * width) + self.state_bytes(width)
 
     def attention_flops(self, length: float) -> float:
         """Return the forward FLOPs of causal attention to all tokens in one sequence: s^2 for each number of
@@ -213,32 +228,43 @@ def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = Non
     Raises:
         GraphError: neither is there, or the configuration is of a kind that is not covered.
     """
-    given = with_values(path).removeprefix("file://")
-    folder = copy_of(given) if "://" in given else Path(given)
+    model = with_values(path).removeprefix("file://")
+    fields = [(key, value) for key, value in (changed or {}).items() if key in Config.model_fields]
+    folder = copy_of(model) if "://" in model else Path(model)
     file = folder / "config.json"
-    fields = tuple((key, value) for key, value in (changed or {}).items() if key in Config.model_fields)
     if file.is_file():
-        return _size(str(file), file.resolve(), file.stat().st_mtime_ns, head, fields)
-    twin = TWINS.sub("", given)
-    for name in (given, twin, KIN.sub("", twin), DATES.sub("", twin)):
-        if card := _card(name):
-            if SEEING.search(given):
-                fields = (("max_position_embeddings", None), *fields)
-            return _size(name if card.is_map else str(card.value), None, 0, head, fields)
-    if cached := _downloaded(given):
-        return _size(str(cached), cached, cached.stat().st_mtime_ns, head, fields)
+        return _size_of_file(file, head, fields)
+    twin = TWINS.sub("", model)
+    for name in (model, twin, KIN.sub("", twin), DATES.sub("", twin)):
+        card = _card(name)
+        if card is None:
+            continue
+        if SEEING.search(model):
+            fields.insert(0, ("max_position_embeddings", None))
+        card_name = name if card.is_map else str(card.value)
+        return _size(card_name, None, 0, head, tuple(fields))
+    downloaded = _downloaded(model)
+    if downloaded:
+        return _size_of_file(downloaded, head, fields)
     raise _unknown(path)
+
+
+def _size_of_file(file: Path, head: str, fields: Iterable[tuple[str, Any]]) -> Size:
+    return _size(str(file), file.resolve(), file.stat().st_mtime_ns, head, tuple(fields))
 
 
 def _downloaded(name: str) -> Path | None:
     """Return the ``config.json`` of a model on the hub that lies in this machine's cache of it."""
     if not ON_HUB.fullmatch(name):
         return None
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or home) / "hub"
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or Path(caches) / "huggingface"
+    hub = os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"
     folder = Path(os.path.expanduser(hub)) / f"models--{name.replace('/', '--')}"
     main = folder / "refs/main"
-    commit = main.read_text(encoding="utf-8", errors="replace").strip() if main.is_file() else "-"
+    if not main.is_file():
+        return None
+    commit = main.read_text(encoding="utf-8", errors="replace").strip()
     file = folder / "snapshots" / commit / "config.json"
     return file if file.is_file() else None
 
@@ -302,8 +328,8 @@ def _unknown(path: str) -> GraphError:
         remedy = f"copy the model's `config.json` into a folder and plan with its path; {WITHOUT}"
         return fail("unknown-size", law, None, (), remedy)
     law = (
-        f"the size of `{path}` is not known: it is no folder with a `config.json`, no shipped card, and "
-        "in no cache of the hub on this machine"
+        f"the size of `{path}` is not known: it is not a folder with a `config.json`, not a shipped card, "
+        "and not in a cache of the hub on this machine"
     )
     remedy = "put the model's `config.json` into a folder and give its path"
     if ON_HUB.fullmatch(path):

@@ -65,7 +65,7 @@ def step_bytes(size: Size, rates: "Rates") -> float:
     return (whole + rows) * rates.away * rates.width
 
 
-def held_in_step(size: Size, width: int, devices: int) -> int:
+def memory_of_step(size: Size, width: int, devices: int) -> int:
     """Return the most bytes that orthogonalising takes, of a round or of a batch of experts.
 
     Numbers have ``width`` bytes. An iteration holds its matrix before and after, and two products of the

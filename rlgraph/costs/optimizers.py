@@ -20,17 +20,17 @@ class StepCost:
     Attributes:
         seconds: how much longer it takes.
         bytes: what it sends to other devices.
-        held: the most bytes of device memory that it takes while it runs, from the width of the numbers that
+        memory: the most bytes of a device that it takes while it runs, from the width of the numbers that
             it computes with in bytes, and the devices that share a copy.
     """
 
     seconds: Callable[[Size, Rates], float]
     bytes: Callable[[Size, Rates], float]
-    held: Callable[[Size, int, int], int]
+    memory: Callable[[Size, int, int], int]
 
 
 # of the optimizers whose step differs from AdamW's, which the formulas of an update count
-STEP_COSTS = {"muon": StepCost(muon.step_seconds, muon.step_bytes, muon.held_in_step)}
+STEP_COSTS = {"muon": StepCost(muon.step_seconds, muon.step_bytes, muon.memory_of_step)}
 
 
 def optimizer_of(model: ModelPlan) -> OptimizerKind | None:
@@ -50,7 +50,9 @@ def extra_step_cost(model: ModelPlan) -> StepCost | None:
 def may_step_on_host(model: ModelPlan) -> bool:
     """Return whether a model's optimizer can be on the host: one that may, and of whole weights."""
     optimizer = optimizer_of(model)
-    if optimizer is None or model.train is None or model.train.lora is not None:
+    if optimizer is None:
+        return False
+    if model.train is None or model.train.lora is not None:
         return False
     return optimizer.may_be_on_host
 

@@ -40,11 +40,14 @@ def sizes_of(plan: Plan) -> dict[str, Size]:
     sizes: dict[str, Size] = {}
     problems: list[Problem] = []
     for name, model in plan.models.items():
-        if model.train or model.serve:
-            try:
-                sizes[name] = planned_size(model)
-            except GraphError as error:
-                problems += [replace(p, remedy=p.remedy.replace("NAME", name)) for p in error.problems]
+        if not model.train and not model.serve:
+            continue
+        try:
+            sizes[name] = planned_size(model)
+        except GraphError as error:
+            for problem in error.problems:
+                remedy = problem.remedy.replace("NAME", name)
+                problems.append(replace(problem, remedy=remedy))
     if problems:
         raise GraphError(dict.fromkeys(problems))
     return sizes
@@ -131,10 +134,9 @@ class Pricing(Footprint):
         size = part_of(size, mesh.tensor)
         rates = replace(self._rates(step.pool, model.train.dtype, grade, mesh), reshard=model.train.reshard)
         optimizer_steps = minibatches * epochs if step.updated else 1
-        passes = [
-            self._share(term, size, model.train, minibatches, optimizer_steps)
-            for term in self.plan.passes(step)
-        ]
+        passes = []
+        for term in self.plan.passes(step):
+            passes.append(self._share(term, size, model.train, minibatches, optimizer_steps))
         work = replace(reduce(Tokens.plus, passes), uneven=self.work.uneven(mesh.experts))
         if step.updated:
             layer_runs = 4 if model.train.recompute else 3
@@ -231,7 +233,7 @@ class Pricing(Footprint):
         if lora:
             total = sum(adapter_sizes(size, lora)) * rates.width
             moved = (rates.devices - 1) * trained_on_device(size, model, rates.devices) * rates.width
-            buckets, _ = sync_buckets(self.plan, sync)
+            buckets, _ = _buckets(size, model, sync)
             seconds = rates.travel(moved) + buckets * rates.launch(1)
         else:
             total = size.parameters * rates.width
@@ -272,23 +274,27 @@ class Pricing(Footprint):
         items = self.items(step.pool)
         nbytes = float(sum(items[Item(move.model, move.engine, part)] for part in move.parts))
         if move.engine == "serve":
-            return (nbytes / ASSUMED.mapped[grade] if self.plan.device == "cuda" else 0.0), 0.0
+            if self.plan.device != "cuda":
+                return 0.0, 0.0
+            return nbytes / ASSUMED.mapped[grade], 0.0
         if move.direction == "off" and self.plan.models[move.model].frozen:
             nbytes = 0.0
         return formulas.host_seconds(nbytes, self._rates(step.pool, "float32", grade)), nbytes
 
     def _repartition(self, step: Step, grade: int) -> tuple[float, float]:
         columns = self.plan.columns[step.phase]
-        total = sum(
-            self._row_bytes(columns[name]) * self.work.rows[columns[name].domain] for name in step.reads
-        )
+        total = 0.0
+        layouts = {step.layout}
+        for name in step.reads:
+            column = columns[name]
+            total += self._row_bytes(column) * self.work.rows[column.domain]
+            layouts.add(column.layout)
         devices = self.plan.pools[step.pool]
         travels = total * (devices - 1) / devices
         # rows that are or gather on one device all pass its link; otherwise each device takes its share
-        through_one = ONE in {step.layout, *(columns[name].layout for name in step.reads)}
-        link_bytes = travels / (1 if through_one else devices)
-        received = travels / (1 if step.layout == ONE else devices)
-        return link_bytes / ASSUMED.objects[grade], received
+        links = 1 if ONE in layouts else devices
+        receivers = 1 if step.layout == ONE else devices
+        return travels / links / ASSUMED.objects[grade], travels / receivers
 
     def _row_bytes(self, column: ColumnPlan) -> float:
         """Return the bytes of one row of a column."""
@@ -299,7 +305,9 @@ class Pricing(Footprint):
         has_response = DOMAINS[kind.domain].answered
         of_prompt = kind.axis == "prompt_tokens" or not (kind.axis or has_response)
         tokens = self.work.prompt if of_prompt else self.work.mean
-        return (TEXT if cell is None else cell) * tokens
+        if cell is None:
+            return TEXT * tokens
+        return cell * tokens
 
 
 PRICES: Mapping[StepRate, Callable[[Pricing, Step, int], tuple[float, float]]] = {
@@ -316,19 +324,20 @@ assert {*PRICES} == {*RATES} - {"round"} == {*get_args(StepRate)}
 
 def sync_least(plan: Plan, sync: Sync) -> int:
     """Return the fewest bytes that a device has to receive in a sync: what it lacks, in the engine's type."""
-    name = sync.model
-    model = plan.models[name]
+    model, mesh = plan.models[sync.model], plan.meshes[sync.model]
     assert model.serve
-    size, mesh = planned_size(model), plan.meshes[name]
-    width = WIDTH[model.serve.dtype]
+    size, width = planned_size(model), WIDTH[model.serve.dtype]
     lora = served_alone(model)
     if lora:
-        total = sum(adapter_sizes(size, lora)) * width
-        return round(total * (1 if sync.source else 1 - 1 / mesh.shard))
-    share = sent_share(model) if sync.source and model.serve.sync == "delta" else 1.0
+        lacking: float = sum(adapter_sizes(size, lora)) * width
+        if not sync.source:
+            lacking *= 1 - 1 / mesh.shard  # the device has a shard
+        return round(lacking)
     shards = 0 if sync.source else mesh.shard
     bound = formulas.sync_bound(size, shards, width, model.serve.tensor_parallel, mesh.tensor)
-    return round(share * bound)
+    if sync.source and model.serve.sync == "delta":
+        return round(sent_share(model) * bound)
+    return round(bound)
 
 
 def sync_buckets(plan: Plan, sync: Sync) -> tuple[int, str]:
@@ -337,8 +346,12 @@ def sync_buckets(plan: Plan, sync: Sync) -> tuple[int, str]:
     Within a process they are the buckets of the gather, otherwise those that are sent.
     """
     model = plan.models[sync.model]
+    return _buckets(planned_size(model), model, sync)
+
+
+def _buckets(size: Size, model: ModelPlan, sync: Sync) -> tuple[int, str]:
     assert model.serve
-    size, served = planned_size(model), WIDTH[model.serve.dtype]
+    served = WIDTH[model.serve.dtype]
     lora = served_alone(model)
     if lora:
         sizes = [number * served for number in adapter_sizes(size, lora)]
@@ -353,11 +366,9 @@ def stepped_on_host(plan: Plan, step: Step) -> int:
     """Return the bytes of gradients that a device sends to its host with every optimizer step."""
     if step.copied:
         return 0  # it averages the weights of another model: there are no gradients
-    name = step.updated
-    model = plan.models[name]
+    model, mesh = plan.models[step.updated], plan.meshes[step.updated]
     assert model.train
     if not model.train.optimizer_offload:
         return 0
-    mesh = plan.meshes[name]
     size = part_of(planned_size(model), mesh.tensor)
     return MASTER * trained_on_device(size, model, mesh.shard)

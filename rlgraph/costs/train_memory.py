@@ -59,12 +59,12 @@ class Pass:
         }
         step = extra_step_cost(self.model)
         if step:
-            moments["optimizer step"] = _parts(step.held(self.size, self.width, self.devices), 0)
+            moments["optimizer step"] = _parts(step.memory(self.size, self.width, self.devices), 0)
         moments |= self._logits() | self._layers()
         if self.adapted is None:
             moments |= self._embeddings()
-        gradients = MASTER * trained_on_device(self.size, self.model, self.devices)
-        return {name: parts + Counter({"gradients": gradients}) for name, parts in moments.items()}
+        gradients = Counter({"gradients": MASTER * trained_on_device(self.size, self.model, self.devices)})
+        return {name: sizes + gradients for name, sizes in moments.items()}
 
     def _logits(self) -> Moments:
         """Return the backward pass of the head: all activations, and what its chunks add up to.
@@ -75,23 +75,25 @@ class Pass:
         """
         hidden_gradient = self.tokens * self.size.config.hidden_size * MASTER
         activations = self.mask + self._kept + self._hidden + hidden_gradient
-        head_width = MASTER if self._wide else self.width
-        wide_copy = self.size.embedding * MASTER if self._wide else 0
-        gradient = wide_copy if wide_copy and self.head else self.head
+        gradient = self.head
+        if self._wide and self.head:
+            gradient = self._wide_copy
         logits = self._hidden + logits_bytes(
-            self.size, self.width, self.tokens, entropy=False, head=head_width
+            self.size, self.width, self.tokens, entropy=False, head=self._head_width
         )
-        # logits in float32 are gone when the gradient of the weights is computed
-        float32_logits = chunk_numbers(self.size, self.tokens) * MASTER if head_width < MASTER else 0
+        logits_at_gradient = logits
+        if self._head_width < MASTER:
+            # logits in float32 are gone when the gradient of the weights is computed
+            logits_at_gradient -= chunk_numbers(self.size, self.tokens) * MASTER
+        weights = self.root + self.result + self.unsharded_gradients + self._wide_copy
+        if self.size.head == "lm":
+            weights += self.ends
         chunk_rows, _ = head_rows(self.tokens, self.size.vocabulary, self.width)
-        summed = 0
         if chunk_rows < self.tokens:
-            summed = self.head + self.head // self.width * MASTER
-        gathered_head = self.ends if self.size.head == "lm" else 0
-        weights = self.root + gathered_head + self.result + self.whole + summed + wide_copy
+            weights += self.head + self.head // self.width * MASTER
         moments = {
             "logits": _parts(weights, activations, logits),
-            "head": _parts(weights + gradient, activations, logits - float32_logits),
+            "head": _parts(weights + gradient, activations, logits_at_gradient),
         }
         if self.ends and self.head:
             reduction = self.result + self._ends_reduced
@@ -100,27 +102,31 @@ class Pass:
 
     def _layers(self) -> Moments:
         """Return the backward pass of the last layer, and of an earlier one during a reduction."""
-        # without recomputation, the backward pass counts what the layer itself has kept
-        layer_kept = 0 if self._recomputes else self._kept_of_layer
-        last = self.mask + self._kept - layer_kept + self._hidden
-        earlier = last
+        in_last_layer = self.mask + self._kept + self._hidden
+        layer_kept = self._hidden  # what all layers keep of one
+        if not self._recomputes:
+            layer_kept = self._kept_of_layer
+            in_last_layer -= layer_kept  # the backward pass counts what the layer itself has kept
+        in_earlier_layer = in_last_layer
         if not self.offloads:
-            earlier -= self._hidden if self._recomputes else layer_kept
-        weights = self.root + self.block + self.result + self.whole
+            in_earlier_layer -= layer_kept
+        weights = self.root + self.block + self.result + self.unsharded_gradients
+        head_gradients = 0
         if not self.ends:
             weights += self.head
-        # gradients of a head apart from the root are on their way into shards until the last layer's are
-        head_gradients = self._padded_ends * MASTER if self.ends and self.head else 0
+        elif self.head:
+            # gradients of a head apart from the root are on their way into shards until the last layer's are
+            head_gradients = self._padded_ends * MASTER
         first_gradient = weights + self._first_gradient
         all_gradients = weights + self.width * self._trained(1)
         adapter_factors = self._kept_of_layer - self.tokens * self.layer.kept
         start = self.tokens * self.layer.backward + adapter_factors
         end = self.tokens * self.layer.after_mlp
         return {
-            "last layer": _parts(first_gradient + head_gradients, last + start),
-            "last layer's gradients": _parts(all_gradients + head_gradients, last + end),
-            "layer": _parts(first_gradient + self.reduced, earlier + start),
-            "layer's gradients": _parts(all_gradients + self.reduced, earlier + end),
+            "last layer": _parts(first_gradient + head_gradients, in_last_layer + start),
+            "last layer's gradients": _parts(all_gradients + head_gradients, in_last_layer + end),
+            "layer": _parts(first_gradient + self.reduced, in_earlier_layer + start),
+            "layer's gradients": _parts(all_gradients + self.reduced, in_earlier_layer + end),
         }
 
     def _embeddings(self) -> Moments:
@@ -128,10 +134,11 @@ class Pass:
         gradients = self.size.embedding * self.width
         if not self.ends:
             gradients += self.head
-        weights = self.root + self.whole + self.reduced
+        weights = self.root + self.unsharded_gradients + self.reduced
+        reduction = 0 if self._alone else self._root_reduced
         return {
             "embeddings": _parts(weights + gradients, 2 * self._hidden),
-            "reduction": _parts(0 if self._alone else self._root_reduced, 0),
+            "reduction": _parts(reduction, 0),
         }
 
     @property
@@ -139,15 +146,17 @@ class Pass:
         """Return the bytes of the gradients of the root's group while they are reduced."""
         if self._ends_reduced:
             return self._ends_reduced
-        if self.whole:
-            return 2 * self.whole
+        if self.unsharded_gradients:
+            return 2 * self.unsharded_gradients
         copies = ALONE if self.devices == 1 else 1
         return padded(self.size.root_tensors, self.devices) * (MASTER * copies + self.width)
 
     @property
     def _ends_reduced(self) -> int:
         """Return the bytes of the gradients of embeddings, or of a head, as they are reduced apart."""
-        numbers = self._padded_ends if self.ends else 0
+        if not self.ends:
+            return 0
+        numbers = self._padded_ends
         if self.devices == 1:
             return numbers * MASTER * ALONE
         return numbers * (MASTER + self.width) + numbers // self.devices * MASTER
@@ -159,8 +168,8 @@ class Pass:
     @cached_property
     def ends(self) -> int:
         """Return the bytes of embeddings, or of a head, gathered; 0 if they belong to the root's group."""
-        tied = self.size.head == "lm" and not self.size.head_tensors
-        if tied or self._small or self._alone:
+        is_tied = self.size.head == "lm" and not self.size.head_tensors
+        if is_tied or self._small or self._alone:
             return 0
         return self.width * self._padded_ends
 
@@ -169,23 +178,36 @@ class Pass:
         """Return the gathered bytes before the first layer: parameters, and the collective's own buffers."""
         if not self.ends:
             return self.root + self.block + self.root_result + self.result
+        if self.devices > 1 or self._casts_shards:
+            return self.root + 2 * self.ends
+        return self.root + self.ends
+
+    @property
+    def _casts_shards(self) -> bool:
+        """Return whether a device holds masters, and casts them into a buffer of the computed type."""
         assert self.model.train
-        is_cast = self.width < MASTER and self.adapted is None and not self.model.train.optimizer_offload
-        # a device alone has a second buffer only if it casts what it holds into one
-        has_buffer = self.devices > 1 or is_cast
-        return self.root + self.ends * (2 if has_buffer else 1)
+        if self.adapted is not None or self.model.train.optimizer_offload:
+            return False
+        return self.width < MASTER
 
     @property
     def _scoring(self) -> int:
         """Return the gathered bytes while the head runs forward."""
-        return self._start if self.ends and self.size.head == "lm" else self.root + self.result
+        if self._gathers_head:
+            return self._start
+        return self.root + self.result
 
     @property
     def _head_gather(self) -> int:
         """Return the gathered bytes while the head is gathered: the last layer still has its buffer."""
-        if self.ends and self.size.head == "lm":
+        if self._gathers_head:
             return self._scoring + self.result
         return self._scoring
+
+    @property
+    def _gathers_head(self) -> bool:
+        """Return whether a language-model head is gathered apart from the root's group."""
+        return self.ends > 0 and self.size.head == "lm"
 
     @cached_property
     def width(self) -> int:
@@ -246,41 +268,63 @@ class Pass:
     @cached_property
     def reduced(self) -> int:
         """Return the bytes of the gradients of a decoder layer on their way into shards, in float32."""
-        return 0 if self._small or self._alone else MASTER * self._trained(self.devices)
+        if self._small or self._alone:
+            return 0
+        return MASTER * self._trained(self.devices)
 
     @cached_property
-    def whole(self) -> int:
-        """Return the bytes of a small model's gradients, summed whole over micro-batches in float32."""
-        numbers = trained_on_device(self.size, self.model, 1) - elsewhere(self.size, 1)
-        return MASTER * numbers if self._small and not self._alone else 0
+    def unsharded_gradients(self) -> int:
+        """Return the bytes of a small model's gradients, summed over micro-batches in float32 unsharded.
+
+        Those of other models are reduced into shards layer by layer: 0.
+        """
+        if self._alone or not self._small:
+            return 0
+        return MASTER * (trained_on_device(self.size, self.model, 1) - elsewhere(self.size, 1))
 
     @cached_property
     def head(self) -> int:
         """Return the bytes of the gradient of a language-model head; 0 where that does not train."""
-        trains = self.adapted is None and self.size.head == "lm"
-        return self.width * self.size.embedding if trains else 0
+        if self.adapted is not None or self.size.head != "lm":
+            return 0
+        return self.width * self.size.embedding
 
     @property
     def _small(self) -> bool:
-        reshard = self.model.train.reshard if self.model.train else None
-        return is_small(self.size) if reshard is None else not reshard
+        """Return whether the whole model is gathered at once: by its size, unless the graph says."""
+        assert self.model.train
+        reshard = self.model.train.reshard
+        if reshard is None:
+            return is_small(self.size)
+        return not reshard
 
     @property
     def _alone(self) -> bool:
         """Return whether nothing is sharded or summed: a device holds parameters as it computes with them."""
-        is_cast = self.width < MASTER or self.replicas > 1
-        return self.devices == 1 and (self.model.frozen or not is_cast)
+        if self.devices > 1:
+            return False
+        if self.model.frozen:
+            return True
+        return self.width == MASTER and self.replicas == 1
 
     @property
     def _wide(self) -> bool:
         return wide_head(self.model, self.size)
 
+    @property
+    def _head_width(self) -> int:
+        """Return the bytes of a logit as the head computes it."""
+        return MASTER if self._wide else self.width
+
+    @property
+    def _wide_copy(self) -> int:
+        """Return the bytes of a copy of the head's weights in float32, if it computes with one."""
+        return self.size.embedding * MASTER if self._wide else 0
+
     def _scored(self, entropy: bool) -> int:
         """Return the bytes of a chunk's logits in a forward pass, and of a head's float32 copy."""
-        head_width = MASTER if self._wide else self.width
-        logits = logits_bytes(self.size, self.width, self.tokens, entropy, head=head_width)
-        copy = self.size.embedding * MASTER if self._wide else 0
-        return logits + copy
+        logits = logits_bytes(self.size, self.width, self.tokens, entropy, head=self._head_width)
+        return logits + self._wide_copy
 
     @property
     def _hidden(self) -> int:
@@ -297,20 +341,25 @@ class Pass:
         layers = self.size.config.num_hidden_layers
         if self.offloads:
             layers = 2  # the input of this layer, and the next one, on its way to or from the host
-        return layers * (self._hidden if self._recomputes else self._kept_of_layer)
+        bytes_of_layer = self._hidden if self._recomputes else self._kept_of_layer
+        return layers * bytes_of_layer
 
     @cached_property
     def _kept_of_layer(self) -> int:
         assert self.model.train
         lora = self.model.train.lora
-        factors = self.width * kept_of_experts(self.size, lora, self.tokens) if lora else 0
-        return self.tokens * self.layer.kept + factors
+        nbytes = self.tokens * self.layer.kept
+        if lora:
+            nbytes += self.width * kept_of_experts(self.size, lora, self.tokens)
+        return nbytes
 
     @property
     def on_host(self) -> int:
         """Return the bytes on the host: an input per layer, each in memory of a power of two."""
+        if not self.offloads:
+            return 0
         layers = self.size.config.num_hidden_layers
-        return layers << (self._hidden - 1).bit_length() if self.offloads else 0
+        return layers << (self._hidden - 1).bit_length()
 
     @property
     def _first_gradient(self) -> int:
@@ -318,8 +367,10 @@ class Pass:
         config = self.size.config
         if self.adapted is not None or self.layer.permutes:
             return 0
-        experts = config.experts // self.size.divided
-        inner = experts * config.expert_size if self.layer.sparse else config.intermediate_size
+        inner = config.intermediate_size
+        if self.layer.sparse:
+            experts_on_device = config.experts // self.size.divided
+            inner = experts_on_device * config.expert_size
         return self.width * config.hidden_size * inner
 
     def _trained(self, devices: int) -> int:
@@ -333,7 +384,8 @@ class Pass:
         lora = self.model.train.lora
         if not lora:
             return 0
-        return max(padded(adapter_tensors(self.size, lora, index), devices) for index in self.size.unlike)
+        layers = [adapter_tensors(self.size, lora, index) for index in self.size.unlike]
+        return max(padded(tensors, devices) for tensors in layers)
 
 
 def _parts(gathered: int, activations: int, logits: int = 0) -> Counter[str]:

@@ -44,7 +44,8 @@ class Workload:
 
     def longest(self, rows: float) -> float:
         """Return the tokens of the longest of ``rows`` samples."""
-        return max(min(self.prompt + self.responses.of_longest(rows), self.bound), self.mean)
+        longest = self.prompt + self.responses.of_longest(rows)
+        return max(min(longest, self.bound), self.mean)
 
     def limited(self, rollout: Function) -> Lengths:
         """Return the response lengths of one rollout, which may allow fewer tokens than another."""
@@ -94,19 +95,26 @@ def workload(
         GraphError: ``kept_rows`` names no filter, or ``response_tokens`` are no distribution.
     """
     functions = plan.functions["train"]
-    longest_prompt = max((_number(f, "prompt_limit", 0) for f in functions.values()), default=0)
-    prompt = prompt_tokens or (longest_prompt / 2 if longest_prompt else PROMPT)
+    longest_prompt = 0.0
+    for function in functions.values():
+        longest_prompt = max(longest_prompt, _number(function, "prompt_limit", 0))
+    if prompt_tokens:
+        prompt = prompt_tokens
+    elif longest_prompt:
+        prompt = longest_prompt / 2
+    else:
+        prompt = PROMPT
     response_limit, bound = _response_limits(functions)
     responses = Lengths.of(response_tokens or response_limit / 2, response_limit)
-    kept = _kept(plan, kept_rows or {})
+    shares = _kept_shares(plan, kept_rows or {})
     work = Workload(
-        rows=_rows(plan, kept),
+        rows=_rows(plan, shares),
         prompt=prompt,
         longest_prompt=max(longest_prompt, 2 * prompt),
         responses=responses,
         assumed=(),
         imbalance=expert_imbalance or 1.0,
-        kept=kept,
+        kept=shares,
         turns=turns,
         tool_seconds=tool_seconds or 0.0,
         bound=bound,
@@ -130,15 +138,22 @@ def workload(
 def _response_limits(functions: Mapping[str, Function]) -> tuple[float, float]:
     """Return the most tokens of a response, and of a prompt and its response together."""
     rollouts = [function for function in functions.values() if "serve" in function.handles.values()]
-    limit = max((_number(f, "response_limit", RESPONSE) for f in rollouts), default=RESPONSE)
-    bound = max((_number(f, "total_limit", math.inf) for f in rollouts), default=math.inf)
-    return min(limit, max(bound - 1, 1)), bound
+    if not rollouts:
+        return RESPONSE, math.inf
+    limit = max(_number(rollout, "response_limit", RESPONSE) for rollout in rollouts)
+    bound = max(_number(rollout, "total_limit", math.inf) for rollout in rollouts)
+    beyond_prompt = max(bound - 1, 1)  # a prompt has one token at least
+    return min(limit, beyond_prompt), bound
 
 
 def _row_assumptions(plan: Plan, work: Workload) -> list[str]:
     """Return the rows of each domain, and below it the shares that filters keep."""
-    filtered = [name for name in work.rows if plan.domains["train"][name].filtered]
-    counts = [f"{count:,.0f} {name}" for name, count in work.rows.items() if name not in filtered]
+    filtered, counts = [], []
+    for name, count in work.rows.items():
+        if plan.domains["train"][name].filtered:
+            filtered.append(name)
+        else:
+            counts.append(f"{count:,.0f} {name}")
     assumptions = [f"rows: {', '.join(counts)}"]
     if filtered:
         assumptions.append(_kept_text(plan, filtered, work.kept))
@@ -150,54 +165,65 @@ def _row_assumptions(plan: Plan, work: Workload) -> list[str]:
 
 
 def _expert_assumption(plan: Plan, imbalance: float) -> list[str]:
-    if not any(model.train and model.train.expert_parallel > 1 for model in plan.models.values()):
+    trained = [model.train for model in plan.models.values() if model.train]
+    if all(train.expert_parallel == 1 for train in trained):
         return []
-    share = f"{imbalance:g} x the mean of those" if imbalance > 1 else "as many tokens as the others"
+    share = "as many tokens as the others"
+    if imbalance > 1:
+        share = f"{imbalance:g} x the mean of those"
     return [f"the busiest device that divides experts has {share} (--expert-imbalance)"]
 
 
 def _turn_assumptions(plan: Plan, work: Workload) -> list[str]:
     assumptions = []
     for node, function in plan.functions["train"].items():
-        if "turns" in function.roles:
-            origin = "--turns" if work.turns else f"half of {function.roles['turns']}; --turns"
-            tools = "tools take no time"
-            if work.tool_seconds:
-                tools = f"tools take {work.tool_seconds:g} s per turn"
-            turns = f"{work.turns_of(function):g} turns ({origin})"
-            assumptions.append(f"`{node}` has {turns}, {tools} (--tool-seconds)")
+        if "turns" not in function.roles:
+            continue
+        origin = "--turns"
+        if not work.turns:
+            origin = f"half of {function.roles['turns']}; --turns"
+        tools = "tools take no time"
+        if work.tool_seconds:
+            tools = f"tools take {work.tool_seconds:g} s per turn"
+        turns = f"{work.turns_of(function):g} turns ({origin})"
+        assumptions.append(f"`{node}` has {turns}, {tools} (--tool-seconds)")
     return assumptions
 
 
-def _kept(plan: Plan, shares: Mapping[str, float]) -> dict[str, float]:
+def _kept_shares(plan: Plan, by_filter: Mapping[str, float]) -> dict[str, float]:
     """Return domain -> the share that its filter keeps, if that is below 1 and no ``refill`` says it."""
-    filters = {
-        domain.name: domain.maker
-        for domain in plan.domains["train"].values()
-        if domain.filtered and domain.maker not in plan.regions
-    }
-    for name in shares:
-        is_known = name in filters.values() if name else bool(filters)
+    filters: dict[str, str] = {}  # domain -> the filter that makes it
+    for domain in plan.domains["train"].values():
+        if domain.filtered and domain.maker not in plan.regions:
+            filters[domain.name] = domain.maker
+    names = {*filters.values()}
+    for name in by_filter:
+        is_known = name in names if name else bool(names)
         if not is_known:
-            raise _no_filter(name, sorted(set(filters.values())), bool(plan.regions))
-    default = shares.get("", 1.0)
-    kept = {name: shares.get(maker, default) for name, maker in filters.items()}
-    return {name: share for name, share in kept.items() if share < 1}
+            raise _not_a_filter(name, sorted(names), bool(plan.regions))
+    shares = {}
+    for domain_name, maker in filters.items():
+        share = by_filter.get(maker, by_filter.get("", 1.0))
+        if share < 1:
+            shares[domain_name] = share
+    return shares
 
 
-def _no_filter(name: str, filters: list[str], refills: bool) -> GraphError:
-    law = f"`{name}` is no filter" if name else "there is no filter"
+def _not_a_filter(name: str, filters: list[str], refills: bool) -> GraphError:
+    law = f"`{name}` is not a filter" if name else "there is no filter"
     law += " whose kept rows are assumed (--kept-rows)"
     remedy = "one with `refill` says it itself, as refill.expected" if refills else ""
     return fail("no-filter", law, None, filters, remedy)
 
 
-def _kept_text(plan: Plan, filtered: Sequence[str], kept: Mapping[str, float]) -> str:
+def _kept_text(plan: Plan, filtered: Sequence[str], shares: Mapping[str, float]) -> str:
     """Return the shares of rows that the filters of some domains are assumed to keep."""
     makers = {name: plan.domains["train"][name].maker for name in filtered}
-    phrases = [f"`{makers[name]}` keeps {share:.3g} of its rows" for name, share in kept.items()]
-    if len(filtered) > len(kept):
-        phrases.append("other filters every row" if kept else "filters keep every row")
+    phrases = [f"`{makers[name]}` keeps {share:.3g} of its rows" for name, share in shares.items()]
+    if not shares:
+        phrases.append("filters keep every row")
+    elif len(filtered) > len(shares):
+        phrases.append("other filters every row")
     text = ", ".join(phrases)
     all_refill = {*makers.values()} <= {*plan.regions}
     return text if all_refill else f"{text} (--kept-rows)"
@@ -205,22 +231,31 @@ def _kept_text(plan: Plan, filtered: Sequence[str], kept: Mapping[str, float]) -
 
 def _attribute(functions: Mapping[str, Function], role: Role) -> str:
     """Return the name of the attribute that has a role, in the first op that has one."""
-    return next((f.roles[role] for f in functions.values() if role in f.roles), "max_new_tokens")
+    for function in functions.values():
+        if role in function.roles:
+            return function.roles[role]
+    return "max_new_tokens"
 
 
 def _origin(option_value: object, option: str, limit: float, attribute: str) -> str:
     """Return where an assumed number of tokens comes from: an option, a limit of the graph, or a default."""
     if option_value:
         return f"({option})"
-    return f"(half of {attribute}; {option})" if limit else f"(assumed; {option})"
+    if limit:
+        return f"(half of {attribute}; {option})"
+    return f"(assumed; {option})"
 
 
 def _number(function: Function, role: Role, default: float) -> float:
+    """Return the number of an attribute with a role, or the default where that is not a number, or 0."""
     value = function.value(role)
-    return float(value) if isinstance(value, int | float) and value else default
+    is_number = isinstance(value, int | float)
+    if not is_number or not value:
+        return default
+    return float(value)
 
 
-def _rows(plan: Plan, kept: Mapping[str, float]) -> dict[str, float]:
+def _rows(plan: Plan, shares: Mapping[str, float]) -> dict[str, float]:
     """Return domain -> rows. A source without ``batch`` is assumed to give 128; a filter keeps its share.
 
     A filter with ``refill`` has as many rows as it says. Its source has more, by the share that it expects
@@ -230,24 +265,26 @@ def _rows(plan: Plan, kept: Mapping[str, float]) -> dict[str, float]:
     rows = _region_rows(plan)
 
     def count(name: str) -> float:
-        if name not in rows:
-            domain = domains[name]
-            rows_per_parent = domain.expected or domain.times
-            if domain.parts:
-                rows[name] = sum(count(part) for part in domain.parts)
-            elif domain.parent:
-                rows[name] = count(domain.parent) * rows_per_parent * kept.get(name, 1.0)
-            else:
-                source = functions[domain.maker]
-                default = _number(source, "capacity", BATCH)  # a replay buffer gives what it has
-                rows[name] = _number(source, "rows", default) * rows_per_parent
+        if name in rows:
+            return rows[name]
+        domain = domains[name]
+        rows_per_parent = domain.expected or domain.times
+        if domain.parts:
+            rows[name] = sum(map(count, domain.parts))
+        elif domain.parent:
+            rows[name] = count(domain.parent) * rows_per_parent * shares.get(name, 1.0)
+        else:
+            source = functions[domain.maker]
+            default = _number(source, "capacity", BATCH)  # a replay buffer gives what it has
+            rows[name] = _number(source, "rows", default) * rows_per_parent
         return rows[name]
 
     # a plan lists the domains of nodes before those of inserted copies
-    by_nodes = [column.domain for column in columns.values() if column.writer in functions]
-    every = [column.domain for column in columns.values()]
-    for name in dict.fromkeys((*by_nodes, *every)):
-        count(name)
+    for column in columns.values():
+        if column.writer in functions:
+            count(column.domain)
+    for column in columns.values():
+        count(column.domain)
     return rows
 
 
@@ -256,11 +293,12 @@ def _region_rows(plan: Plan) -> dict[str, float]:
     columns = plan.columns["train"]
     rows: dict[str, float] = {}
     for step in plan.steps:
-        if isinstance(step.action, Collect):
-            region = plan.regions[step.region]
-            (source,) = (other for other in plan.steps if other.node == region.source)
-            rows[columns[step.writes[0]].domain] = region.rows
-            rows[columns[source.writes[0]].domain] = region.rows / region.times / region.expected
+        if not isinstance(step.action, Collect):
+            continue
+        region = plan.regions[step.region]
+        (source,) = (candidate for candidate in plan.steps if candidate.node == region.source)
+        rows[columns[step.writes[0]].domain] = region.rows
+        rows[columns[source.writes[0]].domain] = region.rows / region.times / region.expected
     return rows
 
 
@@ -275,7 +313,9 @@ def growth(plan: Plan, step: Step, work: Workload) -> float:
 
 
 def _growth_of(domain: GraphDomain, work: Workload) -> float:
-    most = domain.most / domain.expected if domain.most else 1.0
+    most = 1.0
+    if domain.most:
+        most = domain.most / domain.expected
     return most / work.kept.get(domain.name, 1.0)
 
 

@@ -181,7 +181,11 @@ def no_adapter(serve: ServeSection, lora: AdapterSection) -> str:
         return f"the engine {serve.engine} has no adapters"
     if serve.addresses:
         return "servers at addresses hold weights that the run did not choose"
-    conflicts = [key for key in sorted(record.without_adapters) if getattr(serve, key) not in (1, None)]
+    conflicts = []
+    for key in sorted(record.without_adapters):
+        is_set = getattr(serve, key) not in (1, None)
+        if is_set:
+            conflicts.append(key)
     if conflicts:
         return f"the engine {serve.engine} loads no adapters where {' and '.join(conflicts)} is set"
     return _unserved_layers(serve.engine, record.adapters, lora.targets)
@@ -196,7 +200,8 @@ def _unserved_layers(engine: str, groups: Sequence[frozenset[str]], chosen: str 
     if unknown:
         return f"the engine {engine} has no adapters of {', '.join(unknown)}"
     for group in groups:
-        if group & targets and group - targets:
+        is_partial = bool(group & targets) and not group <= targets
+        if is_partial:
             return f"adapters of {', '.join(sorted(group))} go together in the engine {engine}, all or none"
     return ""
 
@@ -208,7 +213,10 @@ def serving(serve: ServeSection) -> Serving:
 
 def is_installed(name: str) -> bool:
     """Return whether what an engine needs is installed beside this rlgraph."""
-    return not SERVING[name].module or find_spec(SERVING[name].module) is not None
+    module = SERVING[name].module
+    if not module:
+        return True
+    return find_spec(module) is not None
 
 
 def takers(key: str) -> list[str]:
@@ -229,4 +237,6 @@ def setting_path(engine: str, key: str) -> str:
         >>> setting_path("sglang", "restarts"), setting_path("sglang", "max_rows")
         ('sglang.restarts', 'max_rows')
     """
-    return f"{engine}.{key}" if has_own_setting(engine, key) else key
+    if has_own_setting(engine, key):
+        return f"{engine}.{key}"
+    return key

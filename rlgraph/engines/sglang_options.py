@@ -19,5 +19,8 @@ FP8_BLOCK = 128  # rows and columns of a weight that share a scale
 def owned() -> Mapping[str, str]:
     """Return the settings that options may not give, each with the reason."""
     text = Path(__file__).with_name("sglang_owned.yaml").read_text("utf-8")
-    reasons: dict[str, list[str]] = yaml.safe_load(text)
-    return {option: why for why, options in reasons.items() for option in options}
+    options_by_reason: dict[str, list[str]] = yaml.safe_load(text)
+    reasons: dict[str, str] = {}
+    for reason, options in options_by_reason.items():
+        reasons |= dict.fromkeys(options, reason)
+    return reasons

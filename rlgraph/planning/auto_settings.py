@@ -43,59 +43,75 @@ PAGE = 1024  # a cache that is sized by what is free has a multiple of so many t
 def embedded(tree: Tree) -> Tree:
     """Return a graph for GPUs without SGLang: its engines are embedded, but for what only SGLang can do."""
     models = tree.get("models")
-    for name, model in (models.items if models else {}).items():
+    if not models:
+        return tree
+    for name, model in models.items.items():
         serve = model.get("serve") or Tree({}, model.mark)
+        if not model.is_map or not serve.is_map:
+            continue  # an error, which is found later
         engine = serve.get("engine")
-        servers = serve.get(SERVERS) or Tree({}, serve.mark)
-        asks_for_servers = serve.items.keys() & {*REFUSED} or servers.items.keys() & {
-            *SERVING[SERVERS].claims
-        }
-        opens = serve.is_map and not asks_for_servers
-        if models and model.is_map and opens and (engine is None or engine.value == "auto"):
+        is_open = engine is None or engine.value == "auto"
+        if is_open and not _needs_servers(serve):
             chosen = serve.with_item("engine", Tree(EMBEDDED, serve.mark))
             models = models.with_item(name, model.with_item("serve", chosen))
-    return tree.with_item("models", models) if models else tree
+    return tree.with_item("models", models)
+
+
+def _needs_servers(serve: Tree) -> bool:
+    """Return whether a serve section has settings that only SGLang can follow."""
+    servers = serve.get(SERVERS) or Tree({}, serve.mark)
+    claims = SERVING[SERVERS].claims
+    return any(key in REFUSED for key in serve.items) or any(key in claims for key in servers.items)
 
 
 def as_planned(tree: Tree, plan: Plan) -> Tree:
     """Return a composed graph with the engines that an earlier plan of it had."""
     engines = {model.serve.engine for model in plan.models.values() if model.serve}
-    return embedded(tree) if plan.device == "cuda" and SERVERS not in engines else tree
+    if plan.device != "cuda" or SERVERS in engines:
+        return tree
+    return embedded(tree)
 
 
 def fixed(plan: Plan) -> Plan:
     """Return the plan with fixed values for what is ``auto``: its memory is not planned."""
     plan = with_settings(plan, "serve", {name: {"sync": "full"} for name in _open_syncs(plan)})
-    return _recomputing(_cached(plan, {name: SERVING[engine].cached for name, engine in _autos(plan)}), False)
+    tokens = {name: SERVING[engine].cached for name, engine in _open_caches(plan)}
+    return _recomputing(_cached(plan, tokens), False)
 
 
 def synced(pricing: Pricing) -> Plan:
     """Return the plan with every ``serve.sync: auto`` settled by its prices, and what they are."""
-    plan, seconds = pricing.plan, dict[str, dict[str, float]]()
+    plan = pricing.plan
     syncs = {step.model: step for step in plan.steps if step.source}
-    for name in _open_syncs(plan):
-        seconds[name] = {"full": 0.0}
-        if name in syncs and _may_send_delta(plan.models[name]):
-            for sync in ("full", "delta"):
-                candidate = with_settings(plan, "serve", {name: {"sync": sync}})
-                seconds[name][sync] = replace(pricing, plan=candidate).middle(syncs[name])
     notes = []
-    for name, took in seconds.items():
-        fastest = min(took, key=took.__getitem__)
-        plan = with_settings(plan, "serve", {name: {"sync": fastest}})
-        if fastest == "delta":
-            share = sent_share(plan.models[name])
-            notes.append(
-                f"a sync of `{name}` sends what has changed, about {share:.0%} of its bytes: "
-                f"{seconds_text(took['delta'])} are predicted in place of {seconds_text(took['full'])} "
-                "(serve.sync)"
-            )
+    for name in _open_syncs(pricing.plan):
+        full, delta = 0.0, math.inf
+        if name in syncs and _may_send_delta(plan.models[name]):
+            full = _sync_seconds(pricing, syncs[name], "full")
+            delta = _sync_seconds(pricing, syncs[name], "delta")
+        if full <= delta:
+            plan = with_settings(plan, "serve", {name: {"sync": "full"}})
+            continue
+        plan = with_settings(plan, "serve", {name: {"sync": "delta"}})
+        share = sent_share(plan.models[name])
+        notes.append(
+            f"a sync of `{name}` sends what has changed, about {share:.0%} of its bytes: "
+            f"{seconds_text(delta)} are predicted in place of {seconds_text(full)} (serve.sync)"
+        )
     return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _sync_seconds(pricing: Pricing, step: Step, sync: str) -> float:
+    """Return the seconds of a sync to another pool that sends everything, or what has changed."""
+    plan = with_settings(pricing.plan, "serve", {step.model: {"sync": sync}})
+    return replace(pricing, plan=plan).middle(step)
 
 
 def _may_send_delta(model: ModelPlan) -> bool:
     serve = model.serve
-    return bool(serve and not serve.addresses and not served_alone(model))
+    if serve is None or serve.addresses:
+        return False
+    return not served_alone(model)
 
 
 def _open_syncs(plan: Plan) -> list[str]:
@@ -121,20 +137,23 @@ def settle(
         seconds: predicts those of an iteration.
     """
     tokens: dict[str, int] = {}
-    for name, _ in _autos(plan):
+    for name, _ in _open_caches(plan):
         serve = plan.models[name].serve
         assert serve
         tokens[name] = math.ceil(longest) * serve.attention_replicas  # each copy of attention holds a sample
     names = [*tokens]
     smallest = _cached(plan, tokens)
     laid = lay(_recomputing(smallest, False))
-    if not fits(laid[0]) and any(_may_recompute(model) for model in plan.models.values()):
+    laid_fits = fits(laid[0])
+    if not laid_fits and any(_may_recompute(model) for model in plan.models.values()):
         laid = lay(_recomputing(smallest, True))
-    if not names or not fits(laid[0]):
+        laid_fits = fits(laid[0])
+    if not names or not laid_fits:
         return laid
     for share in dict.fromkeys((1, len(names))):  # all engines of a region are awake at once
-        candidates = [lay(_filled(laid, names, share, alone=False))]
-        if any(_waits(candidates[0][0], name) for name in names):
+        roomy = lay(_filled(laid, names, share, alone=False))
+        candidates = [roomy]
+        if any(_waits(roomy[0], name) for name in names):
             candidates.append(lay(_filled(laid, names, share, alone=True)))
         fitting = [candidate for candidate in candidates if fits(candidate[0])]
         if len(fitting) == 1:
@@ -154,17 +173,19 @@ def _waits(footprint: Footprint, model: str) -> bool:
     """Return whether samples of a model wait until others have ended, and a larger cache would help."""
     max_rows = footprint.serve(model).max_rows
     for step in _rollouts(footprint.plan, model):
-        if step.phase == "train":
-            at_once, waves = in_flight(footprint, step)
-            if waves > 1 and at_once < max_rows:
-                return True
+        if step.phase != "train":
+            continue
+        at_once, waves = in_flight(footprint, step)
+        if waves > 1 and at_once < max_rows:
+            return True
     return False
 
 
 def _filled(laid: Laid, models: Sequence[str], share: int, alone: bool) -> Plan:
     """Return the plan before its moves, with caches that take what is free, each the same share of it."""
     footprint, unmoved = laid
-    return _cached(unmoved, {name: _room(footprint, name, share, alone) for name in models})
+    tokens = {name: _room(footprint, name, share, alone) for name in models}
+    return _cached(unmoved, tokens)
 
 
 def _room(footprint: Footprint, model: str, share: int, alone: bool) -> int:
@@ -187,10 +208,12 @@ def _room(footprint: Footprint, model: str, share: int, alone: bool) -> int:
 def _useful(footprint: Footprint, model: str) -> int:
     """Return the tokens of all samples that a model may have in flight, each as long as one can be."""
     rollouts = _rollouts(footprint.plan, model)
-    # nobody says how many rows an evaluation has
     in_training = [step for step in rollouts if step.phase == "train"]
-    rows = max((footprint.server_rows(step) for step in in_training or rollouts), default=1)
-    return math.ceil(min(rows, footprint.serve(model).max_rows) * footprint.work.most)
+    if in_training:
+        rollouts = in_training  # nobody says how many rows an evaluation has
+    rows = max((footprint.server_rows(step) for step in rollouts), default=1)
+    at_once = min(rows, footprint.serve(model).max_rows)
+    return math.ceil(at_once * footprint.work.most)
 
 
 def _while_generating(footprint: Footprint, model: str, alone: bool) -> int:
@@ -216,13 +239,17 @@ def _while_generating(footprint: Footprint, model: str, alone: bool) -> int:
 
 
 def _rollouts(plan: Plan, model: str) -> list[Step]:
-    return [s for s in (*plan.steps, *plan.eval_steps) if s.generates and model in s.models]
+    steps = (*plan.steps, *plan.eval_steps)
+    return [step for step in steps if step.generates and model in step.models]
 
 
-def _autos(plan: Plan) -> list[tuple[str, str]]:
+def _open_caches(plan: Plan) -> list[tuple[str, str]]:
     """Return the models whose cache is not settled yet, with their engine."""
-    serves = [(name, model.serve) for name, model in plan.models.items() if model.serve]
-    return [(name, serve.engine) for name, serve in serves if serve.cache_tokens == "auto"]
+    engines = []
+    for name, model in plan.models.items():
+        if model.serve and model.serve.cache_tokens == "auto":
+            engines.append((name, model.serve.engine))
+    return engines
 
 
 def with_settings(plan: Plan, engine: str, settings: Mapping[str, Mapping[str, Any]]) -> Plan:
@@ -236,7 +263,8 @@ def with_settings(plan: Plan, engine: str, settings: Mapping[str, Mapping[str, A
 
 def _cached(plan: Plan, tokens: Mapping[str, int]) -> Plan:
     """Return the plan with caches of so many tokens."""
-    return with_settings(plan, "serve", {name: {"cache_tokens": count} for name, count in tokens.items()})
+    settings = {name: {"cache_tokens": count} for name, count in tokens.items()}
+    return with_settings(plan, "serve", settings)
 
 
 def _may_recompute(model: ModelPlan) -> bool:

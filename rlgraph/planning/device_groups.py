@@ -36,7 +36,9 @@ def has_groups(model: ModelPlan) -> bool:
     Those that run already, or of which the graph says how their devices share, are as they are.
     """
     serve = model.serve
-    if serve is None or serve.addresses or not serving(serve).own_servers:
+    if serve is None or serve.addresses:
+        return False
+    if not serving(serve).own_servers:
         return False
     return all(getattr(serve, key) == 1 for key in WITHIN)
 
@@ -66,15 +68,22 @@ def together(plan: Plan) -> dict[str, int]:
         if model.serve:
             pool = model.serve.pool
             sizes[pool] = lcm(sizes[pool], devices_per_host(model.serve))
-    return sizes | {pool: plan.pools[pool] // hosts for pool, hosts in whole_hosts(plan).items()}
+    for pool, hosts in whole_hosts(plan).items():
+        sizes[pool] = plan.pools[pool] // hosts
+    return sizes
 
 
 def whole_hosts(plan: Plan) -> dict[str, int]:
     """Return the pools that take hosts whole, and how many each of them takes."""
     if plan.origin is None:
         return {}
+    hosts_of_pools = {}
     pools = plan.origin.composed.get("pools") or {}
-    return {name: pool["hosts"] for name, pool in pools.items() if pool and pool.get("hosts")}
+    for name, pool in pools.items():
+        hosts = pool.get("hosts") if pool else None
+        if hosts:
+            hosts_of_pools[name] = hosts
+    return hosts_of_pools
 
 
 def on_whole_hosts(plan: Plan, cluster: Cluster | None) -> Plan:
@@ -83,22 +92,29 @@ def on_whole_hosts(plan: Plan, cluster: Cluster | None) -> Plan:
     Raises:
         GraphError: one can't.
     """
+    group_sizes: dict[str, list[int]] = {pool: [] for pool in plan.pools}  # devices of a host per server
+    for _, serve, _ in groups(plan):
+        group_sizes[serve.pool].append(devices_per_host(serve))
     for pool, hosts in whole_hosts(plan).items():
-        devices = plan.devices[pool]
-        sizes = [devices_per_host(serve) for _, serve, _ in groups(plan) if serve.pool == pool]
+        devices, sizes = plan.devices[pool], group_sizes[pool]
         view = HostsView(pool, hosts, len(devices), devices.start, sizes, cluster)
         for law in HOST_LAWS:
             raise_problems(law(view))
     return plan
 
 
-def inside_hosts(plan: Plan, cluster: Cluster) -> None:
+def inside_hosts(plan: Plan, cluster: Cluster | None) -> None:
     """Check that no group reaches over more hosts of a cluster than it may, and that it has all of several.
+
+    Without a cluster the hosts are of unknown size.
 
     Raises:
         GraphError: one does not.
     """
-    _check_groups(plan, cluster)
+    for name, serve, devices in groups(plan):
+        view = GroupView(name, serve, devices, cluster)
+        for law in GROUP_LAWS:
+            raise_problems(law(view))
 
 
 def aligned(plan: Plan) -> Plan:
@@ -109,16 +125,9 @@ def aligned(plan: Plan) -> Plan:
     Raises:
         GraphError: a group begins at another number, so that it would reach over such hosts.
     """
-    _check_groups(plan, None)
+    inside_hosts(plan, None)
     notes = []
     for name, serve, _ in groups(plan):
         size = devices_per_host(serve)
         notes.append(f"hosts are assumed to have a multiple of {size} devices, for the servers of `{name}`")
     return replace(plan, notes=(*plan.notes, *notes))
-
-
-def _check_groups(plan: Plan, cluster: Cluster | None) -> None:
-    for name, serve, devices in groups(plan):
-        view = GroupView(name, serve, devices, cluster)
-        for law in GROUP_LAWS:
-            raise_problems(law(view))

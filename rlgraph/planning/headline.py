@@ -29,30 +29,37 @@ from rlgraph.units import middle
 LIMITING = 3  # steps, at most, that are named as limits of an iteration
 LEAST_SHARE = 0.05  # of an iteration, for a step to be named
 Seconds = tuple[float, float]  # at best, at worst
+NOTHING: Seconds = (0.0, 0.0)
 
 
 def headline(pricing: Pricing, predicted: Prediction) -> Headline:
     """Return the figures of a plan whose steps are priced and whose iteration is predicted."""
-    plan, seconds = pricing.plan, predicted.seconds
+    plan = pricing.plan
+    best, worst = predicted.seconds
+    devices = sum(plan.pools.values())
     evaluation, unknown = _evaluation(pricing)
     checkpoint = _checkpoint(pricing)
-    tokens = _tokens(pricing)
-    run = _run(plan, predicted, evaluation or (0.0, 0.0), checkpoint or 0.0)
     left_out = [unknown] if unknown else []
+    run, hours = None, None
     if plan.schedule.iterations:
+        run_seconds = (
+            _run(plan, predicted, 0, evaluation or NOTHING, checkpoint or 0.0),
+            _run(plan, predicted, 1, evaluation or NOTHING, checkpoint or 0.0),
+        )
+        run = Figure.of(run_seconds)
+        hours = Figure.of((run_seconds[0] * devices / 3600, run_seconds[1] * devices / 3600))
         left_out += _uncounted(plan)
         if checkpoint is None:
             left_out.append("checkpoints: the cluster does not say how fast its `disk` is")
-    if run is None:
+    else:
         left_out.append("the whole run: how many iterations its epochs are is counted from the data")
-    devices = sum(plan.pools.values())
-    hours = (run[0] * devices / 3600, run[1] * devices / 3600) if run else None
+    tokens = _tokens(pricing)
     updates = [step for step in plan.steps if rate_of(step) == "update"]
     return Headline(
-        iteration=Figure.of(seconds),
-        run=Figure.of(run) if run else None,
-        device_hours=Figure.of(hours) if hours else None,
-        tokens=Figure.of((tokens / seconds[0] / devices, tokens / seconds[1] / devices)),
+        iteration=Figure.of(predicted.seconds),
+        run=run,
+        device_hours=hours,
+        tokens=Figure.of((tokens / best / devices, tokens / worst / devices)),
         utilisation={step.node: _utilisation(pricing, step) for step in updates},
         evaluation=Figure.of(evaluation) if evaluation else None,
         checkpoint=Figure.of((checkpoint, checkpoint)) if checkpoint is not None else None,
@@ -61,31 +68,38 @@ def headline(pricing: Pricing, predicted: Prediction) -> Headline:
     )
 
 
-def _run(plan: Plan, predicted: Prediction, evaluation: Seconds, checkpoint: float) -> Seconds | None:
-    """Return the seconds of the whole run; of checkpoints only the last is waited for at best."""
+def _run(plan: Plan, predicted: Prediction, grade: int, evaluation: Seconds, checkpoint: float) -> float:
+    """Return the seconds of the whole run, at best (grade 0) or at worst (1).
+
+    At best an iteration hides every checkpoint but the last. With ``restarts``, an iteration that does not
+    run ahead waits for a checkpoint of its own.
+    """
     count = plan.schedule.iterations
-    if not count:
-        return None
-    saves_each = plan.schedule.restarts > 0 and not depth(plan)  # and each iteration waits for its checkpoint
-    ends = []
-    for grade, is_worst in ((0, False), (1, True)):
-        seconds = predicted.seconds[grade]
-        evaluations = _times(count, plan.eval_every, seconds) if plan.eval_steps else []
-        saves = _times(count, plan.schedule.save_every, seconds)
-        if is_worst and plan.schedule.best:  # each evaluation is better than all before it
-            saves = sorted({*saves, *evaluations})
-        waiting = (count if saves_each else len(saves)) * checkpoint
-        hidden = 0.0  # of this, what passes while the next iterations run
-        if not saves_each and not is_worst:
-            hidden = min(checkpoint, seconds) * (len(saves) - 1)
-        fill = _fill(plan, grade, seconds) * len({*evaluations, *saves})
-        if predicted.stream:
-            fill += predicted.stream.fill[grade]  # once: no boundary empties what streams
-        measured = len(evaluations)
-        if evaluations and plan.eval_before:
-            measured += 1
-        ends.append(count * seconds + fill + measured * evaluation[grade] + waiting - hidden)
-    return ends[0], ends[1]
+    assert count
+    seconds = predicted.seconds[grade]
+    is_worst = grade == 1
+    evaluations = []
+    if plan.eval_steps:
+        evaluations = _times(count, plan.eval_every, seconds)
+    saves = _times(count, plan.schedule.save_every, seconds)
+    if is_worst and plan.schedule.best:  # each evaluation is better than all before it
+        saves = sorted({*saves, *evaluations})
+    saves_each_iteration = plan.schedule.restarts > 0 and not depth(plan)
+    if saves_each_iteration:
+        waiting, hidden = count * checkpoint, 0.0
+    elif is_worst:
+        waiting, hidden = len(saves) * checkpoint, 0.0
+    else:
+        waiting = len(saves) * checkpoint
+        hidden = min(checkpoint, seconds) * (len(saves) - 1)
+    stretches = {*evaluations, *saves}  # the pipeline is empty after each
+    fill = _fill(plan, grade, seconds) * len(stretches)
+    if predicted.stream:
+        fill += predicted.stream.fill[grade]  # once: no boundary empties what streams
+    evaluated = len(evaluations)
+    if evaluations and plan.eval_before:
+        evaluated += 1
+    return count * seconds + fill + evaluated * evaluation[grade] + waiting - hidden
 
 
 def _uncounted(plan: Plan) -> list[str]:
@@ -95,7 +109,8 @@ def _uncounted(plan: Plan) -> list[str]:
         intervals["evaluations"] = plan.eval_every
     uncounted = []
     for name, interval in intervals.items():
-        if isinstance(interval, Interval) and interval.epochs:
+        is_of_epochs = isinstance(interval, Interval) and interval.epochs
+        if is_of_epochs:
             uncounted.append(
                 f"{name} on the way: how many iterations {interval} are is counted from the data"
             )
@@ -155,8 +170,10 @@ def _evaluation(pricing: Pricing) -> tuple[Seconds | None, str]:
     )
     work = replace(pricing.work, rows=workload(evaluation).rows, kept={})
     priced = replace(pricing, plan=evaluation, work=work)
-    best = sum(priced.seconds(step, BEST)[0] for step in steps)
-    worst = sum(priced.seconds(step, WORST)[0] for step in steps)
+    best, worst = 0.0, 0.0
+    for step in steps:
+        best += priced.seconds(step, BEST)[0]
+        worst += priced.seconds(step, WORST)[0]
     return (best, worst), ""
 
 
@@ -180,10 +197,13 @@ def _checkpoint(pricing: Pricing) -> float | None:
 def _tokens(pricing: Pricing) -> float:
     """Return the tokens of an iteration: of the samples that it makes, or of the rows that it trains on."""
     sampled = [*_sampled(pricing)]
-    trained = [
-        pricing.rows(step.reads, step) * pricing.work.mean for step in pricing.plan.steps if step.updated
-    ]
-    return sum(sampled) if sampled else max(trained, default=0.0)
+    if sampled:
+        return sum(sampled)
+    rows = 0.0
+    for step in pricing.plan.steps:
+        if step.updated:
+            rows = max(rows, pricing.rows(step.reads, step))
+    return rows * pricing.work.mean
 
 
 def _sampled(pricing: Pricing) -> Iterator[float]:
@@ -202,11 +222,13 @@ def _utilisation(pricing: Pricing, step: Step) -> Figure:
     """Return the FLOPs that a model needs over those that the devices of its update could do."""
     (model, size), plan, work = pricing.model_of(step), pricing.plan, pricing.work
     assert model.train and step.seconds
-    rows = sum(pricing.rows(update.reads, update) for update in plan.passes(step))
+    rows = sum(pricing.rows(term.reads, term) for term in plan.passes(step))
     epochs = int(plan.functions["train"][step.node].value("epochs", 1))
+    # a backward pass does twice the work of a forward pass
     flops = 3 * epochs * rows * size.forward_flops(work.mean, work.square)
     peak = pricing.cluster.flops(model.train.dtype) * len(step.devices)
-    return Figure.of((flops / peak / step.seconds[0], flops / peak / step.seconds[1]))
+    best, worst = step.seconds
+    return Figure.of((flops / peak / best, flops / peak / worst))
 
 
 def _limits(plan: Plan, predicted: Prediction) -> dict[str, float]:
@@ -215,10 +237,15 @@ def _limits(plan: Plan, predicted: Prediction) -> dict[str, float]:
     chain: Sequence[tuple[str, float]]
     if predicted.stream:
         busiest = max(plan.pools, key=lambda pool: middle(predicted.pools[pool]))
-        chain = [(step.node, seconds[step.id]) for step in plan.steps if busiest in occupied(step)]
+        on_busiest = [step for step in plan.steps if busiest in occupied(step)]
+        chain = [(step.node, seconds[step.id]) for step in on_busiest]
         total = middle(predicted.seconds)
     else:
         chain = critical_path(plan, seconds)
         total = sum(took for _, took in chain)
     longest = sorted(chain, key=lambda item: -item[1])[:LIMITING]
-    return {node: round(took / total, 4) for node, took in longest if took >= LEAST_SHARE * total}
+    limits = {}
+    for node, took in longest:
+        if took >= LEAST_SHARE * total:
+            limits[node] = round(took / total, 4)
+    return limits

@@ -38,89 +38,112 @@ def hosts_hold(footprint: Footprint) -> None:
     raise fail("does-not-fit", law, None, remedy=remedy)
 
 
-def kept_on_host(footprint: Footprint, pool: str) -> Counter[str]:
+def host_bytes(footprint: Footprint, pool: str) -> Counter[str]:
     """Return the bytes of each part that a device of a pool has in host memory all the time.
 
     An optimizer on the host has float32 masters and two averages, and room for the gradients and the weights
     of two buckets on their way. Activations are those of the largest micro-batch of an update, whose memory
-    is kept for the next.
+    is not freed before the next.
     """
-    kept: Counter[str] = Counter()
+    parts: Counter[str] = Counter()
     if footprint.cluster.device == "cpu":
-        return kept  # its own memory is the host's
+        return parts  # its own memory is the host's
     for name, model in footprint.plan.models.items():
         train, size = model.train, footprint.sizes.get(name)
-        if train and size and train.pool == pool and train.optimizer_offload:
-            mesh = footprint.plan.meshes[name]
-            size = part_of(size, mesh.tensor)
-            trained = trained_on_device(size, model, mesh.shard)
-            largest = max(limits.BUCKET // MASTER, max(size.numbers) // mesh.shard)
-            kept["optimizer"] += 3 * MASTER * trained
-            kept["optimizer"] += 2 * min(trained, largest) * (MASTER + WIDTH[train.dtype])
-    updates = [step for step in footprint.on(pool, footprint.plan.steps) if step.updated]
-    kept["activations"] = max((footprint.micro_batch(step).on_host for step in updates), default=0)
-    return kept
+        if train is None or size is None:
+            continue
+        if train.pool != pool or not train.optimizer_offload:
+            continue
+        mesh = footprint.plan.meshes[name]
+        size = part_of(size, mesh.tensor)
+        trained = trained_on_device(size, model, mesh.shard)
+        largest = max(limits.BUCKET // MASTER, max(size.numbers) // mesh.shard)
+        bucket = min(trained, largest) * (MASTER + WIDTH[train.dtype])
+        parts["optimizer"] += 3 * MASTER * trained + 2 * bucket
+    activations = 0
+    for step in footprint.on(pool, footprint.plan.steps):
+        if step.updated:
+            activations = max(activations, footprint.micro_batch(step).on_host)
+    parts["activations"] = activations
+    return parts
 
 
-def held_bytes(plan: Plan, work: Workload) -> dict[str, float]:
-    """Return the bytes of the rows that a node holds, all there may be, of mean length; of texts none.
+def buffer_bytes(plan: Plan, work: Workload) -> dict[str, float]:
+    """Return node -> the bytes of the rows that it holds, all there may be, of mean length; of texts none.
 
     A region that streams, called as its filter, has as much as may be begun and not used.
     """
-    columns = plan.columns["train"]
-    held = dict[str, float]()
-
-    def row(names: Iterable[str]) -> float:
-        total = 0.0
-        for name in names:
-            column = columns[name]
-            cells = work.mean if column.type.axis else 1
-            total += (column.type.cell_bytes(column.sizes, column.stored) or 0) * cells
-        return total
-
+    sizes: dict[str, float] = {}
     for node, function in plan.functions["train"].items():
         if function.holds:
-            held_columns = (function.outs[name] for name in function.holds)
-            held[node] = row(held_columns) * function.value("capacity", 0)
+            columns = [function.outs[name] for name in function.holds]
+            sizes[node] = _row_bytes(plan, work, columns) * function.value("capacity", 0)
     for step in plan.steps:
-        if isinstance(step.action, Collect) and plan.regions[step.region].streams:
-            held[step.region] = row(step.reads) * plan.regions[step.region].max_rows_in_flight
-    return held
+        if isinstance(step.action, Collect):
+            region = plan.regions[step.region]
+            if region.streams:
+                sizes[step.region] = _row_bytes(plan, work, step.reads) * region.max_rows_in_flight
+    return sizes
+
+
+def _row_bytes(plan: Plan, work: Workload, columns: Iterable[str]) -> float:
+    """Return the bytes of a row of mean length in some columns of the training steps."""
+    total = 0.0
+    for name in columns:
+        column = plan.columns["train"][name]
+        cell = column.type.cell_bytes(column.sizes, column.stored) or 0  # none for a text
+        cells = work.mean if column.type.axis else 1
+        total += cell * cells
+    return total
 
 
 def _fullest(footprint: Footprint) -> tuple[int, list[str]]:
     """Return the most bytes that one host has to hold, and the pools whose devices they leave."""
     plan, per_host = footprint.plan, footprint.cluster.devices
-    moved = set[tuple[str, str]]()
-    for step in (*plan.steps, *plan.eval_steps):
-        if isinstance(step.action, MoveEngine):
-            moved |= {(step.action.model, part) for part in step.action.parts}
-    each = dict.fromkeys(plan.pools, 0)  # bytes of a device
-    for pool in plan.pools:
-        for item, size in footprint.items(pool).items():
-            if item.engine == "train" and (item.model, item.part) in moved:
-                each[pool] += size
-        each[pool] += kept_on_host(footprint, pool).total()
+    bytes_per_device = {pool: _leaving_bytes(footprint, pool) for pool in plan.pools}
     rows = _rows_by_device(footprint)
     hosts = []
     for start in range(0, sum(plan.pools.values()), per_host):
         stop = start + per_host
-        of_pool: dict[str, int] = {}
-        for pool, size in each.items():
+        by_pool: dict[str, int] = {}
+        for pool, nbytes in bytes_per_device.items():
             span = plan.devices[pool]
-            count = min(span.stop, stop) - max(span.start, start)
-            if size and count > 0:
-                of_pool[pool] = size * count
-        row_bytes = sum(size for device, size in rows if start <= device < stop)
-        hosts.append((sum(of_pool.values()) + int(row_bytes), [*of_pool]))
+            devices_on_host = min(span.stop, stop) - max(span.start, start)
+            if nbytes and devices_on_host > 0:
+                by_pool[pool] = nbytes * devices_on_host
+        row_bytes = sum(nbytes for device, nbytes in rows if start <= device < stop)
+        total = sum(by_pool.values()) + int(row_bytes)
+        hosts.append((total, [*by_pool]))
     return max(hosts)
+
+
+def _leaving_bytes(footprint: Footprint, pool: str) -> int:
+    """Return the bytes of a device of a pool that are on its host, some of the time or all of it.
+
+    A serve engine drops what leaves its device, so that nothing of it is on the host.
+    """
+    plan = footprint.plan
+    moved: set[tuple[str, str]] = set()  # models and parts
+    for step in (*plan.steps, *plan.eval_steps):
+        if isinstance(step.action, MoveEngine):
+            moved |= {(step.action.model, part) for part in step.action.parts}
+    total = host_bytes(footprint, pool).total()
+    for item, size in footprint.items(pool).items():
+        is_moved = (item.model, item.part) in moved
+        if item.engine == "train" and is_moved:
+            total += size
+    return total
 
 
 def _rows_by_device(footprint: Footprint) -> list[tuple[int, float]]:
     """Return the bytes of rows that nodes hold, each with the first device of the node's pool."""
     plan = footprint.plan
-    sizes = held_bytes(plan, footprint.work)
-    return [(plan.devices[step.pool].start, sizes[step.node]) for step in plan.steps if step.node in sizes]
+    sizes = buffer_bytes(plan, footprint.work)
+    rows = []
+    for step in plan.steps:
+        if step.node in sizes:
+            rows.append((plan.devices[step.pool].start, sizes[step.node]))
+    return rows
 
 
 def _holds(footprint: Footprint) -> bool:

@@ -41,10 +41,11 @@ def lend_asked(plan: Plan) -> Plan:
     stream = plan.schedule.stream
     if stream is None or stream.lend is not True:
         return plan
-    if reason := unfit(plan):
+    reason = unfit(plan)
+    if reason:
         law = f"`schedule.buffer.lend: true`, and {reason}"
         raise fail("no-lend", law, None, remedy="set: {schedule.buffer.lend: false}")
-    return lent(plan, ASKED)
+    return with_lent_pool(plan, ASKED)
 
 
 def lend_where_it_pays(
@@ -73,7 +74,7 @@ def lend_where_it_pays(
     waiting = f"it waits for {waits:.0%} of an iteration"
     if waits <= LEAST:
         return not_lent(waiting)
-    laid = lay(lent(plan, ""))
+    laid = lay(with_lent_pool(plan, ""))
     pricing, _ = laid
     if not fits(pricing):
         peak = pricing.peaks()[pool]
@@ -83,8 +84,10 @@ def lend_where_it_pays(
     if lent_seconds >= (1 - LEAST) * seconds:
         times = f"{lent_seconds:.3g} s, without {seconds:.3g} s"
         return not_lent(f"{waiting}, which would not be {LEAST:.0%} shorter: {times}")
-    because = f"{pool} waits for {waits:.0%} of an iteration, which is {1 - lent_seconds / seconds:.0%} "
-    because += f"shorter for it; its engine takes {size_text(_engine(pricing, pool))} of a device"
+    saved = 1 - lent_seconds / seconds
+    engine = size_text(_engine_bytes(pricing, pool))
+    because = f"{pool} waits for {waits:.0%} of an iteration, which is {saved:.0%} shorter for it; "
+    because += f"its engine takes {engine} of a device"
     return _noted(laid, lambda laid_plan: _because(laid_plan, because))
 
 
@@ -93,24 +96,31 @@ def _noted(laid: Laid, change: Callable[[Plan], Plan]) -> Laid:
 
 
 def _because(plan: Plan, reason: str) -> Plan:
-    steps = tuple(
-        replace(step, because=reason) if isinstance(step.action, Lend) else step for step in plan.steps
-    )
-    return replace(plan, steps=steps)
+    """Return the plan whose steps that lend a pool have a reason."""
+    steps = []
+    for step in plan.steps:
+        if isinstance(step.action, Lend):
+            step = replace(step, because=reason)
+        steps.append(step)
+    return replace(plan, steps=tuple(steps))
 
 
-def _engine(pricing: Pricing, pool: str) -> int:
+def _engine_bytes(pricing: Pricing, pool: str) -> int:
     """Return the bytes of the engine on a pool that is lent, while it generates."""
-    collect = next(s for s in pricing.plan.steps if isinstance(s.action, Collect) and pool == s.pool)
-    held = sum(size for item, size in pricing.items(pool).items() if item.engine == "serve")
-    return held + pricing.transient(pool, collect).total()
+    total = 0
+    for item, size in pricing.items(pool).items():
+        if item.engine == "serve":
+            total += size
+    steps = pricing.plan.steps
+    collect = next(step for step in steps if isinstance(step.action, Collect) and step.pool == pool)
+    return total + pricing.transient(pool, collect).total()
 
 
-def lent(plan: Plan, because: str) -> Plan:
+def with_lent_pool(plan: Plan, because: str) -> Plan:
     """Return the plan with the step that lends the pool on which the model that streams trains."""
     drawing = _drawing(plan)
-    region = [step for step in plan.steps if step.region == drawing.region]
-    collect = next(step for step in region if isinstance(step.action, Collect))
+    in_region = [step for step in plan.steps if step.region == drawing.region]
+    collect = next(step for step in in_region if isinstance(step.action, Collect))
     pool, serve = lender(plan), plan.models[drawing.model].serve
     assert serve
     sync, version = _synced(plan, drawing)
@@ -149,22 +159,30 @@ def unfit(plan: Plan) -> str:
     drawing, stream = _drawing(plan), plan.schedule.stream
     serve = plan.models[drawing.model].serve
     assert serve and stream
+    lent_devices = plan.pools[lender(plan)]
     if serve.addresses:
         return "its weights go to servers at addresses"
-    if serve.hosts > 1 or plan.pools[lender(plan)] % serve.tensor_parallel:
-        return f"its {plan.pools[lender(plan)]} devices do not divide into servers of {serve.tensor_parallel}"
-    if load(plan.functions[drawing.phase][drawing.node].target).declared.leaves_with:
+    if serve.hosts > 1 or lent_devices % serve.tensor_parallel:
+        return f"its {lent_devices} devices do not divide into servers of {serve.tensor_parallel}"
+    rollout = load(plan.functions[drawing.phase][drawing.node].target)
+    if rollout.declared.leaves_with:
         return f"the conversations that `{drawing.node}` leaves unfinished stay on their worker"
     if stream.order == "in_order":
         return "`order: in_order` repeats to the bit, while which pool draws a sample depends on time"
-    in_region = [step for step in plan.steps if step.region == drawing.region]
-    inside = [step for step in in_region if not isinstance(step.action, Collect)]
-    alone = [step for step in inside if step.pool == drawing.pool and step.engines and step is not drawing]
-    if alone:
-        return f"`{alone[0].node}` measures what is drawn with an engine that is on pool {drawing.pool} alone"
-    here, there = plan.pools[drawing.pool], plan.pools[lender(plan)]
-    if here != there and (here == 1 or any(_reads_in_place(plan, step, drawing.pool) for step in inside)):
-        return f"its {there} devices do not hold rows as the {here} of pool {drawing.pool} do"
+    measuring = []  # the steps of the region, but for the one that draws and the one that collects
+    for step in plan.steps:
+        if step.region == drawing.region and step is not drawing and not isinstance(step.action, Collect):
+            measuring.append(step)
+    for step in measuring:
+        if step.pool == drawing.pool and step.engines:
+            return f"`{step.node}` measures what is drawn with an engine that is on pool {step.pool} alone"
+    devices = plan.pools[drawing.pool]
+    if devices == lent_devices:
+        return ""
+    # columns that are read where they lie have a part of the rows on each device of their pool
+    reads_in_place = any(_reads_in_place(plan, step, drawing.pool) for step in measuring)
+    if devices == 1 or reads_in_place:
+        return f"its {lent_devices} devices do not hold rows as the {devices} of pool {drawing.pool} do"
     return ""
 
 
@@ -172,8 +190,11 @@ def _reads_in_place(plan: Plan, step: Step, pool: str) -> bool:
     """Return whether a step reads columns of another pool as they lie there."""
     if step.pool == pool or step.kind not in IN_PLACE:
         return False
-    writers = {column: other.pool for other in plan.steps for column in other.writes}
-    return any(writers[column] == pool for column in step.reads)
+    on_pool: set[str] = set()
+    for writer in plan.steps:
+        if writer.pool == pool:
+            on_pool |= {*writer.writes}
+    return not on_pool.isdisjoint(step.reads)
 
 
 def _drawing(plan: Plan) -> Step:

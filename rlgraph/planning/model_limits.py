@@ -6,7 +6,7 @@ The sizes of columns' fixed axes (``rlgraph/ops/column_types.py``) come from att
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rlgraph.costs.models.config import Config
@@ -31,7 +31,8 @@ def suit_models(plan: Plan) -> None:
     """
     problems: list[Problem] = []
     for name, size in known_sizes(plan).items():
-        view = SizedView(plan, name, plan.models[name], size.config if size else None)
+        config = size.config if size else None
+        view = SizedView(plan, name, plan.models[name], config)
         for law in SIZE_LAWS:
             problems += law(view)
     raise_problems(problems)
@@ -42,7 +43,9 @@ def sharing(plan: Plan) -> list[str]:
     names = []
     for name, config in _configs(plan).items():
         train = plan.models[name].train
-        if train and train.tensor_parallel == 1 and config.model_type not in UNSHARED:
+        if train is None or train.tensor_parallel > 1:
+            continue
+        if config.model_type not in UNSHARED:
             names.append(name)
     return names
 
@@ -51,28 +54,45 @@ def dividing(plan: Plan, setting: str, ranks: int) -> list[str]:
     """Return the models whose layers (``tensor_parallel``) or experts (``expert_parallel``) may be split over
     ``ranks`` devices, with all other settings as they are. Frozen models that share weights follow the model
     that owns these."""
-    can_divide = _can_divide_experts if setting == "expert_parallel" else _can_divide_layers
-    return [name for name, config in _configs(plan).items() if can_divide(plan.models[name], config, ranks)]
+    can_divide = CAN_DIVIDE[setting]
+    names = []
+    for name, config in _configs(plan).items():
+        if can_divide(plan.models[name], config, ranks):
+            names.append(name)
+    return names
 
 
 def _can_divide_experts(model: ModelPlan, config: Config, ranks: int) -> bool:
     train = model.train
-    if not train or train.lora or train.compile or train.tensor_parallel > 1:
+    if train is None or train.tensor_parallel > 1:
         return False
-    return config.experts > 0 and config.experts % ranks == 0
+    if train.lora or train.compile:
+        return False
+    if config.experts == 0:
+        return False
+    return config.experts % ranks == 0
 
 
 def _can_divide_layers(model: ModelPlan, config: Config, ranks: int) -> bool:
     train = model.train
-    if not train or train.lora or train.compile:
+    if train is None or train.sequence_parallel > 1 or train.shard:
         return False
-    if train.sequence_parallel > 1 or train.shard:
+    if train.lora or train.compile:
         return False
-    if model.optimizer and "tensor_parallel" in OPTIMIZERS[model.optimizer.kind].excludes:
-        return False
+    if model.optimizer:
+        excluded = OPTIMIZERS[model.optimizer.kind].excludes
+        if "tensor_parallel" in excluded:
+            return False
     if undivided_layers(config):
         return False
-    return all(count % ranks == 0 for count in divided_counts(config).values())
+    counts = divided_counts(config).values()
+    return all(count % ranks == 0 for count in counts)
+
+
+CAN_DIVIDE: Mapping[str, Callable[[ModelPlan, Config, int], bool]] = {
+    "expert_parallel": _can_divide_experts,
+    "tensor_parallel": _can_divide_layers,
+}
 
 
 def _configs(plan: Plan) -> dict[str, Config]:
@@ -82,9 +102,11 @@ def _configs(plan: Plan) -> dict[str, Config]:
     """
     configs = {}
     for name, size in known_sizes(plan).items():
+        if size is None:
+            continue
         model = plan.models[name]
-        follows = model.frozen and bool(model.shares)
-        if size and not follows:
+        follows_another = model.frozen and bool(model.shares)
+        if not follows_another:
             configs[name] = size.config
     return configs
 
@@ -98,24 +120,32 @@ def with_axis_sizes(plan: Plan) -> Plan:
         GraphError: nothing says how long an axis is, or its model is not a mixture of experts or of unknown
             size.
     """
-    columns = {}
+    columns: dict[str, dict[str, ColumnPlan]] = {}
     for phase, unsized in plan.columns.items():
-        steps = [step for step in plan.phases.get(phase, ()) if isinstance(step.action, Merge)]
-        merges = {step.node: step.reads[0] for step in steps}
-        columns[phase] = {name: _sized(plan, phase, column, merges) for name, column in unsized.items()}
+        merges: dict[str, str] = {}  # a step that joins parts -> the first of its parts
+        for step in plan.phases.get(phase, ()):
+            if isinstance(step.action, Merge):
+                merges[step.node] = step.reads[0]
+        columns[phase] = {}
+        for name, column in unsized.items():
+            columns[phase][name] = _sized(plan, phase, column, merges)
     return replace(plan, columns=columns)
 
 
 def _sized(plan: Plan, phase: str, column: ColumnPlan, merges: Mapping[str, str]) -> ColumnPlan:
+    """Return a column with its sizes.
+
+    Those of joined parts, and of rows that a node returns, are as long as what these come from.
+    """
     origin = plan.columns[phase][column.origin]
-    if origin.writer in merges:  # all that it joins are as long
+    if origin.writer in merges:
         return _sized_like(plan, phase, column, merges[origin.writer], merges)
     function = plan.functions[phase].get(origin.writer)
     has_sizes = bool(column.type.fixed) or column.type.dtype == "int64"
     if function is None or not has_sizes:
         return column
     output = next(name for name, written in function.outs.items() if written == column.origin)
-    if output in function.holds:  # it returns rows that came before
+    if output in function.holds:
         return _sized_like(plan, phase, column, function.ins[output], merges)
     stored = registry.load(function.target).declared.stores.get(output, "")
     sizes: list[int] = []
@@ -137,7 +167,9 @@ def _sized_like(
 
 def _size(axis: str, column: ColumnPlan, function: Function, models: Mapping[str, ModelPlan]) -> int | None:
     """Return how long an axis of a column is; None where the path of its model is open."""
-    length = int(axis) if axis.isdigit() else function.attributes.get(axis)
+    if axis.isdigit():
+        return int(axis)
+    length = function.attributes.get(axis)
     if isinstance(length, int) and length > 0:
         return length
     law = f"node `{column.writer}` writes `{column.origin}`: {column.type}"

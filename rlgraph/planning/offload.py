@@ -42,13 +42,15 @@ class Gap:
     item: Item
     size: int  # bytes of a device
     inside: tuple[int, ...]
-    leaves: int | None  # it goes behind this step, -1 before the first; None: it is away already
-    returns: int | None  # it comes back before this step, or behind the last; None: it stays away
+    start: int | None  # the item leaves behind this step, -1 before the first; None: it is away already
+    end: int | None  # it comes back before this step, or behind the last; None: it stays away
 
     @property
     def around(self) -> bool:
         """Return whether it reaches around the end of an iteration."""
-        return self.leaves is None or self.returns is None or self.leaves >= self.returns
+        if self.start is None or self.end is None:
+            return True
+        return self.start >= self.end
 
 
 # gaps that may be taken, and those that are, whether they help or not
@@ -103,8 +105,9 @@ def _over_iterations(footprint: Footprint, pool: str, steps: Sequence[Step]) -> 
             gaps.append(Gap(item, size, tuple(range(len(steps))), None, None))
         for place, use in enumerate(uses):
             next_use = uses[(place + 1) % len(uses)]
-            # from a use around to the same one there are all other steps
-            span = (next_use - use - 1) % len(steps) if len(uses) > 1 else len(steps) - 1
+            span = (next_use - use - 1) % len(steps)
+            if len(uses) == 1:
+                span = len(steps) - 1  # from a use around to the same one there are all other steps
             inside = tuple((use + 1 + n) % len(steps) for n in range(span))
             gaps.append(Gap(item, size, inside, use, next_use))
     return gaps, []
@@ -133,9 +136,9 @@ def _in_evaluation(footprint: Footprint, pool: str, steps: Sequence[Step]) -> Ga
                 continue
             # it is away before the evaluation, and has to be away behind it
             if use == -1:
-                gap = replace(gap, leaves=None)
+                gap = replace(gap, start=None)
             if next_use == len(steps):
-                gap = replace(gap, returns=None)
+                gap = replace(gap, end=None)
             anyway.append(gap)
     return gaps, anyway
 
@@ -150,11 +153,13 @@ def _is_possible(gap: Gap, steps: Sequence[Step]) -> bool:
     Weights that a serve engine drops come back only by a sync, and those that no sync brings stay, as do
     adapters beside them.
     """
-    if gap.item.part in ("base", "adapters"):
+    if not gap.inside or gap.item.part in ("base", "adapters"):
         return False
-    if gap.item.part == "weights" and gap.returns is not None:
-        return bool(gap.inside) and gap.returns < len(steps) and isinstance(steps[gap.returns].action, Sync)
-    return bool(gap.inside)
+    if gap.item.part != "weights" or gap.end is None:
+        return True
+    if gap.end == len(steps):
+        return False
+    return isinstance(steps[gap.end].action, Sync)
 
 
 def _fewest(
@@ -189,6 +194,11 @@ class _Search:
 
     A branch ends where no set in it can be cheaper than the best so far: at each step that is short of room,
     the largest gaps that are left say how many more it takes at least, and the shortage how many bytes.
+
+    Invariants:
+        - ``best`` is the cheapest set so far with which every step fits, and ``cost`` what it costs: gaps,
+          and of equally many the bytes that they move. None and infinity before there is one.
+        - No branch is looked at twice: a gap that was tried at a step is left out of the branches behind it.
     """
 
     def __init__(self, gaps: Sequence[Gap]) -> None:
@@ -205,8 +215,9 @@ class _Search:
         for place, lacking_bytes in lacking.items():
             sizes = [gap.size for gap in candidates if place in gap.inside]
             more = max(more, _least(sizes, lacking_bytes))
-        moved_bytes = sum(gap.size for gap in chosen) + max(lacking.values(), default=0)
-        cost = len(chosen) + more, moved_bytes
+        chosen_bytes = sum(gap.size for gap in chosen)
+        more_bytes = max(lacking.values(), default=0)
+        cost = len(chosen) + more, chosen_bytes + more_bytes
         if cost >= self.cost:
             return
         self.tries += 1
@@ -237,18 +248,18 @@ def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Seque
     for pool, gaps_of_pool in gaps.items():
         steps = footprint.on(pool, order)
         for gap in gaps_of_pool:
-            if gap.leaves is not None:
+            if gap.start is not None:
                 reason = _needs_room(footprint, pool, gap, steps)
                 move = _move("off", pool, footprint, gap.item, reason)
-                if gap.leaves >= 0:
-                    _join(around, steps[gap.leaves], BEHIND, move, numbers)
+                if gap.start >= 0:
+                    _join(around, steps[gap.start], BEHIND, move, numbers)
                 else:
                     _join(around, steps[0], IN_FRONT, move, numbers)
-            if gap.returns == len(steps):
+            if gap.end == len(steps):
                 move = _move("back", pool, footprint, gap.item, BETWEEN)
                 _join(around, steps[-1], BEHIND, move, numbers)
-            elif gap.returns is not None:
-                anchor = steps[gap.returns]
+            elif gap.end is not None:
+                anchor = steps[gap.end]
                 reason = f"`{_user(anchor, order)}` needs them"
                 move = _move("back", pool, footprint, gap.item, reason)
                 _join(around, anchor, IN_FRONT, move, numbers)
@@ -257,11 +268,10 @@ def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Seque
 
 def _user(step: Step, order: Sequence[Step]) -> str:
     """Return the node that a step needs an engine for: a collect of a pool that is lent draws samples."""
-    if isinstance(step.action, Collect):
-        for other in order:
-            if other.unfinished:
-                return other.node
-    return step.node
+    if not isinstance(step.action, Collect):
+        return step.node
+    drawing = [candidate for candidate in order if candidate.unfinished]
+    return drawing[0].node if drawing else step.node
 
 
 def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]) -> str:
@@ -298,19 +308,31 @@ def _join(around: MovesAround, anchor: Step, side: int, move: Step, numbers: cou
     """Put a move before or behind a step, together with one of the same engine that is there already."""
     action = move.action
     assert isinstance(action, MoveEngine)
-    row = around.setdefault(anchor.id, ([], []))[side]
-    for at, other in enumerate(row):
-        together = other.action
-        assert isinstance(together, MoveEngine)
-        same_parts = replace(together, parts=action.parts)
-        if same_parts == action and other.pool == move.pool:
-            row[at] = replace(other, action=replace(together, parts=(*together.parts, *action.parts)))
+    moves = around.setdefault(anchor.id, ([], []))[side]
+    for place, present in enumerate(moves):
+        present_action = present.action
+        assert isinstance(present_action, MoveEngine)
+        same_engine = replace(present_action, parts=action.parts) == action
+        if same_engine and present.pool == move.pool:
+            joined = replace(present_action, parts=(*present_action.parts, *action.parts))
+            moves[place] = replace(present, action=joined)
             return
-    node = f"{action.kind}:{action.model}:{('before', 'after')[side]}:{anchor.node}"
-    after = (anchor.id,) if side else ()
-    row.append(replace(move, id=next(numbers), phase=anchor.phase, node=node, after=after, lead=anchor.lead))
+    side_name = "before"
+    needs: tuple[int, ...] = ()
+    if side == BEHIND:
+        side_name, needs = "after", (anchor.id,)
+    moves.append(
+        replace(
+            move,
+            id=next(numbers),
+            phase=anchor.phase,
+            node=f"{action.kind}:{action.model}:{side_name}:{anchor.node}",
+            after=needs,
+            lead=anchor.lead,
+        )
+    )
     # what leaves makes room for what comes
-    row.sort(key=_comes_back)
+    moves.sort(key=_comes_back)
 
 
 def _comes_back(move: Step) -> bool:

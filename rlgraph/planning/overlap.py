@@ -29,7 +29,7 @@ from rlgraph.ir.renumber import with_order
 from rlgraph.planning.simulate import BrokenPlanError, occupied, period, simulate, steady, weighed
 
 # where no cluster says what steps take: relative times, in the order of what they usually take
-ROLLOUT, UPDATE, SCORE, SYNC, OTHER = 4.0, 3.0, 1.0, 0.2, 0.01
+ROLLOUT, UPDATE, SCORE, SYNC, ON_HOST = 4.0, 3.0, 1.0, 0.2, 0.01
 PROVED = 1_000  # iterations through which versions are followed, at most
 CHOICES = 256  # so many leads are tried; where there are more, only the ends
 
@@ -41,7 +41,7 @@ def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
     are by a step's number; they are rough guesses unless given.
     """
     depth = plan.schedule.ahead
-    leading = {step.id for step in plan.steps if any(v and v.is_older for v in step.models.values())}
+    leading = _readers_of_older_weights(plan)
     if not depth or not leading:
         return plan
     took = weighed(plan, seconds or {step.id: guess(step) for step in plan.steps})
@@ -50,7 +50,8 @@ def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
     lowest = (math.inf, 0)  # seconds, and of equal ones the sum of leads
     for leads in _choices(plan, limits, depth):
         for candidate in _orders(plan, leads, took):
-            cost = _cost(candidate, took, plan), sum(step.lead for step in candidate.steps)
+            total_lead = sum(step.lead for step in candidate.steps)
+            cost = _cost(candidate, took, plan), total_lead
             if cost < lowest:
                 best, lowest = candidate, cost
     assert lowest[0] < math.inf, f"{plan.graph}: no order of its steps overlaps"
@@ -58,16 +59,28 @@ def pipeline(plan: Plan, seconds: Mapping[int, float] | None = None) -> Plan:
     return best
 
 
+def _readers_of_older_weights(plan: Plan) -> set[int]:
+    """Return the steps that may run ahead, since they read weights from before the last update."""
+    numbers = set()
+    for step in plan.steps:
+        for version in step.models.values():
+            if version and version.is_older:
+                numbers.add(step.id)
+    return numbers
+
+
 def _keeps_promises(plan: Plan) -> None:
     """Prove the versions again where some iterations leave out steps: through a whole cycle of them."""
-    when = [step.when for step in plan.steps]
-    if any(when):
-        iterations = min(settled(when) + cycle(when), PROVED) + plan.schedule.ahead
-        simulate(plan, dict.fromkeys((step.id for step in plan.steps), 1.0), iterations)
+    intervals = [step.when for step in plan.steps]
+    if not any(intervals):
+        return
+    iterations = min(settled(intervals) + cycle(intervals), PROVED) + plan.schedule.ahead
+    seconds = {step.id: 1.0 for step in plan.steps}  # versions don't depend on how long a step takes
+    simulate(plan, seconds, iterations)
 
 
 def guess(step: Step) -> float:
-    """Return how long a step takes beside others, where nothing is known."""
+    """Return how long a step takes relative to others, where nothing is known."""
     match step.action:
         case Sync():
             return SYNC
@@ -78,7 +91,7 @@ def guess(step: Step) -> float:
         case RunOp(engine="train", joins=""):
             return SCORE
         case _:
-            return OTHER
+            return ON_HOST
 
 
 def _cost(ordered: Plan, took: Mapping[int, float], unordered: Plan) -> float:
@@ -95,14 +108,22 @@ def _cost(ordered: Plan, took: Mapping[int, float], unordered: Plan) -> float:
 def _limits(plan: Plan, leading: set[int], depth: int) -> dict[int, tuple[int, int]]:
     """Return step -> the least and the most that it may lead."""
     trained = {step.updated for step in plan.steps if step.updated}
-    least, most = dict[int, int](), dict[int, int]()
+    most: dict[int, int] = {}
     for step in plan.steps:
-        reads_trained = step.id not in leading and bool(trained & step.models.keys())
-        most[step.id] = min([0 if reads_trained else depth, *(most[number] for number in step.after)])
+        reads_older = step.id in leading
+        reads_trained = bool(trained & step.models.keys())
+        limit = depth
+        if reads_trained and not reads_older:
+            limit = 0
+        for need in step.after:  # what it needs has to run in the same slot or an earlier one
+            limit = min(limit, most[need])
+        most[step.id] = limit
+    least: dict[int, int] = {}
     for step in reversed(plan.steps):
-        at_least = depth if step.id in leading else 0
-        readers = plan.needs["train"].predecessors(step.id)
-        least[step.id] = max([at_least, *(least[number] for number in readers)])
+        limit = depth if step.id in leading else 0
+        for reader in plan.needs["train"].predecessors(step.id):
+            limit = max(limit, least[reader])
+        least[step.id] = limit
     limits = {number: (least[number], most[number]) for number in most}
     for region in plan.regions:  # a region is repeated as one piece
         inside = [step.id for step in plan.steps if step.region == region]
@@ -119,8 +140,9 @@ def _choices(plan: Plan, limits: Mapping[int, tuple[int, int]], depth: int) -> I
         if low < high:
             movable.add(step.pool)
     free = [pool for pool in plan.pools if pool in movable]
-    tries_all = (depth + 1) ** len(free) <= CHOICES
-    values = range(depth + 1) if tries_all else (0, depth)
+    values: Sequence[int] = range(depth + 1)
+    if len(values) ** len(free) > CHOICES:
+        values = (0, depth)
     known = set()
     for choice in product(values, repeat=len(free)):
         leads = _leads(plan, limits, dict(zip(free, choice, strict=True)))
@@ -137,8 +159,10 @@ def _leads(
     leads: dict[int, int] = {}
     for step in plan.steps:
         low, high = limits[step.id]
-        high = min([high, *(leads[number] for number in step.after)])
-        leads[step.id] = min(max(lead_of_pool.get(step.pool, low), low), high)
+        for need in step.after:
+            high = min(high, leads[need])
+        wanted = lead_of_pool.get(step.pool, low)
+        leads[step.id] = min(max(wanted, low), high)
     return leads
 
 
@@ -147,12 +171,14 @@ def _orders(plan: Plan, leads: Mapping[int, int], took: Mapping[int, float]) -> 
     steps = [replace(step, lead=leads[step.id]) for step in plan.steps]
     by_lead = sorted(steps, key=lambda step: -step.lead)
     orders = set()
-    for slot in (_together(_by_start(steps, took)), _together(by_lead)):
+    for ordered in (_by_start(steps, took), by_lead):
+        slot = _together(ordered)
         order = tuple(step.id for step in slot)
-        if order not in orders:
-            orders.add(order)
-            # one iteration meets what leads first
-            yield with_order(plan, sorted(slot, key=lambda step: -step.lead), order)
+        if order in orders:
+            continue
+        orders.add(order)
+        # one iteration meets what leads first
+        yield with_order(plan, sorted(slot, key=lambda step: -step.lead), order)
 
 
 def _together(steps: Sequence[Step]) -> list[Step]:
@@ -160,8 +186,9 @@ def _together(steps: Sequence[Step]) -> list[Step]:
     order: list[Step] = []
     for step in steps:
         if isinstance(step.action, Collect):
-            order += [other for other in steps if other.region == step.region and other is not step]
-            order.append(step)
+            in_region = [candidate for candidate in steps if candidate.region == step.region]
+            in_region.remove(step)
+            order += [*in_region, step]
         elif not step.region:
             order.append(step)
     return order
@@ -173,19 +200,27 @@ def _by_start(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
     needs = _needs(steps)
     rank: dict[int, float] = {}  # seconds of the longest chain that a step begins
     for number in chain.from_iterable(needs.generations()):  # readers first
-        longest_behind = max((rank[reader] for reader in needs.predecessors(number)), default=0.0)
+        longest_behind = 0.0
+        for reader in needs.predecessors(number):
+            longest_behind = max(longest_behind, rank[reader])
         rank[number] = took[number] + longest_behind
-    open_needs = {number: len(needs.successors(number)) for number in needs}
     inputs_at = dict.fromkeys(by_id, 0.0)  # step -> the time at which all it needs is there
     free_at: dict[str, float] = {}  # pool -> the time at which its steps so far have ended
-    ready = [(0.0, -rank[number], number) for number, count in open_needs.items() if not count]
+    open_needs: dict[int, int] = {}  # step -> how many of its needs are not in the order yet
+    ready: list[tuple[float, float, int]] = []  # a heap: when a step may start, its rank, its number
+    for number in needs:
+        open_needs[number] = len(needs.successors(number))
+        if not open_needs[number]:
+            ready.append((0.0, -rank[number], number))
     heapq.heapify(ready)
     order: list[Step] = []
     while ready:
         time, negative_rank, number = heapq.heappop(ready)
         step = by_id[number]
         pools = occupied(step)
-        start = max([time, *(free_at.get(pool, 0.0) for pool in pools)])
+        start = time
+        for pool in pools:
+            start = max(start, free_at.get(pool, 0.0))
         if start > time:  # a pool is busy: another step may go first
             heapq.heappush(ready, (start, negative_rank, number))
             continue
@@ -203,12 +238,17 @@ def _by_start(steps: Sequence[Step], took: Mapping[int, float]) -> list[Step]:
 
 def _needs(steps: Sequence[Step]) -> DiGraph[int]:
     """Return the steps of a slot by number, with an edge from each to those that must come before it."""
-    lead = {step.id: step.lead for step in steps}
-    needs = DiGraph(lead, ((s.id, need) for s in steps for need in s.after if lead[need] == s.lead))
-    syncs = [step for step in steps if isinstance(step.action, Sync) and step.lead]
-    for update in (step for step in steps if step.updated):
-        # the weights that generation is to have are sent before they are trained further
-        for sync in syncs:
-            if update.updated in sync.models:
-                needs.add_edge(update.id, sync.id)
+    leads = {step.id: step.lead for step in steps}
+    edges = []
+    for step in steps:
+        for need in step.after:
+            if leads[need] == step.lead:  # else it ran in an earlier slot
+                edges.append((step.id, need))
+    needs = DiGraph(leads, edges)
+    leading_syncs = [step for step in steps if isinstance(step.action, Sync) and step.lead]
+    for step in steps:
+        for sync in leading_syncs:
+            # the weights that generation is to have are sent before they are trained further
+            if step.updated and step.updated in sync.models:
+                needs.add_edge(step.id, sync.id)
     return needs

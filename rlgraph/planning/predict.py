@@ -18,7 +18,7 @@ from rlgraph.ir.prediction import Prediction, StreamForecast
 from rlgraph.planning.auto_settings import in_flight, settle, synced
 from rlgraph.planning.device_groups import inside_hosts
 from rlgraph.planning.headline import headline
-from rlgraph.planning.host_memory import fits, held_bytes, hosts_hold, kept_on_host
+from rlgraph.planning.host_memory import buffer_bytes, fits, host_bytes, hosts_hold
 from rlgraph.planning.lending import lend_where_it_pays
 from rlgraph.planning.offload import reside
 from rlgraph.planning.overlap import pipeline
@@ -95,7 +95,7 @@ def predict(plan: Plan, scenario: Scenario, must_fit: bool = True) -> Plan:
     pricing, unmoved = lend_where_it_pays(plan, lay(plan), lay, _predicted)
     peaks = {}
     for pool, peak in pricing.peaks().items():
-        peaks[pool] = replace(peak, host=+kept_on_host(pricing, pool))
+        peaks[pool] = replace(peak, host=+host_bytes(pricing, pool))
     if must_fit and not all(peak.fits for peak in peaks.values()):
         raise DoesNotFitError(pricing, unmoved)
     hosts_hold(pricing)
@@ -174,7 +174,7 @@ def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
     for pool in plan.pools:
         pools[pool] = round(busy_at_best[pool], 6), round(busy_at_worst[pool], 6)
     notes = [*pricing.work.assumed]
-    for node, size in held_bytes(plan, pricing.work).items():
+    for node, size in buffer_bytes(plan, pricing.work).items():
         notes.append(f"the rows that {node} holds take {size_text(size)} of its host")
     if plan.schedule.stream and not stream:
         notes.append("what streams takes turns with training: several regions are not simulated together")

@@ -26,7 +26,9 @@ LIKE_THE_HOLDER = (*ON_ONE_DEVICE, "micro_tokens", "score_tokens", "reshard", "p
 
 def share_weights(plan: Plan) -> Plan:
     """Return the plan in which frozen weights are held once, and notes say which are not and why."""
-    copied_onto = {step.updated for steps in plan.phases.values() for step in steps if step.copied}
+    copied_onto: set[str] = set()  # models whose weights a step replaces
+    for steps in plan.phases.values():
+        copied_onto |= {step.updated for step in steps if step.copied}
     names = [name for name, model in plan.models.items() if _is_on_frozen_weights(model)]
     # a language model has all weights of one with a value head
     names.sort(key=lambda name: (plan.models[name].head != "lm", plan.models[name].frozen))
@@ -52,11 +54,13 @@ def share_weights(plan: Plan) -> Plan:
 
 
 def _is_on_frozen_weights(model: ModelPlan) -> bool:
-    return bool(model.train and model.path != OPEN and (model.frozen or model.train.lora))
+    if model.train is None or model.path == OPEN:
+        return False
+    return model.frozen or bool(model.train.lora)
 
 
 def _weights(model: ModelPlan) -> tuple[object, ...]:
-    """Return what two models have alike whose weights are the same, but for those that train and a head."""
+    """Return a key that is equal for models whose weights are, but for those that train and a head."""
     return model.path, model.config, model.trust_remote_code
 
 
@@ -68,7 +72,8 @@ def _on_weights_of(holder: str, name: str, plan: Plan) -> Plan:
     if model.frozen:
         settings = {}
         for key in LIKE_THE_HOLDER:
-            if getattr(train, key) == TrainPlan.model_fields[key].default:
+            is_default = getattr(train, key) == TrainPlan.model_fields[key].default
+            if is_default:
                 settings[key] = getattr(holders_train, key)
         train = train.model_copy(update=settings)
     return replace(plan, models={**plan.models, name: replace(model, shares=holder, train=train)})

@@ -66,7 +66,9 @@ def simulate(plan: Plan, seconds: Mapping[int, float], iterations: int) -> list[
 
 def occupied(step: Step) -> set[str]:
     """Return the pools whose devices do nothing else meanwhile."""
-    return set() if step.on_host else {step.pool, step.source or step.pool}
+    if step.on_host:
+        return set()
+    return {step.pool, step.source or step.pool}
 
 
 def depth(plan: Plan) -> int:
@@ -94,15 +96,20 @@ class _Run:
     complete: dict[int, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: BEGIN))
 
     def __post_init__(self) -> None:
-        self.weights, steps = _Weights(self.plan), self.plan.steps
-        # moves of engines are in order on their pool anyway
-        moves = {step.id for step in steps if isinstance(step.action, MoveEngine)}
-        self.needs = {step.id: () if step.id in moves else tuple({*step.after} - moves) for step in steps}
+        self.weights = _Weights(self.plan)
+        steps = self.plan.steps
         self.pools = {step.id: occupied(step) for step in steps}
+        # moves of engines need no edges: a pool carries them out in their order anyway
+        moves = {step.id for step in steps if isinstance(step.action, MoveEngine)}
+        self.needs: dict[int, tuple[int, ...]] = {}
+        for step in steps:
+            self.needs[step.id] = () if step.id in moves else tuple({*step.after} - moves)
 
     def submit(self, slot: int, step: Step, iteration: int) -> None:
         pools = self.pools[step.id]
-        ends = [self.complete[slot - 1], *(self.free[pool] for pool in pools)]
+        ends = [self.complete[slot - 1]]
+        for pool in pools:
+            ends.append(self.free[pool])
         for number in self.needs[step.id]:
             need = self.plan.steps[number - 1]
             if not due(need.when, iteration + 1):
@@ -114,19 +121,27 @@ class _Run:
         start, waited = max(ends)
         if step.models:
             self.weights.check(step, iteration)
-        end = start + self.seconds[step.id], len(self.events)
+        end = start + self.seconds[step.id]
+        ended = (end, len(self.events))
         for pool in pools:
-            self.free[pool] = end
-        self.ended[step.id, iteration] = end
-        self.complete[iteration] = max(self.complete[iteration], end)
-        self.events.append(Event(step, iteration, start, end[0], waited))
+            self.free[pool] = ended
+        self.ended[step.id, iteration] = ended
+        self.complete[iteration] = max(self.complete[iteration], ended)
+        self.events.append(Event(step, iteration, start, end, waited))
 
 
 class _Weights:
-    """The version that every engine holds, counted in updates from the start of the segment."""
+    """The versions of weights as steps run, counted in updates from the start of the segment.
+
+    Invariants:
+
+    - ``train`` and ``serve`` hold, per model, the version that its engine has after the steps so far.
+    - ``entries[i]`` holds the versions with which iteration i starts, whether or not it has begun.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.entries = plan, [Counter[str]()]  # the versions on entry to each iteration
+        self.plan = plan
+        self.entries = [Counter[str]()]
         self.train = dict.fromkeys(plan.models, 0)
         self.serve = dict.fromkeys(plan.models, 0)
 
@@ -136,14 +151,15 @@ class _Weights:
             return
         for model, version in step.models.items():
             assert version is not None, f"`{step.node}` does not say which weights it reads"
-            want = self._promised(model, version, iteration)
-            have = (self.serve if step.generates else self.train)[model]
-            if have != want:
-                read = f"would read {model}@{have}, not {model}@{want}"
-                raise BrokenPlanError(f"`{step.node}` of iteration {iteration} {read}")
+            promised = self._promised(model, version, iteration)
+            engines = self.serve if step.generates else self.train
+            if engines[model] != promised:
+                problem = f"would read {model}@{engines[model]}, not {model}@{promised}"
+                raise BrokenPlanError(f"`{step.node}` of iteration {iteration} {problem}")
             if isinstance(step.action, Sync):
-                self.serve[model] = want
-            self.train[model] += step.updated == model
+                self.serve[model] = promised
+            if step.updated == model:
+                self.train[model] += 1
 
     def _promised(self, model: str, version: Version, iteration: int) -> int:
         if version.is_older:
@@ -169,11 +185,16 @@ def weighed(plan: Plan, seconds: Mapping[int, float]) -> dict[int, float]:
 
 
 def _share(plan: Plan, step: Step) -> float:
+    """Return the part of the iterations in which a step runs, or, for a sync, brings new weights."""
+    updates: list[Step] = []
+    if isinstance(step.action, Sync):
+        for model in step.models:
+            updates += plan.updates(model)
+    if not updates:
+        return share(step.when)
     # a sync has nothing to do where no update made a new version since the last
-    models = step.models if isinstance(step.action, Sync) else ()
-    if writers := [update for model in models for update in plan.updates(model)]:
-        return min(share(step.when), share(union(update.when for update in writers)))
-    return share(step.when)
+    with_new_weights = share(union(update.when for update in updates))
+    return min(share(step.when), with_new_weights)
 
 
 def period(events: Sequence[Event], iterations: int) -> float:
@@ -183,7 +204,8 @@ def period(events: Sequence[Event], iterations: int) -> float:
         complete[event.iteration] = max(complete[event.iteration], event.end)
     # an iteration may differ from the next, in a pattern as long as the pipeline is deep; the last ones have
     # nothing ahead of them
-    cycle = 1 + max((event.step.lead for event in events), default=0)
+    deepest = max((event.step.lead for event in events), default=0)
+    cycle = 1 + deepest
     stop = iterations - cycle
     start = stop - (stop - iterations // 2) // cycle * cycle
     if stop <= start:
@@ -199,7 +221,8 @@ def period(events: Sequence[Event], iterations: int) -> float:
 
 def busy(plan: Plan, seconds: Mapping[int, float]) -> dict[str, float]:
     """Return pool -> seconds of its steps in an iteration, which can't be shorter than the largest."""
-    return dict.fromkeys(plan.pools, 0.0) | _by_pool((step, seconds[step.id]) for step in plan.steps)
+    idle = dict.fromkeys(plan.pools, 0.0)
+    return idle | _by_pool((step, seconds[step.id]) for step in plan.steps)
 
 
 def _by_pool(times: Iterable[tuple[Step, float]]) -> dict[str, float]:
@@ -238,14 +261,15 @@ def critical_path(plan: Plan, seconds: Mapping[int, float]) -> list[CriticalStep
     ends = [0.0] * (4 * cycle)
     for event in events:
         ends[event.iteration] = max(ends[event.iteration], event.end)
-    # walked back from the last one's end, the chain settles into what each iteration repeats
-    window_start, window_end = ends[cycle - 1], ends[2 * cycle - 1]
-    inside: dict[str, float] = {}
     chain = [max(events, key=lambda event: event.end)]
     while chain[-1].waited >= 0:
         chain.append(events[chain[-1].waited])
+    # walked back from the last one's end, the chain settles into what each iteration repeats: one cycle of it
+    window_start, window_end = ends[cycle - 1], ends[2 * cycle - 1]
+    seconds_of_node: dict[str, float] = {}
     for event in reversed(chain):
-        seconds_inside = min(event.end, window_end) - max(event.start, window_start)
-        if seconds_inside > SHORT:
-            inside[event.step.node] = inside.get(event.step.node, 0.0) + seconds_inside / cycle
-    return [CriticalStep(step, took) for step, took in inside.items()]
+        node = event.step.node
+        overlap = min(event.end, window_end) - max(event.start, window_start)
+        if overlap > SHORT:
+            seconds_of_node[node] = seconds_of_node.get(node, 0.0) + overlap / cycle
+    return [CriticalStep(node, took) for node, took in seconds_of_node.items()]

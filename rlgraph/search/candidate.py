@@ -57,19 +57,25 @@ class Candidate:
         """How often an engine leaves its devices in an iteration."""
         if self.plan is None:
             return 0
-        moves = [step.action for step in self.plan.steps if isinstance(step.action, MoveEngine)]
-        return sum(move.direction == "off" for move in moves)
+        count = 0
+        for step in self.plan.steps:
+            if isinstance(step.action, MoveEngine) and step.action.direction == "off":
+                count += 1
+        return count
 
     @cached_property
     def fits(self) -> bool:
         """Whether no device holds more than it can."""
-        peaks = self.peaks.values()
-        return bool(peaks) and all(peak.fits for peak in peaks)
+        if not self.peaks:
+            return False
+        return all(peak.fits for peak in self.peaks.values())
 
     @property
     def lacks(self) -> float:
         """The bytes that the fullest device is short of; infinity without a plan."""
-        return max((float(peak.lacks) for peak in self.peaks.values()), default=math.inf)
+        if not self.peaks:
+            return math.inf
+        return max(float(peak.lacks) for peak in self.peaks.values())
 
     @property
     def family(self) -> str:

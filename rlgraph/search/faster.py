@@ -65,23 +65,24 @@ def single_changes(evaluator: Evaluator, plan: Plan) -> Outlook:
         GraphError: the graph as it is can't be planned or does not fit.
     """
     cluster = evaluator.scenario.cluster
-    before = evaluator.candidate({})
-    if before.plan is None:
-        raise fail("unplanned", before.refusal, None)
-    if not before.fits:
+    unchanged = evaluator.candidate({})
+    if unchanged.plan is None:
+        raise fail("unplanned", unchanged.refusal, None)
+    if not unchanged.fits:
         raise fail("does-not-fit", f"{plan.graph} does not fit on {cluster.cluster}", None)
     moves = [*single_moves(plan, cluster)]
     best: dict[str, Improvement] = {}
     for move in moves:
-        after = evaluator.candidate(move.settings)
-        saves = round(1 - after.seconds / before.seconds, 4)
-        if not after.fits or saves < LEAST_SAVING:
+        changed = evaluator.candidate(move.settings)
+        saves = round(1 - changed.seconds / unchanged.seconds, 4)
+        if not changed.fits or saves < LEAST_SAVING:
             continue
-        if move.kind not in best or saves > best[move.kind].saves:
-            edits = tuple(overrides(move.settings))
-            best[move.kind] = Improvement(edits, after.prediction.seconds, saves, move.alters)
+        if move.kind in best and saves <= best[move.kind].saves:
+            continue
+        edits = tuple(overrides(move.settings))
+        best[move.kind] = Improvement(edits, changed.prediction.seconds, saves, move.alters)
     ordered = sorted(best.values(), key=lambda improvement: -improvement.saves)
-    return Outlook(before.prediction.seconds, len(moves), tuple(ordered))
+    return Outlook(unchanged.prediction.seconds, len(moves), tuple(ordered))
 
 
 def single_moves(plan: Plan, cluster: Cluster) -> Iterator[Move]:
@@ -96,29 +97,45 @@ def single_moves(plan: Plan, cluster: Cluster) -> Iterator[Move]:
 
 
 def _pool_moves(plan: Plan, most: int) -> Iterator[Move]:
+    """Yield changes of pools: of their sizes, and of which there are."""
     pools = plan.pools
-    total, names = sum(pools.values()), list(pools)
+    total = sum(pools.values())
     if 2 * total <= most:
-        yield Move("devices", with_pools({name: 2 * count for name, count in pools.items()}))
-    for source, target in permutations(names, 2):
-        for moved in sorted({1, pools[source] // 4, pools[source] // 2} - {0, pools[source]}):
-            sizes = {**pools, source: pools[source] - moved, target: pools[target] + moved}
+        doubled = {name: 2 * count for name, count in pools.items()}
+        yield Move("devices", with_pools(doubled))
+    for source, target in permutations(pools, 2):
+        devices = pools[source]
+        for moved in sorted({1, devices // 4, devices // 2} - {0, devices}):
+            sizes = {**pools, source: devices - moved, target: pools[target] + moved}
             yield Move("pools", with_pools(sizes))
-    if len(names) > 1:
-        together: Settings = with_pools({names[0]: total})
-        if plan.schedule.ahead:
-            together = {**together, "schedule.buffer": None}
-        yield Move("together", together)
-        if not plan.schedule.stream:
-            if not plan.schedule.ahead:
-                yield ahead(plan, {})
-            yield from streaming(plan, {})
+    if len(pools) > 1:
+        yield from _moves_of_several_pools(plan, total)
     elif generates(plan):
-        for generating in sorted({total // 4, total // 2, 3 * total // 4} - {0}):
-            split = with_pools({names[0]: total - generating, "gen": generating})
-            yield Move("apart", {**split, **surplus_stays(plan)})
-            yield ahead(plan, split)
-            yield from streaming(plan, split)
+        yield from _moves_of_one_pool(plan, total)
+
+
+def _moves_of_several_pools(plan: Plan, total: int) -> Iterator[Move]:
+    """Yield all devices in one pool, and generation that is ahead or streams on the pools that there are."""
+    pool = next(iter(plan.pools))
+    together: Settings = with_pools({pool: total})
+    if plan.schedule.ahead:
+        together = {**together, "schedule.buffer": None}
+    yield Move("together", together)
+    if plan.schedule.stream:
+        return
+    if not plan.schedule.ahead:
+        yield ahead(plan, {})
+    yield from streaming(plan, {})
+
+
+def _moves_of_one_pool(plan: Plan, total: int) -> Iterator[Move]:
+    """Yield generation on devices of its own: in turn with training, ahead of it, and streaming."""
+    pool = next(iter(plan.pools))
+    for generating in sorted({total // 4, total // 2, 3 * total // 4} - {0}):
+        split = with_pools({pool: total - generating, "gen": generating})
+        yield Move("apart", {**split, **surplus_stays(plan)})
+        yield ahead(plan, split)
+        yield from streaming(plan, split)
 
 
 def streaming_offer(evaluator: Evaluator, layouts: Sequence[Candidate]) -> Candidate | None:
@@ -144,9 +161,10 @@ def _least_busy(layouts: Sequence[Candidate]) -> list[Candidate]:
     best: dict[int, Candidate] = {}
     for candidate in layouts:
         layout = candidate.layout
-        if not candidate.fits or layout is None or not layout.generating:
+        is_apart = layout is not None and layout.generating > 0
+        if not is_apart or not candidate.fits:
             continue
-        assert candidate.plan
+        assert layout and candidate.plan
         if candidate.plan.schedule.stream is None:
             best.setdefault(layout.generating, candidate)
     return sorted(best.values(), key=_busiest_pool)[:SPLITS]

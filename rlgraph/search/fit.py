@@ -76,14 +76,16 @@ def remedies(memory: MemoryTest, evaluator: Evaluator) -> list[Remedy]:
 
 def _evaluated(settings: Settings, plan: Plan, evaluator: Evaluator) -> Remedy:
     """Return a change with its candidate, evaluated as a user types it."""
-    typed = {path: value for path, value in in_graph_order(plan, settings).items() if path != "pools"}
-    if "pools" not in settings:
+    typed = dict(in_graph_order(plan, settings))
+    pools = typed.pop("pools", None)
+    if pools is None:
         return Remedy(evaluator.candidate(typed))
-    sizes = {name: pool["devices"] for name, pool in settings["pools"].items()}
+    sizes = {name: pool["devices"] for name, pool in pools.items()}
     devices = sum(sizes.values())
     on_more = evaluator.on(devices)
     candidate = on_more.candidate(typed)
-    if candidate.plan is None or candidate.plan.pools != sizes:  # the graph fixes sizes of pools
+    graph_fixes_sizes = candidate.plan is None or candidate.plan.pools != sizes
+    if graph_fixes_sizes:
         resized = {f"pools.{name}.devices": count for name, count in sizes.items()}
         candidate = on_more.candidate({**typed, **resized})
     return Remedy(candidate, devices)
@@ -142,7 +144,7 @@ def _single_levers(memory: MemoryTest, start: Settings) -> list[Settings]:
     """Return the mildest settings that fit of each lever that is enough by itself."""
     fitting = []
     for lever in LEVERS:
-        choices = ({**start, **settings} for settings in lever(memory.changed(start)))
+        choices = ({**start, **settings} for settings in choices_of(lever, memory.changed(start)))
         settings = memory.first_fitting(choices)
         if settings is not None:
             fitting.append(settings)
@@ -160,23 +162,26 @@ def _combinations_on_more_devices(memory: MemoryTest, start: Settings) -> Iterat
 def _combinations(memory: MemoryTest, start: Settings) -> Iterator[Settings]:
     """Yield settings of several levers that fit: each has a lever that those before it do not need."""
     needed: set[Lever] = set()
-    for kept in LEVERS:
-        if kept in needed or not any(kept(memory.changed(start))):
+    for favourite in LEVERS:
+        if favourite in needed:
             continue
-        levers = _needed_with(memory, start, kept)
+        changes_something = any(choices_of(favourite, memory.changed(start)))
+        if not changes_something:
+            continue
+        levers = _needed_with(memory, start, favourite)
         if levers:
             needed.update(levers)
             yield _mildest(memory, start, levers)
 
 
-def _needed_with(memory: MemoryTest, start: Settings, kept: Lever) -> list[Lever]:
+def _needed_with(memory: MemoryTest, start: Settings, favourite: Lever) -> list[Lever]:
     """Return the levers that are needed where one is released last; none if even all of them do not fit."""
-    others = [lever for lever in LEVERS if lever is not kept]
-    levers = [kept, *others]
+    by_price = [lever for lever in LEVERS if lever is not favourite]
+    levers = [favourite, *by_price]
     if not memory.fits(_pulled(memory, start, levers, {})):
         return []
-    for lever in (*reversed(others), kept):  # the dearest is released first
-        fewer = [other for other in levers if other is not lever]
+    for released in (*reversed(by_price), favourite):  # the dearest is released first
+        fewer = [lever for lever in levers if lever is not released]
         if memory.fits(_pulled(memory, start, fewer, {})):
             levers = fewer
     return levers
@@ -200,7 +205,7 @@ def _pulled(
     """Return the settings of some levers, each pulled as far as its strength says, or all the way."""
     settings = dict(start)
     for lever in levers:
-        choices = [*lever(memory.changed(settings))]
+        choices = [*choices_of(lever, memory.changed(settings))]
         if choices:
             strength = min(strengths.get(lever, STRONGEST), len(choices) - 1)
             settings |= choices[strength]
@@ -212,7 +217,8 @@ def _on_more_devices(memory: MemoryTest, settings: Settings) -> Iterator[Setting
     pools = memory.footprint.plan.pools
     factor = 2
     while sum(pools.values()) * factor <= MOST_DEVICES:
-        yield {**settings, **with_pools({name: count * factor for name, count in pools.items()})}
+        sizes = {name: count * factor for name, count in pools.items()}
+        yield {**settings, **with_pools(sizes)}
         factor *= 2
 
 
@@ -298,9 +304,12 @@ def recomputed_activations(footprint: Footprint) -> Iterator[Settings]:
 
 def smaller_caches(footprint: Footprint) -> Iterator[Settings]:
     """Yield smaller caches, which still hold the longest sample in every copy of attention."""
-    serves = [model.serve for model in footprint.plan.models.values() if model.serve]
-    copies = max((serve.attention_replicas for serve in serves), default=1)
-    yield from halvings(footprint.plan, "serve.cache_tokens", math.ceil(footprint.work.most) * copies)
+    copies = 1
+    for model in footprint.plan.models.values():
+        if model.serve:
+            copies = max(copies, model.serve.attention_replicas)
+    least = math.ceil(footprint.work.most) * copies
+    yield from halvings(footprint.plan, "serve.cache_tokens", least)
 
 
 def fewer_rows(footprint: Footprint) -> Iterator[Settings]:
@@ -314,29 +323,22 @@ def optimizer_on_host(footprint: Footprint) -> Iterator[Settings]:
         yield in_every_model(footprint.plan, {"train.optimizer_offload": True})
 
 
-def _effective(lever: Lever) -> Lever:
-    """Return a lever without its choices that set nothing."""
-
-    def effective(footprint: Footprint) -> Iterator[Settings]:
-        return (settings for settings in lever(footprint) if settings)
-
-    return effective
-
-
 # those that cost the least time first
-LEVERS: tuple[Lever, ...] = tuple(
-    _effective(lever)
-    for lever in (
-        precision,
-        larger_groups,
-        smaller_micro_batches,
-        whole_shards,
-        divided_experts,
-        shared_rows,
-        recomputed_activations,
-        smaller_caches,
-        fewer_rows,
-        divided_layers,
-        optimizer_on_host,
-    )
+LEVERS: tuple[Lever, ...] = (
+    precision,
+    larger_groups,
+    smaller_micro_batches,
+    whole_shards,
+    divided_experts,
+    shared_rows,
+    recomputed_activations,
+    smaller_caches,
+    fewer_rows,
+    divided_layers,
+    optimizer_on_host,
 )
+
+
+def choices_of(lever: Lever, footprint: Footprint) -> Iterator[Settings]:
+    """Yield the choices of a lever that set something in a plan, from the mildest to the strongest."""
+    return (settings for settings in lever(footprint) if settings)

@@ -65,7 +65,8 @@ class PoolLayout:
         pools = {training_pool: total - self.generating}
         if self.generating:
             pools[generating_pool] = self.generating
-        settings: dict[str, Any] = {"pools": {name: _pool(plan, name, size) for name, size in pools.items()}}
+        settings: dict[str, Any] = {}
+        settings["pools"] = {name: _pool(plan, name, size) for name, size in pools.items()}
         settings |= surplus_stays(plan)
         settings |= self._shared_settings(plan)
         for name, model in plan.models.items():
@@ -92,10 +93,12 @@ class PoolLayout:
 
     def _pool_names(self, plan: Plan) -> tuple[str, str]:
         """Return the names of the pool that trains and of the one that generates, which may be the same."""
-        names = list(plan.pools)
+        training_pool, *further = plan.pools
         if not self.generating:
-            return names[0], names[0]
-        return names[0], names[1] if len(names) > 1 else "gen"
+            return training_pool, training_pool
+        if not further:
+            return training_pool, "gen"
+        return training_pool, further[0]
 
     def _train_settings(self, name: str, model: ModelPlan, train: TrainPlan, pool: str) -> Settings:
         path = f"models.{name}.train"
@@ -116,9 +119,9 @@ class PoolLayout:
 def _pool(plan: Plan, pool: str, devices: int) -> dict[str, int]:
     """Return a pool's settings; it takes hosts whole where it has, or where a pool that it comes from has."""
     per_host = {name: plan.pools[name] // hosts for name, hosts in whole_hosts(plan).items()}
-    host = max(per_host.values(), default=0)
+    devices_of_host = max(per_host.values(), default=0)
     if pool in plan.pools:
-        host = per_host.get(pool, 0)
-    if not host:
+        devices_of_host = per_host.get(pool, 0)
+    if not devices_of_host:
         return {"devices": devices}
-    return {"devices": devices, "hosts": max(devices // host, 1)}
+    return {"devices": devices, "hosts": max(devices // devices_of_host, 1)}

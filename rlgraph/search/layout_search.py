@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import chain, combinations, groupby, product
+from itertools import combinations, groupby, product
 
 from rlgraph.ir.plan import Plan, TrainPlan
 from rlgraph.planning.device_groups import has_groups, sharing_sizes
@@ -95,12 +95,15 @@ class LayoutSearch:
 
     def best(self, generating: int | None = None) -> PoolLayout | None:
         """Return the best layout other than the graph's own; of those with so many devices that generate."""
-        laid_out = [candidate for candidate in self.tried if candidate.layout]
-        if generating is not None:
-            laid_out = [one for one in laid_out if one.layout and one.layout.generating == generating]
-        if not laid_out:
+        candidates = []
+        for candidate in self.tried:
+            if candidate.layout is None:
+                continue
+            if generating is None or candidate.layout.generating == generating:
+                candidates.append(candidate)
+        if not candidates:
             return None
-        return min(laid_out, key=goals.fit).layout
+        return min(candidates, key=goals.fit).layout
 
     def try_all(self, layouts: Iterable[PoolLayout]) -> list[Candidate]:
         """Try some layouts, and return them as candidates."""
@@ -114,8 +117,10 @@ class LayoutSearch:
     def try_splits(self, splits: Iterable[int]) -> None:
         """Try all combinations of pools, groups and micro-batches; on the host only what has to be there."""
         for host in HOST:
-            if host and (self.plan.device != "cuda" or self.something_fits):
-                return
+            if host:
+                may_be_on_host = self.plan.device == "cuda"
+                if not may_be_on_host or self.something_fits:
+                    return
             choices = layouts(self.plan, splits, self.per_host, self.row)
             self.try_all(replace(layout, host=host) for layout in choices)
 
@@ -126,15 +131,17 @@ class LayoutSearch:
             return
         step = self.coarse // 2
         while step:
-            splits = [best.generating - step, best.generating + step]
-            self.try_all(replace(best, generating=split) for split in splits if 0 < split < self.total)
+            for split in (best.generating - step, best.generating + step):
+                if 0 < split < self.total:
+                    self.try_all([replace(best, generating=split)])
             best = self.best()
             assert best
             step //= 2
 
     def try_meshes(self) -> None:
         """Try replicas of the models that train."""
-        if best := self.best():
+        best = self.best()
+        if best:
             self.try_all(meshes(self.plan, best, self.total, self.per_host, self.row))
 
     def try_shared_rows_and_experts(self, splits: Iterable[int]) -> None:
@@ -163,12 +170,14 @@ class LayoutSearch:
 
     def try_divided_experts(self, split: int | None) -> None:
         """Try experts that devices divide, on the best layout of a split."""
-        if best := self.best(split):
+        best = self.best(split)
+        if best:
             self.try_doublings(divisions(self.plan, best, "expert_parallel", self.per_host, self.row))
 
     def try_divided_layers(self) -> None:
         """Try devices that divide layers; those share no rows."""
-        if best := self.best():
+        best = self.best()
+        if best:
             start = replace(best, sequence=None, shard=None)
             self.try_doublings(divisions(self.plan, start, "tensor_parallel", self.per_host, self.row))
 
@@ -183,13 +192,20 @@ class LayoutSearch:
         graph_has_several = False
         finished: set[bool] = set()  # whether activations are computed again
         for ways, choices in groupby(layouts, key=lambda layout: layout.ways):
-            graph_has_several |= ways == 1
-            before = self.best_rank
-            open_choices = [layout for layout in choices if layout.recompute not in finished]
-            doubled = self.try_all(layout for layout in open_choices if self._divides_pools(layout))
-            is_gain = self.best_rank < before
-            if not graph_has_several and not is_gain:
-                finished |= {one.layout.recompute for one in doubled if one.layout and one.fits}
+            if ways == 1:  # it is only tried where the graph itself has several
+                graph_has_several = True
+            rank = self.best_rank
+            doubled = []
+            for layout in choices:
+                if layout.recompute not in finished and self._divides_pools(layout):
+                    doubled.append(layout)
+            candidates = self.try_all(doubled)
+            is_gain = self.best_rank < rank
+            if graph_has_several or is_gain:
+                continue
+            for layout, candidate in zip(doubled, candidates, strict=True):
+                if candidate.fits:
+                    finished.add(layout.recompute)
 
     @property
     def best_rank(self) -> tuple[bool, float, int, int]:
@@ -198,13 +214,15 @@ class LayoutSearch:
 
     def _divides_pools(self, layout: PoolLayout) -> bool:
         """Return whether the devices that share something divide each pool that trains."""
-        return all(devices % layout.ways == 0 for devices in layout.training_pools(self.total))
+        pools = layout.training_pools(self.total)
+        return all(devices % layout.ways == 0 for devices in pools)
 
 
 def layouts(plan: Plan, splits: Iterable[int], per_host: int, row: float = 0) -> Iterator[PoolLayout]:
     """Yield every combination, for some numbers of devices that generate."""
-    has_any_groups = any(map(has_groups, plan.models.values()))
-    groups = group_sizes(per_host) if has_any_groups else [1]
+    groups = [1]
+    if any(map(has_groups, plan.models.values())):
+        groups = group_sizes(per_host)
     for split, group, micro, recompute in product(splits, groups, micro_batches(row), _recompute(plan)):
         for scorers in _scorers(plan, split):
             yield PoolLayout(split, scorers, group, micro, recompute)
@@ -215,9 +233,10 @@ def _scorers(plan: Plan, split: int) -> list[frozenset[str]]:
     if not split:
         return [frozenset()]
     movable = [name for name, model in plan.models.items() if model.train and not model.serve]
-    counts = range(len(movable) + 1)
-    subsets = chain.from_iterable(combinations(movable, count) for count in counts)
-    return list(map(frozenset, subsets))
+    subsets: list[frozenset[str]] = []
+    for count in range(len(movable) + 1):
+        subsets += map(frozenset, combinations(movable, count))
+    return subsets
 
 
 def micro_batches(row: float, ranks: int = 1) -> list[int]:
@@ -282,5 +301,7 @@ def _train_settings(plan: Plan) -> list[TrainPlan]:
 
 def _recompute(plan: Plan) -> list[bool]:
     """Return the choices of keeping activations or computing them again; what is frozen has no choice."""
-    trained = [model for model in plan.models.values() if model.train and model.optimizer]
-    return [False, True] if trained else [False]
+    for model in plan.models.values():
+        if model.train and model.optimizer:
+            return [False, True]
+    return [False]

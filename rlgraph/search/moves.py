@@ -7,7 +7,7 @@ with them is that of the graph with them as its last overrides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +52,9 @@ def with_pools(sizes: Mapping[str, int]) -> dict[str, Any]:
 
 def surplus_stays(plan: Plan) -> dict[str, Any]:
     """Return the setting by which a buffer of surplus rows stays one where generation gets its own pool."""
-    return {"schedule.buffer.by": "surplus"} if plan.schedule.surplus else {}
+    if not plan.schedule.surplus:
+        return {}
+    return {"schedule.buffer.by": "surplus"}
 
 
 def group_sizes(per_host: int) -> list[int]:
@@ -76,27 +78,35 @@ def in_every_model(plan: Plan, values: Mapping[str, Any]) -> Settings:
     for name, model in plan.models.items():
         for path, value in values.items():
             engine, field = path.split(".")
-            spec = getattr(model, engine)
-            if spec and _may_change(model, field, getattr(spec, field), value):
+            section = getattr(model, engine)
+            if section is None:
+                continue
+            if _may_change(model, field, getattr(section, field), value):
                 settings[f"models.{name}.{path}"] = value
     return settings
 
 
-def _may_change(model: ModelPlan, field: str, now: Any, value: Any) -> bool:
+def _may_change(model: ModelPlan, field: str, current: Any, value: Any) -> bool:
     if field == "optimizer_offload" and not may_step_on_host(model):
         return False
-    if field in ("recompute", *OFFLOADS):  # what is frozen never runs backward
-        return not model.frozen and not now
-    if isinstance(value, str | None):
-        return bool(now != value)
-    return bool(value < now)
+    if field in ("recompute", *OFFLOADS):
+        if model.frozen:
+            return False  # it never runs backward
+        return not current
+    if value is None or isinstance(value, str):
+        return bool(current != value)
+    return bool(value < current)
 
 
 def halvings(plan: Plan, path: str, least: int) -> Iterator[Settings]:
     """Yield a size of all engines halved, and halved again, until it is below ``least``."""
     engine, field = path.split(".")
-    specs = [getattr(model, engine) for model in plan.models.values()]
-    value = max((getattr(spec, field) for spec in specs if spec), default=0) // 2
+    largest = 0
+    for model in plan.models.values():
+        section = getattr(model, engine)
+        if section is not None:
+            largest = max(largest, getattr(section, field))
+    value = largest // 2
     while value >= least:
         yield in_every_model(plan, {path: value})
         value //= 2
@@ -149,16 +159,19 @@ def corrections(plan: Plan, staleness: int) -> Settings:
     Where they are older than one update, clipping around them would hold learning up.
     """
     edits: dict[str, Any] = {}
-    for node in [step.node for step in plan.steps if step.run and step.run.trains]:
-        update = plan.functions["train"][node]
+    for step in plan.steps:
+        if step.run is None or not step.run.trains:
+            continue
+        update = plan.functions["train"][step.node]
+        path = f"nodes.{step.node}"
         column = update.ins.get("old_logprobs")
         if staleness > 1 and _clips(update):
-            edits[f"nodes.{node}.loss.kind"] = "decoupled_ppo"
-            edits[f"nodes.{node}.loss.cap"] = 2.0
+            edits[f"{path}.loss.kind"] = "decoupled_ppo"
+            edits[f"{path}.loss.cap"] = 2.0
             if column and column.startswith("rollout_logprobs"):
-                edits[f"nodes.{node}.in.old_logprobs"] = "old_logprobs"
+                edits[f"{path}.in.old_logprobs"] = "old_logprobs"
         elif column is not None:
-            edits[f"nodes.{node}.in.old_logprobs"] = "rollout_logprobs"
+            edits[f"{path}.in.old_logprobs"] = "rollout_logprobs"
     return edits
 
 
@@ -176,7 +189,8 @@ def applied(plan: Plan, settings: Settings) -> Plan:
     """Return a plan with settings of its models' engines and of its pools, without compiling its graph."""
     for path, value in settings.items():
         if path == "pools":
-            plan = _resized(plan, {name: pool["devices"] for name, pool in value.items()})
+            sizes = {name: pool["devices"] for name, pool in value.items()}
+            plan = _resized(plan, sizes)
         else:
             name, engine, field = path.removeprefix("models.").rsplit(".", 2)
             plan = with_settings(plan, engine, {name: {field: value}})
@@ -186,24 +200,24 @@ def applied(plan: Plan, settings: Settings) -> Plan:
 def _resized(plan: Plan, pools: Mapping[str, int]) -> Plan:
     """Return the plan with so many devices in each pool; a step on one device stays there."""
 
-    def resized(steps: Iterable[Step]) -> tuple[Step, ...]:
-        return tuple(map(spread, steps))
-
-    def spread(step: Step) -> Step:
-        if step.layout == ONE and plan.pools[step.pool] > 1:
+    def resized(step: Step) -> Step:
+        is_on_one = step.layout == ONE and plan.pools[step.pool] > 1
+        if is_on_one:
             return step
         return replace(step, devices=tuple(range(pools[step.pool])))
 
-    return replace(plan, pools=pools, steps=resized(plan.steps), eval_steps=resized(plan.eval_steps))
+    steps = tuple(map(resized, plan.steps))
+    eval_steps = tuple(map(resized, plan.eval_steps))
+    return replace(plan, pools=pools, steps=steps, eval_steps=eval_steps)
 
 
 def in_graph_order(plan: Plan, settings: Settings) -> Settings:
     """Return settings of models in the order in which a plan lists models, engines and their fields."""
-    ordered = {}
+    order: list[str] = []
     for name, model in plan.models.items():
-        for engine, spec in (("train", model.train), ("serve", model.serve)):
-            for field in type(spec).model_fields if spec else ():
-                path = f"models.{name}.{engine}.{field}"
-                if path in settings:
-                    ordered[path] = settings[path]
+        if model.train:
+            order += [f"models.{name}.train.{field}" for field in type(model.train).model_fields]
+        if model.serve:
+            order += [f"models.{name}.serve.{field}" for field in type(model.serve).model_fields]
+    ordered = {path: settings[path] for path in order if path in settings}
     return {**ordered, **settings}

@@ -68,13 +68,12 @@ def remedies_text(remedies: Sequence[Remedy]) -> str:
 
 
 def _remedy_text(remedy: Remedy) -> str:
-    words = overrides(remedy.candidate.settings)
+    change = " ".join(overrides(remedy.candidate.settings))
+    if remedy.devices:
+        devices = f"{remedy.devices} devices"
+        change = f"{devices} with {change}" if change else devices
     seconds = range_text(remedy.candidate.prediction.seconds)
-    if remedy.devices and words:
-        words.insert(0, f"{remedy.devices} devices with")
-    elif remedy.devices:
-        words.append(f"{remedy.devices} devices")
-    return f"{' '.join(words)}  # {seconds} per iteration"
+    return f"{change}  # {seconds} per iteration"
 
 
 def outlook_lines(outlook: Outlook, least_saving: float) -> Iterator[str]:
@@ -83,11 +82,13 @@ def outlook_lines(outlook: Outlook, least_saving: float) -> Iterator[str]:
     if not outlook.changes:
         yield f"nothing would help: {tried}, none saves {least_saving:.0%} of an iteration by the cost model"
         return
-    before = seconds_text(middle(outlook.seconds))
-    yield f"what would help most, {tried}, by the cost model calibrated on this run ({before} an iteration)"
+    now = seconds_text(middle(outlook.seconds))
+    yield f"what would help most, {tried}, by the cost model calibrated on this run ({now} an iteration)"
     for number, change in enumerate(outlook.changes[:CHANGES], 1):
-        alters = f"; it alters results: {change.alters}" if change.alters else ""
-        yield f"  {number}. {seconds_text(middle(change.seconds))}, {change.saves:.0%} less{alters}"
+        line = f"  {number}. {seconds_text(middle(change.seconds))}, {change.saves:.0%} less"
+        if change.alters:
+            line += f"; it alters results: {change.alters}"
+        yield line
         yield "     " + shlex.join(change.edits)
 
 
@@ -101,17 +102,17 @@ def contest_text(candidates: Sequence[Candidate], width: int = 100, offer: Candi
     console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
     fitting = [candidate for candidate in candidates if candidate.fits]
     console.print(f"{len(candidates)} layouts tried, {len(fitting)} of them fit")
-    best = _distinct(fitting)[:ROWS]
-    if best:
-        console.print(_table(best))
-    reasons = [*_with_another_choice(candidates), *_lost(candidates, best)]
+    rows = _distinct(fitting)[:ROWS]
+    if rows:
+        console.print(_table(rows))
+    reasons = [*_with_another_choice(candidates), *_without_a_row(candidates, rows)]
     if reasons:
         console.print("\nwhy the others lost")
     for line in reasons:
         console.print(f"  {line}", soft_wrap=True)
-    if fitting and fitting[0].layout:
+    if rows and rows[0].layout:
         console.print("\nthe first, as settings")
-        _print_settings(console, fitting[0])
+        _print_settings(console, rows[0])
     if offer:
         console.print(_offer_text(offer, candidates[0]), soft_wrap=True)
         _print_settings(console, offer)
@@ -147,11 +148,16 @@ def _table(best: Sequence[Candidate]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    numbers = ("groups", "micro-batch", "moves")
-    for head in ("", "devices", "groups", "micro-batch", "moves", "an iteration", "peak"):
-        table.add_column(head, justify="right" if head in numbers else "left")
+    table.add_column("")
+    table.add_column("devices")
+    table.add_column("groups", justify="right")
+    table.add_column("micro-batch", justify="right")
+    table.add_column("moves", justify="right")
+    table.add_column("an iteration")
+    table.add_column("peak")
     for number, candidate in enumerate(best, 1):
         layout = candidate.layout
+        peaks = [size_text(peak.bytes) for peak in candidate.peaks.values()]
         table.add_row(
             f"{number}.",
             _devices_text(candidate),
@@ -159,7 +165,7 @@ def _table(best: Sequence[Candidate]) -> Table:
             _micro_text(layout),
             str(candidate.moves),
             range_text(candidate.prediction.seconds),
-            ", ".join(size_text(peak.bytes) for peak in candidate.peaks.values()),
+            ", ".join(peaks),
         )
     return table
 
@@ -177,7 +183,8 @@ def _devices_text(candidate: Candidate) -> str:
         text += f", {layout.shard}-way shard"
     if layout.sequence:
         text += f", rows over {layout.sequence}"
-    if division := _division(layout):
+    division = _division(layout)
+    if division:
         text += f", {division}"
     return text
 
@@ -191,7 +198,9 @@ def _micro_text(layout: PoolLayout | None) -> str:
 
 def _division(layout: PoolLayout) -> str:
     """Return what devices divide of a model in a layout, and how many; nothing where each has all of it."""
-    setting, ranks = layout.divided or ("", 1)
+    if layout.divided is None:
+        return ""
+    setting, ranks = layout.divided
     if ranks == 1:
         return ""
     divided = "experts" if setting == "expert_parallel" else "layers"
@@ -199,48 +208,55 @@ def _division(layout: PoolLayout) -> str:
 
 
 def _with_another_choice(candidates: Sequence[Candidate]) -> Iterator[str]:
-    """Yield, for each choice of the best layout, how it does with the best other one, all else as it is."""
+    """Yield, for each choice of the best layout, how it does with the best alternative, all else as it is."""
     best = candidates[0]
     if not best.fits or best.layout is None:
         return
     for choice, text in CHOICES.items():
-        for other in candidates[1:]:
-            if other.layout and _differs(best.layout, other.layout, choice):
-                yield f"the same with {text(other.layout)}: {_why(other, [best])}"
+        for candidate in candidates[1:]:
+            layout = candidate.layout
+            if layout and _differ_in(choice, best.layout, layout):
+                yield f"the same with {text(layout)}: {_reason(candidate, best)}"
                 break
 
 
-def _differs(layout: PoolLayout, other: PoolLayout, choice: str) -> bool:
+def _differ_in(choice: str, layout: PoolLayout, another: PoolLayout) -> bool:
     """Return whether two layouts differ in one choice alone, and in what depends on it."""
-    if getattr(layout, choice) == getattr(other, choice):
+    if getattr(layout, choice) == getattr(another, choice):
         return False
-    changes = {name: getattr(other, name) for name in (choice, *DEPENDENT.get(choice, ()))}
-    return replace(layout, **changes) == other
+    changes = {choice: getattr(another, choice)}
+    for dependent in DEPENDENT.get(choice, ()):
+        changes[dependent] = getattr(another, dependent)
+    return replace(layout, **changes) == another
 
 
-def _lost(candidates: Sequence[Candidate], shown: Sequence[Candidate]) -> Iterator[str]:
-    """Yield, for each division of the devices without a row, its best layout and why it lost."""
+def _without_a_row(candidates: Sequence[Candidate], rows: Sequence[Candidate]) -> Iterator[str]:
+    """Yield, for each division of the devices without a row in the table, its best layout and why it lost."""
     families: dict[str, Candidate] = {}
     for candidate in candidates:
         families.setdefault(candidate.family, candidate)
-    shown_families = {candidate.family for candidate in shown}
+    families_in_table = {candidate.family for candidate in rows}
     for family, best in families.items():
-        if family not in shown_families:
-            yield f"{family}: {_why(best, shown)}"
+        if family not in families_in_table:
+            winner = rows[0] if rows else None
+            yield f"{family}: {_reason(best, winner)}"
     unfit = [candidate for candidate in candidates if not candidate.fits]
     if unfit:
         yield f"{len(unfit)} do not fit, as: {unfit[0].why_not}"
 
 
-def _why(candidate: Candidate, shown: Sequence[Candidate]) -> str:
-    """Return why a candidate lost against those that are shown."""
+def _reason(candidate: Candidate, winner: Candidate | None) -> str:
+    """Return why a candidate lost: it does not fit, or takes longer than the winner."""
     if not candidate.fits:
         return candidate.why_not
     assert candidate.plan
     pools = candidate.prediction.pools
     busiest = max(pools, key=lambda pool: middle(pools[pool]))
-    priced = [step for step in candidate.plan.steps if step.seconds]
-    steps = [step for step in priced if busiest in (step.pool, step.source)]
-    slowest = max(steps, key=lambda step: math.prod(step.seconds or ())).node
-    factor = candidate.seconds / shown[0].seconds if shown else 1.0
+    slowest, longest = "", -math.inf
+    for step in candidate.plan.steps:
+        if step.seconds and busiest in (step.pool, step.source):
+            seconds = math.prod(step.seconds)
+            if seconds > longest:
+                slowest, longest = step.node, seconds
+    factor = candidate.seconds / winner.seconds if winner else 1.0
     return f"{factor:.2f} x the time of the first; {busiest} is busiest, for the most part in `{slowest}`"

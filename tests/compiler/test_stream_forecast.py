@@ -20,7 +20,7 @@ from rlgraph.cli.main import main
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.ir.prediction import StreamForecast
-from rlgraph.planning.host_memory import held_bytes
+from rlgraph.planning.host_memory import buffer_bytes
 from rlgraph.planning.predict import Scenario
 from rlgraph.planning.simulate import occupied
 from rlgraph.printing.headline import headline
@@ -302,12 +302,12 @@ def test_a_search_offers_no_stream_where_nothing_generates_or_it_streams() -> No
 def test_the_buffer_is_counted_on_its_host() -> None:
     plan, told = planned()
     scenario = Scenario.of(Target("h100-8"))
-    held = held_bytes(plan, scenario.work(plan))
+    held = buffer_bytes(plan, scenario.work(plan))
     # of each token of mean length its id, mask, log-prob and advantage; of a row its reward
     each = (8 + 1 + 4 + 4) * scenario.work(plan).mean + 4
     assert held == {"finished": pytest.approx(told.begun * each)}
     longer = replace(plan.regions["finished"], keep=3)
-    more = held_bytes(replace(plan, regions={"finished": longer}), scenario.work(plan))
+    more = buffer_bytes(replace(plan, regions={"finished": longer}), scenario.work(plan))
     assert more["finished"] == 2 * held["finished"]
 
 

@@ -106,7 +106,7 @@ def test_a_filter_keeps_what_is_said() -> None:
         work = workload(plan, kept_rows=said)
         assert work.rows["samples/best"] == work.rows["samples"] / 8
         assert "`best` keeps 0.125 of its rows (--kept-rows)" in work.assumed
-    with pytest.raises(GraphError, match=r"`other` is no filter .*\n  accepted: best"):
+    with pytest.raises(GraphError, match=r"`other` is not a filter .*\n  accepted: best"):
         workload(plan, kept_rows={"other": 0.5})
     with pytest.raises(GraphError, match=r"there is no filter .*\n  one with `refill` says it itself"):
         workload(compile_graph("dapo", (), 2), kept_rows={"": 0.5})

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from rlgraph.costs.models.fields import Fields
 from rlgraph.syntax.model_settings import EXPERTS
 
-# layers to one that sees all tokens
-EVERY = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "gpt_oss": 2, "qwen3_next": 4}
+# families in which one layer of so many sees all tokens
+INTERVALS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4, "gpt_oss": 2, "qwen3_next": 4}
 WINDOWED = ("mistral", "mixtral", "phi3")  # all layers have the window, if there is one
 ROUTED_FIRST = ("mixtral", "gpt_oss", "qwen3_next")  # a router comes before its experts
 
@@ -41,12 +41,17 @@ class Config(Fields):
     @property
     def values(self) -> int:
         """Return the width of all value heads."""
-        return self.key_heads * (self.v_head_dim if self.latent else self.head_size)
+        return self.key_heads * self.value_size
 
     @property
     def outputs(self) -> int:
         """Return the width of what attention puts out: of all values, once per query head."""
-        return self.num_attention_heads * (self.v_head_dim if self.latent else self.head_size)
+        return self.num_attention_heads * self.value_size
+
+    @property
+    def value_size(self) -> int:
+        """Return the width of a value head."""
+        return self.v_head_dim if self.latent else self.head_size
 
     @property
     def key_heads(self) -> int:
@@ -66,7 +71,9 @@ class Config(Fields):
     @property
     def cached(self) -> int:
         """Return the numbers that a layer keeps of each token that it sees."""
-        return self.kv_lora_rank + self.qk_rope_head_dim if self.latent else 2 * self.keys
+        if self.latent:
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return 2 * self.keys
 
     @property
     def cache_heads(self) -> int:
@@ -77,8 +84,9 @@ class Config(Fields):
     def asked(self) -> int:
         """Return the numbers that a generated token multiplies with for a token that it sees: where attention
         is latent, each head's query asks the latent vector itself."""
-        heads = self.num_attention_heads
-        return heads * (self.cached + self.kv_lora_rank) if self.latent else self.queries + self.outputs
+        if self.latent:
+            return self.num_attention_heads * (self.cached + self.kv_lora_rank)
+        return self.queries + self.outputs
 
     @property
     def state(self) -> int:
@@ -136,18 +144,27 @@ class Config(Fields):
         """Return linear_attention, full_attention, or a kind that begins with sliding."""
         if self.layer_types:
             return self.layer_types[layer]
-        every = self.full_attention_interval or self.sliding_window_pattern or EVERY.get(self.model_type)
-        if every and (layer + 1) % every:
-            return "linear_attention" if self.model_type == "qwen3_next" else "sliding_attention"
-        return "sliding_attention" if self.model_type in WINDOWED else "full_attention"
+        if self.model_type in WINDOWED:
+            return "sliding_attention"
+        interval = (
+            self.full_attention_interval or self.sliding_window_pattern or INTERVALS.get(self.model_type)
+        )
+        if not interval or (layer + 1) % interval == 0:
+            return "full_attention"
+        if self.model_type == "qwen3_next":
+            return "linear_attention"
+        return "sliding_attention"
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""
         if self.model_type in ("mixtral", "gpt_oss"):
             return True
-        if not self.experts or layer in (self.mlp_only_layers or []):
+        dense_layers = self.mlp_only_layers or []
+        if not self.experts or layer in dense_layers:
             return False
-        return layer >= self.first_k_dense_replace and (layer + 1) % self.decoder_sparse_step == 0
+        if layer < self.first_k_dense_replace:
+            return False
+        return (layer + 1) % self.decoder_sparse_step == 0
 
     def layer(self, index: int, active: bool = False) -> int:
         """Return the parameters of one decoder layer; ``active``: those that one token multiplies with."""
@@ -163,7 +180,9 @@ class Config(Fields):
 
     def fused(self, index: int) -> list[tuple[int, int]]:
         """Return those of ``tensors`` that have a row per expert."""
-        return _shapes(self._experts) if self.is_sparse(index) else []
+        if not self.is_sparse(index):
+            return []
+        return _shapes(self._experts)
 
     def weights(self, index: int) -> list[tuple[int, int]]:
         """Return ``tensors``, but with each expert's weights on their own, as a checkpoint has them."""
@@ -205,7 +224,8 @@ class Config(Fields):
             tensors += self._attention(window)
         if not self.experts:
             tensors += self._mlp(False, ())
-        return {tensor.name: (tensor.rows, tensor.numbers) for tensor in tensors if tensor.name}
+        named = [tensor for tensor in tensors if tensor.name]
+        return {tensor.name: (tensor.rows, tensor.numbers) for tensor in named}
 
     def expert_linear(self, index: int) -> dict[str, tuple[int, int]]:
         """Return outputs and inputs of the linear layers of one expert of a layer.
@@ -228,7 +248,9 @@ class Config(Fields):
     def _attention(self, window: int | None) -> Iterator[Tensor]:
         if window == 0:
             return self._linear_attention()
-        return self._latent_attention() if self.latent else self._softmax_attention()
+        if self.latent:
+            return self._latent_attention()
+        return self._softmax_attention()
 
     def _softmax_attention(self) -> Iterator[Tensor]:
         hidden, queries, keys, family = self.hidden_size, self.queries, self.keys, self.model_type
@@ -240,20 +262,27 @@ class Config(Fields):
         if family == "gpt_oss":  # sinks
             yield Tensor(self.num_attention_heads, 1)
         gates = 2 if family == "qwen3_next" else 1
-        for name, rows in (("q_proj", gates * queries), ("k_proj", keys), ("v_proj", keys)):
-            yield from _linear(name, rows, hidden, biased)
-        yield from _linear("o_proj", hidden, queries, biased and family not in ("qwen2", "glm4", "glm4_moe"))
-        if self.normed:
-            for width in (queries, keys):
-                of_all_heads = family in ("olmo2", "olmo3")
-                yield Tensor(width if of_all_heads else self.head_size, 1)
+        yield from _linear("q_proj", gates * queries, hidden, biased)
+        yield from _linear("k_proj", keys, hidden, biased)
+        yield from _linear("v_proj", keys, hidden, biased)
+        has_output_bias = biased and family not in ("qwen2", "glm4", "glm4_moe")
+        yield from _linear("o_proj", hidden, queries, has_output_bias)
+        if not self.normed:
+            return
+        if family in ("olmo2", "olmo3"):  # norms of all heads together
+            yield Tensor(queries, 1)
+            yield Tensor(keys, 1)
+        else:
+            yield from [Tensor(self.head_size, 1)] * 2
 
     def _latent_attention(self) -> Iterator[Tensor]:
         hidden, rank, biased = self.hidden_size, self.q_lora_rank, self.attention_bias
         if rank:
             yield from _linear("q_a_proj", rank, hidden, biased)
             yield Tensor(rank, 1)
-        yield Tensor(self.queries, rank or hidden, "q_b_proj" if rank else "q_proj")
+            yield Tensor(self.queries, rank, "q_b_proj")
+        else:
+            yield Tensor(self.queries, hidden, "q_proj")
         yield from _linear("kv_a_proj_with_mqa", self.cached, hidden, biased)
         yield Tensor(self.kv_lora_rank, 1)
         heads = self.num_attention_heads
@@ -305,8 +334,8 @@ class Config(Fields):
         if self.model_type in ("phi3", "glm4"):
             yield Tensor(2 * inner, hidden, "gate_up_proj")
         else:
-            for name in ("gate_proj", "up_proj"):
-                yield from _linear(name, inner, hidden, biased)
+            yield from _linear("gate_proj", inner, hidden, biased)
+            yield from _linear("up_proj", inner, hidden, biased)
         yield from _linear("down_proj", hidden, inner, biased)
 
 
