@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlgraph.records import dataclass
 from rlgraph.variables import hidden
 
 # what a terminal obeys (escapes, carriage returns, directions of writing), and what can't be encoded

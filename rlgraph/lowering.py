@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +23,7 @@ from rlgraph.planning.lending import lend_asked
 from rlgraph.planning.model_limits import with_axis_sizes
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.shared_weights import share_weights
+from rlgraph.records import dataclass
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder
 

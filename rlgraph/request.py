@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlgraph.ir.plan import Origin, Target
+from rlgraph.records import dataclass
 from rlgraph.syntax.source import Tree
 
 if TYPE_CHECKING:

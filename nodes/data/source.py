@@ -5,7 +5,6 @@ needs saving.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat
@@ -17,6 +16,7 @@ from rlgraph.nodes.support.row_field import FileColumns, as_column, type_of
 from rlgraph.ops import Context, File
 from rlgraph.ops.attribute_group import AttributeGroup
 from rlgraph.ops.output_record import OutputRecord, with_columns
+from rlgraph.records import dataclass
 
 if TYPE_CHECKING:
     from rlgraph.nodes.support.dataset import DataSet

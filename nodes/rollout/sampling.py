@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeFloat
@@ -12,6 +12,7 @@ from rlgraph.errors import RunError
 from rlgraph.ops import Context, Sampling
 from rlgraph.ops.attribute_group import AttributeGroup
 from rlgraph.ops.declare import Role
+from rlgraph.records import dataclass
 
 SAMPLING_ROLES: dict[Role, str] = {
     "response_limit": "max_new_tokens",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from rlgraph.nodes.support.lazy import numpy
 from rlgraph.nodes.support.row_field import DataError
 from rlgraph.ops.interfaces import Course
+from rlgraph.records import dataclass
 
 BLOCK = 1000  # rows of a span, where weights have no course
 SPANS = 64  # whose rows are counted once, not again for each batch

@@ -8,10 +8,10 @@ Shapes in this project are written ``[samples, tokens]`` for a ragged column; it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlgraph.nodes.support.lazy import torch
+from rlgraph.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The command line. Only command bodies reach outward, so that checking needs neither torch nor ray."""
 
-import gc
 from typing import Any
 
 import click
@@ -20,16 +19,10 @@ LISTS = (nodes, graphs, import_settings)
 COMMANDS = (run, sweep, evaluate, check, plan, show, diff, view, report, export, replay, doctor, *LISTS)
 
 
-# New objects until garbage is looked for, 700 in Python 3.11. Those of imports and of a plan stay until the
-# end: a check, which makes some 62,000, need not look at all.
-YOUNG_OBJECTS = 100_000
-
-
 class Commands(click.Group):
     """Prints a user's mistake without a traceback, and lists commands in the order of use."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        gc.set_threshold(YOUNG_OBJECTS)
         try:
             return super().invoke(ctx)
         except RlgraphError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rlgraph.request import PlanRequest
 
 
+DISABLE_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"  # the variable that pydantic reads
 NARROWEST, WIDEST = 40, 120  # columns that text is fitted to: longer lines are hard to read
 
 
@@ -167,6 +169,28 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, request=PlanRequest(graph, overrides, devices, target), **options)
 
     return with_request
+
+
+def without_plugins(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a command run without pydantic's plugins, whatever the environment says of them.
+
+    Pydantic looks for them in the metadata of all that is installed, which takes a 20th of a check. A command
+    that starts processes or validates a user's data is not decorated: there a plugin may have work to do.
+    """
+
+    @functools.wraps(command)
+    def run_without(*args: Any, **options: Any) -> Any:
+        before = os.environ.get(DISABLE_PLUGINS)
+        os.environ[DISABLE_PLUGINS] = "__all__"
+        try:
+            return command(*args, **options)
+        finally:
+            if before is None:
+                del os.environ[DISABLE_PLUGINS]
+            else:
+                os.environ[DISABLE_PLUGINS] = before
+
+    return run_without
 
 
 def drawing_options(command: Callable[..., Any]) -> Callable[..., Any]:

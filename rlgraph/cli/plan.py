@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @options.DEVICES
 @options.form_option("text", "json")
 @click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
+@options.without_plugins
 @options.request_options
 @options.STRICT
 @options.NO_CODE
@@ -121,6 +122,7 @@ PICTURES = ("svg", "png", "dot", "mermaid")
     metavar="PLAN",
     help="Show instead what is different from this saved plan: exit 0 for nothing, 1 for something.",
 )
+@options.without_plugins
 @options.request_options
 @click.option(
     "--autoplace",

@@ -4,7 +4,6 @@ Notation: b bytes of a number in the data type that is computed in; h, q, k, m t
 all queries, of all keys, and of the MLP.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rlgraph.costs import limits
@@ -12,6 +11,7 @@ from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.limits import MASK, needs_mask, ring_ranks
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.ir.plan import ModelPlan
+from rlgraph.records import dataclass
 from rlgraph.syntax.model_settings import EXPERTS
 
 QUERIED = "q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa"

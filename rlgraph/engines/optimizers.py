@@ -7,7 +7,9 @@ makes it in a train engine, which refuses to start without. No other file compar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from rlgraph.records import dataclass
 
 AVERAGES = 2  # numbers that AdamW keeps for each weight: averages of its gradient and of the square
 

@@ -7,12 +7,12 @@ compiler asks the record, and a worker calls the builder that it names. Nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
 
 from rlgraph.engines import sglang_options
 from rlgraph.engines.serve_settings import OpenAISettings, SglangSettings
+from rlgraph.records import dataclass
 from rlgraph.section import Section
 
 RUNTIME = "rlgraph.runtime.engines"

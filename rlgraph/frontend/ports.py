@@ -6,10 +6,11 @@ Shared by the pass that infers edges and the edits that rewire them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlgraph.ir.graph import Call, Node
 from rlgraph.ops.declare import Hook, Op, Port
+from rlgraph.records import dataclass
 from rlgraph.syntax.source import OPEN, Tree
 
 

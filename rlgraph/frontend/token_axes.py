@@ -5,13 +5,15 @@ those of ``other_tokens`` may be along others. What an op writes along an axis o
 made.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rlgraph.errors import Problem
 from rlgraph.frontend.vocabularies import share_tokens
 from rlgraph.ir.graph import Column, Model, Node
 from rlgraph.ops.declare import Port
+from rlgraph.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class AxisOrigin:
     model: str | None
 
 
-@dataclass
+@dataclasses.dataclass
 class TokenAxes:
     """The axes of columns, node by node; ``unknown``: pairs of models that a graph does not compare."""
 

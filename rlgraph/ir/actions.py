@@ -8,11 +8,11 @@ fail on import.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeVar
 
 from rlgraph.ir.steps import Version
+from rlgraph.records import dataclass
 
 Handler = TypeVar("Handler")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from rlgraph.ir.kl_controller import Controller
 from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ops.declare import Role
+from rlgraph.records import dataclass
 
 
 @dataclass(frozen=True)

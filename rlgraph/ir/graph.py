@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from rlgraph.ir.schedules import ValueSchedule, Varying
 from rlgraph.ir.steps import NONE, RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Op, Role
+from rlgraph.records import dataclass
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.model_settings import ModelSection, ServeSettings
 from rlgraph.syntax.settings import Refill, Schedule

@@ -8,9 +8,9 @@ n is how many samples the iteration measured the KL on. Too much KL makes it dea
 """
 
 import math
-from dataclasses import dataclass
 
 from rlgraph.errors import GraphError, fail
+from rlgraph.records import dataclass
 from rlgraph.syntax.source import OPEN, Tree
 
 MAX_ERROR = 0.2  # the largest relative distance to the target that counts

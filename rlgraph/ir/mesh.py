@@ -1,6 +1,6 @@
 """The layout of a train engine's model on the devices of its pool: in one copy, or in several replicas."""
 
-from dataclasses import dataclass
+from rlgraph.records import dataclass
 
 # settings by which devices share a model or a row, as one device has them: they decide no number of a run
 ON_ONE_DEVICE = {"shard": None, "sequence_parallel": 1, "tensor_parallel": 1, "expert_parallel": 1}

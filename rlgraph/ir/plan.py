@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar, assert_never
 
@@ -30,6 +30,7 @@ from rlgraph.ir.prediction import Peak, Prediction
 from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.ir.steps import RowLayout, Version
 from rlgraph.ops.column_types import ColumnType
+from rlgraph.records import dataclass
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.model_settings import Optimizer, ServeSettings, Train
 from rlgraph.syntax.settings import Schedule

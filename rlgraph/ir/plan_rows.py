@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
 from rlgraph.ir.actions import (
@@ -20,6 +19,7 @@ from rlgraph.ir.actions import (
 )
 from rlgraph.ir.intervals import Cadences
 from rlgraph.ir.steps import RowLayout, Version
+from rlgraph.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ Iterations count from 1, as in metrics.jsonl. A number that follows what is meas
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 from rlgraph.errors import GraphError, Mark, Problem, fail
 from rlgraph.ir.kl_controller import Controller, read_controller
+from rlgraph.records import dataclass
 from rlgraph.syntax.model_settings import Optimizer
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder, validate
@@ -195,6 +196,8 @@ def _problems_on_the_way(
             starts.update(start for start, _ in course.varying.points)
             marks_of_changes.update(number.mark for number in course.numbers)
 
+    if not changes:
+        return
     binder = Binder()
     validate(record, tree, path, binder, reader)
     reported = {problem.mark for problem in binder.problems}

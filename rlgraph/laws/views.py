@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from rlgraph.errors import Mark
 from rlgraph.ir.graph import Call, Graph, Model, Node, Region
 from rlgraph.ir.intervals import Cadences
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
+from rlgraph.records import dataclass
 from rlgraph.syntax.model_settings import ModelSection, ServeSettings
 from rlgraph.syntax.source import Tree
 

@@ -17,7 +17,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from rlgraph.ops.attribute_group import AttributeGroup
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.docstring import Docstring, read_docstring
+from rlgraph.records import dataclass
 from rlgraph.text_value import Referring
 
 RowScope = Literal["each", "group", "all"]

@@ -3,7 +3,9 @@
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from rlgraph.records import dataclass
 
 HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Example):\n", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): ", re.MULTILINE)

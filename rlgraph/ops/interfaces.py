@@ -11,12 +11,14 @@ One file: whoever writes an op finds here all that one may be given.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 from rlgraph.ops.column_types import boolean, float32, int64, k, layers, samples, tokens
 from rlgraph.ops.metric import Metric, add_up
+from rlgraph.records import dataclass
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,7 @@ class Session(Protocol):
         """End, and free what it holds."""
 
 
-@dataclass
+@dataclasses.dataclass
 class Context:
     """An op's context: the iteration, the rows, and a place for its metrics.
 

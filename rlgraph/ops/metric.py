@@ -13,13 +13,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial, reduce
 from operator import add
 from typing import Any
 
 from rlgraph.errors import RunError, nearest
+from rlgraph.records import dataclass
 
 UNIT = 1074  # a finite float64 is a whole number of 2**-1074
 BINS = 512  # per power of two: what a percentile tells apart

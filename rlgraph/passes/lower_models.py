@@ -10,12 +10,12 @@ What the graph leaves open of a serve engine is settled by ``SERVE_RULES``, one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rlgraph.engines.registry import GRAMMARS, SERVING, no_adapter, serving
 from rlgraph.ir.graph import Call, Graph, Model, Node
 from rlgraph.ir.plan import ModelPlan, ServePlan, TrainPlan
+from rlgraph.records import dataclass
 from rlgraph.syntax.model_settings import Optimizer, ServeSettings, Train
 
 Engine = TypeVar("Engine", TrainPlan, ServePlan)

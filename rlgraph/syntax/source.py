@@ -6,11 +6,12 @@ rules read ``1e-6`` as a string, ``on`` as true and keep the last of two equal k
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import yaml
 
 from rlgraph.errors import GraphError, Mark, Problem, Source, fail
+from rlgraph.records import dataclass
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 INT = re.compile(r"[-+]?[0-9]+$")
@@ -237,7 +239,7 @@ def _check_size(text: str, source: Source) -> None:
             raise fail("too-deep", law, _mark(event.start_mark, source))
 
 
-@dataclass
+@dataclasses.dataclass
 class Reader:
     """Turns composed YAML into trees, noting every problem on the way.
 

@@ -12,7 +12,7 @@ taken out, and the graph planned again:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlgraph.engines.registry import SERVING
@@ -22,6 +22,7 @@ from rlgraph.frontend.tree_paths import put
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan, ServePlan
 from rlgraph.laws.settings import decides_nothing
+from rlgraph.records import dataclass
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import OPEN, Tree
 

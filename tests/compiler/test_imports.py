@@ -75,6 +75,24 @@ print(*sorted(installed), *sorted(own), *sorted(predicting))
     assert not loaded & {"rlgraph.planning.predict", "rlgraph.costs.pricing"}, "of plans for a cluster"
 
 
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_no_plugins_are_looked_for(command: str) -> None:
+    """The variable by which pydantic is told is as before when the command is over."""
+    script = f"""
+import os
+from importlib import metadata
+metadata.entry_points = lambda **options: 1 / 0
+from rlgraph.cli.main import main
+before = dict(os.environ)
+try:
+    main([{command!r}, "demo"])
+except SystemExit as done:
+    assert not done.code
+assert dict(os.environ) == before
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
 def imported(body: list[ast.stmt]) -> Iterator[str]:
     """Modules imported when a module is loaded: not in functions, not for the type checker alone."""
     for statement in body:
