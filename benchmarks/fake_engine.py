@@ -381,7 +381,7 @@ def _faked(batch: MicroBatch, fakes: FakeTensorMode) -> MicroBatch:
 def _replaced(live: Live) -> Iterator[Any]:
     """The replacements that the module speaks of, and the places whose tensors belong to a part."""
     yield patch.object(pretrained, "weights_of", _weights_of)
-    yield patch.object(pretrained, "_copy_pieces", lambda *_: None)
+    yield patch.object(pretrained, "_copy_views", lambda *_: None)
     yield patch.object(pretrained, "_copy_columns", lambda *_: None)
     yield patch.object(experts, "_counted", _even)
     yield patch("transformers.masking_utils.is_tracing", lambda _tensor=None: False)
@@ -445,9 +445,9 @@ def _weights_of(path: str) -> dict[str, pretrained.StoredWeight]:
     from rlgraph.runtime.engines.model_files import ModelFiles
 
     model = pretrained.shape_of(ModelFiles(path), AutoModelForCausalLM, {}, torch.float32)
-    pieces = [piece for parts in naming.pieces_of(model, []).values() for piece in parts]
+    stored = [view for views in naming.views_of(model, []).values() for view in views]
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    return {p.name: pretrained.StoredWeight("", list(p.shape)) for p in pieces if p.name not in tied}
+    return {p.name: pretrained.StoredWeight("", list(p.shape)) for p in stored if p.name not in tied}
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import ray
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import RayCluster
-from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.columns.chunk import Chunk
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Execution
 
@@ -85,7 +85,7 @@ def iteration(plan: Plan, driver: Driver) -> None:
 
 def calls(plan: Plan, cluster: RayCluster) -> None:
     """A call for each device of each step, the results of one step the arguments of the next."""
-    carried: list[Any] = [Part(numpy.zeros(1, numpy.float32))] * 2
+    carried: list[Any] = [Chunk(numpy.zeros(1, numpy.float32))] * 2
     for step in plan.steps:
         for device in step.devices:
             _, carried[device] = cluster.call((step.pool, device), "repeat", 1, carried[device], returns=2)

@@ -38,8 +38,8 @@ import sglang
 from sglang_model import save_model
 
 from rlgraph.ops import Request, Sampling
-from rlgraph.runtime.engines.servers.calls import Ask
 from rlgraph.runtime.engines.servers.router import Router
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 from rlgraph.runtime.engines.sglang.client import body
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
@@ -71,11 +71,13 @@ def batch(prompts: int) -> list[int]:
     return found
 
 
-def ask(engine: SglangEngine, tokens: Sequence[int], length: int, conversation: str | None = None) -> Ask:
+def ask(
+    engine: SglangEngine, tokens: Sequence[int], length: int, conversation: str | None = None
+) -> SampleRequest:
     """A sample of exactly so many tokens."""
     asked = body(Request(tokens, [0]), 0, Sampling(length, 0.0), [])
     asked["sampling_params"]["ignore_eos"] = True
-    return Ask(asked, conversation, {engine.version})
+    return SampleRequest(asked, conversation, {engine.version})
 
 
 def generate(engines: Sequence[SglangEngine], lengths: Sequence[int]) -> list[float]:

@@ -40,7 +40,8 @@ def make(directory: str | Path = "demo_files", seed: int = 0) -> bool:
 def questions(seed: int, sign: str = "+") -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return every sum of two numbers of two digits, or product (``*``), shuffled, as rows to train on and
     500 to test on."""
-    pairs, compute = product(range(10, 100), repeat=2), {"+": operator.add, "*": operator.mul}[sign]
+    pairs = product(range(10, 100), repeat=2)
+    compute = {"+": operator.add, "*": operator.mul}[sign]
     rows = [{"question": f"{a}{sign}{b}=", "answer": str(compute(a, b))} for a, b in pairs]
     random.Random(seed).shuffle(rows)
     return rows[TEST_ROWS:], rows[:TEST_ROWS]

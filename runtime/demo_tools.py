@@ -77,7 +77,8 @@ def make_model(directory: Path, seed: int) -> None:
     """Write a Hugging Face model directory: config, random weights, tokenizer with a chat template."""
     tokenizer = make_tokenizer()
     config = model_config(tokenizer)
-    config.vocab_size, config.max_position_embeddings = 288, CONTEXT
+    config.vocab_size = 288
+    config.max_position_embeddings = CONTEXT
     write_model(directory, config, tokenizer, seed)
 
 

@@ -21,7 +21,9 @@ from fractions import Fraction
 from rlgraph.ir.plan import Plan
 from rlgraph.syntax.interval import Interval
 
-SAVE, EVALUATE, RECORD = "save", "evaluate", "record"
+SAVE = "save"
+EVALUATE = "evaluate"
+RECORD = "record"
 seconds_now = time.monotonic  # a test may set another clock
 
 
@@ -59,11 +61,11 @@ class DueTimes:
 
     def after(self, previous: Clocks, now: Clocks) -> frozenset[str]:
         """Return what is due after an iteration, from the clocks before and after it."""
-        return frozenset(
-            name
-            for name, interval in self.intervals.items()
-            if self._multiples(interval, now) > self._multiples(interval, previous)
-        )
+        due_names = set[str]()
+        for name, interval in self.intervals.items():
+            if self._multiples(interval, now) > self._multiples(interval, previous):
+                due_names.add(name)
+        return frozenset(due_names)
 
     def may_come(self, name: str, iteration: int, now: Clocks) -> bool:
         """Return whether something may be due after a later iteration; if it can be foreseen, whether it is.

@@ -64,7 +64,9 @@ def evaluate(
         overrides = (*origin.overrides, *overrides)
         target = target or origin.target
     elif checkpoint:
-        raise RunError(f"{subject} is no run, and has no checkpoint {checkpoint}\n  name a run, as runs/demo")
+        raise RunError(
+            f"{subject} is not a run, and has no checkpoint {checkpoint}\n  name a run, as runs/demo"
+        )
     elif (folder.path / "config.json").is_file():
         law = f"{subject} is a model, and a graph says what is measured"
         raise RunError(f"{law}\n  rlgraph eval GRAPH models.policy.path={subject}")

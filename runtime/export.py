@@ -41,7 +41,8 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
     folder = RunDir(run_dir)
     if not (run_dir / "plan.json").is_file():
         raise RunError(f"{run_dir} holds no run (no plan.json)\n  name a run directory, as runs/demo")
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    is_empty_folder = to.is_dir() and not any(to.iterdir())
+    if to.exists() and not is_empty_folder:
         raise RunError(f"{to} is there already\n  name a directory that is not, or remove it")
     plan = load(run_dir / "plan.json")
     saved = whole_checkpoint(folder, checkpoint, "--checkpoint")
@@ -71,10 +72,11 @@ def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
     assert model.train
     record = TRAINING[model.train.engine]
     build_engine = resolve_name(record.builder)
+    optimizer = model.optimizer.model_dump() if model.optimizer else None
     engine = build_engine(
         path,
         head=model.head,
-        optimizer=model.optimizer.model_dump() if model.optimizer else None,
+        optimizer=optimizer,
         config=model.config,
         trust_remote_code=model.trust_remote_code,
         **model.train.model_dump(include={*record.options}),

@@ -27,7 +27,8 @@ from rlgraph.ops import Parser
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
 from rlgraph.runtime.engines.findings import Findings, folder_findings
-from rlgraph.runtime.engines.model_files import ConfigError, ConfigFileError, ModelFiles, context_of
+from rlgraph.runtime.engines.model_files import ConfigError, ConfigFileError, ModelFiles
+from rlgraph.runtime.engines.model_inspection import inspect_model
 from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
@@ -141,7 +142,8 @@ class Preflight:
         """
         for path, every in intervals(self.plan).items():
             if isinstance(every, int):
-                interval, run = float(every), iterations
+                interval = float(every)
+                run = iterations
             elif every.seconds:
                 continue
             elif every.source not in self.rows:
@@ -234,9 +236,9 @@ class Preflight:
         if finding:
             return finding.text
         try:
-            config = files.config()
-            if tokenizer:
-                self.tokenizers[name] = files.tokenizer()
+            inspected = inspect_model(files, needs_tokenizer=tokenizer)
+            if inspected.tokenizer_error:
+                raise inspected.tokenizer_error
         except ConfigError as error:
             mark = self.tree.at(("models", name, "config")).mark
             remedy = f"change models.{name}.config, or leave the field out"
@@ -256,12 +258,13 @@ class Preflight:
                 setting = f"models.{name}.trust_remote_code=true"
                 return f"brings Python code of its own, which is not run unasked: read it, then say {setting}"
             return f"can't be loaded, as a folder or from a hub: {str(error).splitlines()[0]}"
-        text_config = config.get_text_config()
-        self.context[name] = context_of(config)
-        self.vocabulary[name] = getattr(text_config, "vocab_size", None)
-        if name in self.tokenizers and not files.stop_ids(text_config, self.tokenizers[name]):
-            self.endless.add(name)
-        self._fits(name, files, config)
+        self.context[name] = inspected.context
+        self.vocabulary[name] = inspected.vocabulary
+        if inspected.tokenizer is not None:
+            self.tokenizers[name] = inspected.tokenizer
+            if not inspected.stop_ids:
+                self.endless.add(name)
+        self._fits(name, files, inspected.config)
         return ""
 
     def _fits(self, name: str, files: ModelFiles, config: Any) -> None:
@@ -439,7 +442,10 @@ class Preflight:
             counts = ", ".join(f"{count} of {name}" for name, count in data.overlong_of.items())
             law += f" ({counts})"
         law += f" have over {function.attributes[limit]} tokens ({node}.{limit}): they are "
-        law += "cut, and not the set that others report" if truncates else "left out, and not measured"
+        if truncates:
+            law += "cut, and not the set that others report"
+        else:
+            law += "left out, and not measured"
         remedy = f"raise eval.nodes.{node}.{limit}; eval/overlong has the share"
         self._warn("overlong", law, self._mark(phase, node, limit), remedy)
 

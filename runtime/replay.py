@@ -32,7 +32,7 @@ from rlgraph.printing.step_text import sentence
 from rlgraph.reports.measured import read_metrics
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.cluster.cluster import InlineCluster, Value
-from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.columns.chunk import Chunk, row_lengths
 from rlgraph.runtime.driver.control import ControlCalls, moment_after
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Execution, FinishedStep
@@ -67,20 +67,27 @@ class Replayed:
         return "\n".join([self.title, *self._lines()]) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        results = [result for _, outcome in self.steps for result in outcome]
+        results = list[Compared]()
+        for _, outcome in self.steps:
+            results += outcome
         name_width = max((len(result.name) for result in results), default=0)
         recorded_width = max((len(result.recorded) for result in results), default=0)
         for step, outcome in self.steps:
             yield f"{step.id:>5}. {sentence(step)}"
             for result in outcome:
-                mark = "" if result.same else "*"
-                verdict = "the same" if result.same else f"now {result.now}"
+                mark = ""
+                verdict = "the same"
+                if not result.same:
+                    mark = "*"
+                    verdict = f"now {result.now}"
                 yield (
                     f"{mark:>6} {result.name:<{name_width}}  {result.recorded:<{recorded_width}}  {verdict}"
                 )
         differing = sum(not result.same for result in results)
-        differ = f", {differing} differ (marked *)" if differing else ""
-        yield f"{len(results) - differing} results are those of the run{differ}"
+        summary = f"{len(results) - differing} results are those of the run"
+        if differing:
+            summary += f", {differing} differ (marked *)"
+        yield summary
 
 
 class EntryState(NamedTuple):
@@ -214,16 +221,16 @@ def _check_versions(
                 raise RunError(f"{law}\n  begin with `{updates[0].node}`")
 
 
-def _recorded_columns(run_dir: Path, iteration: int) -> dict[str, Part]:
+def _recorded_columns(run_dir: Path, iteration: int) -> dict[str, Chunk]:
     """Return every column that was recorded of an iteration."""
     folder = steps_of(run_dir).get(iteration)
     if folder is None:
         return {}
-    columns: dict[str, Part] = {}
+    columns: dict[str, Chunk] = {}
     for path in sorted(folder.glob("*.parquet")):
         names = list(about(path).types)
         for name, column in read(path, names).items():
-            columns[name] = Part(column.values, column.offsets)
+            columns[name] = Chunk(column.values, column.offsets)
     return columns
 
 
@@ -232,7 +239,7 @@ def _check_recorded(
     iteration: int,
     recorded_steps: Sequence[Step],
     steps_again: Sequence[Step],
-    columns: Mapping[str, Part],
+    columns: Mapping[str, Chunk],
 ) -> None:
     """Check that the columns of all steps that do not run were recorded."""
     for step in recorded_steps:
@@ -305,7 +312,7 @@ def _metrics(run_dir: Path, iteration: int) -> Mapping[str, Any]:
     return next((line for line in read_metrics(run_dir) if line["step"] == iteration), {})
 
 
-def _take_record(execution: Execution, steps: Sequence[Step], columns: Mapping[str, Part]) -> None:
+def _take_record(execution: Execution, steps: Sequence[Step], columns: Mapping[str, Chunk]) -> None:
     """Let an execution have the columns of steps that do not run; copies that it needs are made again."""
     execution.leave_out([step for step in steps if isinstance(step.action, Copy)])
     for step in steps:
@@ -315,15 +322,15 @@ def _take_record(execution: Execution, steps: Sequence[Step], columns: Mapping[s
         execution.add_recorded(step, references, _report(step, columns))
 
 
-def _report(step: Step, columns: Mapping[str, Part]) -> Report | None:
+def _report(step: Step, columns: Mapping[str, Chunk]) -> Report | None:
     """Return what a step said of its rows, from the columns that it wrote; None without columns."""
     written = [columns[name] for name in step.writes]
     if not written:
         return None
-    ragged = [column for column in written if column.offsets is not None]
-    lengths = (ragged or written)[0].lengths
-    kept = np.flatnonzero(written[0].values) if step.run and step.run.filters else None
-    return Report(0.0, 0.0, lengths=lengths, kept=kept)
+    selected = None
+    if step.run and step.run.filters:
+        selected = np.flatnonzero(written[0].values)
+    return Report(0.0, 0.0, lengths=row_lengths(written), selected=selected)
 
 
 def _title(run_dir: Path, iteration: int, node: str) -> str:
@@ -358,7 +365,7 @@ def _number_text(value: float | None) -> str:
     return "not recorded" if value is None else f"{value:.9g}"
 
 
-def _compared_column(name: str, recorded: Part | None, now: Part) -> Compared:
+def _compared_column(name: str, recorded: Chunk | None, now: Chunk) -> Compared:
     """Compare a column with the recorded one: rows, how many values differ, and by how much at most."""
     if recorded is None:
         return Compared(name, "not recorded", f"{len(now)} rows")
@@ -376,5 +383,5 @@ def _compared_column(name: str, recorded: Part | None, now: Part) -> Compared:
     return Compared(name, recorded_text, f"{len(differing)} of them others, by {largest:.3g} at most")
 
 
-def _size_text(column: Part) -> str:
+def _size_text(column: Chunk) -> str:
     return f"{len(column)} rows, {len(column.values)} values"

@@ -167,7 +167,8 @@ class TrainingRun:
         """Run the iterations that are left, or those until the run is told to stop."""
         self.time_zero = due.seconds_now() - self.state.seconds
         is_evaluated_at_start = self.plan.eval_steps and self.plan.eval_before
-        if self.state.iteration == 0 and is_evaluated_at_start and not self.folder.earlier():
+        is_new = self.state.iteration == 0 and not self.folder.earlier()
+        if is_evaluated_at_start and is_new:
             values = {"step": 0, **self._evaluate()}
             self.folder.metrics(values)
             self._check_early_stop(values, 0)
@@ -193,7 +194,8 @@ class TrainingRun:
             #    settled behind the one before, since its columns had to be kept.
             is_recorded = self._is_recorded(self.state.iteration - 1)
             self.state.seconds = due.seconds_now() - self.time_zero
-            previous_clocks, clocks = clocks, self._clocks()
+            previous_clocks = clocks
+            clocks = self._clocks()
             self.state.due = sorted(self.due_times.after(previous_clocks, clocks))
 
             # None of 2 to 8 changes weights: where one fails, this iteration is saved before the run ends.
@@ -447,7 +449,7 @@ class TrainingRun:
         for column, sources in excerpts:
             columns.append(column)
             for source in sources:  # each device cuts out its rows, so that no more travels
-                _, selected = self.cluster.call(source.place, "select", source.rows, source.part, returns=2)
+                _, selected = self.cluster.call(source.place, "select", source.rows, source.chunk, returns=2)
                 rows_of_columns.append(selected)
         _, token_sources = excerpts[0]
         pool, _ = token_sources[0].place

@@ -19,7 +19,7 @@ from rlgraph.runtime.cluster.failures import LostError, is_gone, reason
 from rlgraph.runtime.cluster.liveness import LOOK_S, ProcessWatch, attended, state, unresponsive
 from rlgraph.runtime.cluster.placement import PlacementUnit, reserved, seated, units
 from rlgraph.runtime.cluster.sweeper import Sweeper
-from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.columns.chunk import Chunk
 from rlgraph.runtime.columns.shared_memory import new_session, segments_of
 from rlgraph.runtime.engines.weights.transports import Handover
 from rlgraph.runtime.messages.log_level import with_level
@@ -87,10 +87,14 @@ class InlineCluster:
             result = getattr(self.workers[place], method)(*values)
         except Exception as error:
             return [Value(error=error) for _ in range(returns)]
-        return [Value(result)] if returns == 1 else [Value(item) for item in result]
+        if returns == 1:
+            return [Value(result)]
+        return [Value(item) for item in result]
 
-    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
-        return self.call(place, "perform", tasks, (), *parts, returns=returns)
+    def call_off_device(
+        self, plan: Plan, place: Place, tasks: Sequence[Task], *columns: Any, returns: int
+    ) -> list[Any]:
+        return self.call(place, "perform", tasks, (), *columns, returns=returns)
 
     def put(self, value: Any) -> Any:
         return Value(value)
@@ -110,7 +114,10 @@ class InlineCluster:
 
 
 def _places(pools: Mapping[str, int]) -> list[Place]:
-    return [(pool, device) for pool, devices in pools.items() for device in range(devices)]
+    places = list[Place]()
+    for pool, devices in pools.items():
+        places += [(pool, device) for device in range(devices)]
+    return places
 
 
 def perform(
@@ -119,22 +126,23 @@ def perform(
     place: Place,
     logs: str,
     tasks: Sequence[Task],
-    *parts: Part | ColumnRef,
+    *columns: Chunk | ColumnRef,
 ) -> Any:
     """Carry out tasks that need no engine, as the worker of ``place`` would, in any process of its host.
 
     Ray runs this as a task on a CPU of the worker's host. Its output goes to a file in the folder ``logs``.
     """
-    worker = _worker_beside(logs)
-    worker.plan, worker.at = plan, place
+    worker = _worker_without_engines(logs)
+    worker.plan = plan
+    worker.worker_place = place
     hide(values)
-    return worker.perform(tasks, (), *parts)
+    return worker.perform(tasks, (), *columns)
 
 
 @cache
-def _worker_beside(logs: str) -> Worker:
+def _worker_without_engines(logs: str) -> Worker:
     """Return the worker of this process, which has no engines."""
-    return Worker(threads=1, log=f"{logs}/beside-{os.getpid()}.log", beside=True)
+    return Worker(threads=1, log=f"{logs}/beside-{os.getpid()}.log", off_device=True)
 
 
 class RayCluster:
@@ -176,7 +184,7 @@ class RayCluster:
         self.session = new_session()
         advice = f"continue with --resume --run-dir {logs.parent}"
         self.sweeper = Sweeper(self.session, segments_of(self.session), advice)
-        # the plan that was last put into Ray's store for ``beside``, with references to it and its variables
+        # for calls off the devices: the plan last put into Ray's store, references to it and to its values
         self.shared_plan: tuple[Plan, Any, Any] | None = None
         try:
             self._start_ray(address, with_level(runtime_env or {}))
@@ -210,7 +218,8 @@ class RayCluster:
 
     def _security_notes(self, address: str | None, timeout: float) -> list[str]:
         """Return a warning if Ray asks for no token."""
-        if all(self._answers([worker.asks_for_token.remote() for worker in self.workers.values()], timeout)):
+        asks_for_token = [worker.asks_for_token.remote() for worker in self.workers.values()]
+        if all(self._answers(asks_for_token, timeout)):
             return []
         which = f"at {address}" if address else "of this run"
         meaning = "whoever reaches its ports can run code as this user, and read what the run holds"
@@ -271,7 +280,9 @@ class RayCluster:
         results = getattr(self.workers[place], method).options(num_returns=returns).remote(*args)
         return [results] if returns == 1 else list(results)
 
-    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
+    def call_off_device(
+        self, plan: Plan, place: Place, tasks: Sequence[Task], *columns: Any, returns: int
+    ) -> list[Any]:
         if self.shared_plan is None or self.shared_plan[0] is not plan:
             values = referred(plan)
             self.shared_plan = plan, self.put(with_values(plan, values)), self.put(values)
@@ -279,7 +290,7 @@ class RayCluster:
         node, _ = self.processes[place]
         # on the worker's host, to read its shared memory; no CPU, as workers may take all that Ray counts
         task = ray_start.on_node(self.task, node, num_cpus=0, num_returns=returns)
-        results = task.remote(plan_reference, values_reference, place, self.logs, tasks, *parts)
+        results = task.remote(plan_reference, values_reference, place, self.logs, tasks, *columns)
         return [results] if returns == 1 else list(results)
 
     def put(self, value: Any) -> Any:

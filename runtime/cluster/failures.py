@@ -43,7 +43,9 @@ def failure(plan: str, law: str, error: Exception) -> RunError:
     """
     brief = f"{law}\n  {reason(error)}"
     message = f"{plan}\n{brief}"
-    if is_gone(error) or is_broken(error) or isinstance(cause(error), ServerLostError):
+    if is_gone(error) or is_broken(error):
+        return LostError(message, brief)
+    if isinstance(cause(error), ServerLostError):
         return LostError(message, brief)
     return StepError(message)
 

@@ -23,7 +23,9 @@ class WorkerCluster(Protocol):
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         """Start a worker's method; return a reference per return value. ``args`` may hold references."""
 
-    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
+    def call_off_device(
+        self, plan: Plan, place: Place, tasks: Sequence[Task], *columns: Any, returns: int
+    ) -> list[Any]:
         """Start tasks that need no engine beside a worker; return references as its ``perform``."""
 
     def put(self, value: Any) -> Any:

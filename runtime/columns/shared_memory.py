@@ -95,7 +95,8 @@ class SharedColumns:
         """Unlink all segments; the memory stays for processes that have mapped it until they unmap it."""
         for segment in [*self.used.values(), *self.free]:
             _unlink(segment)
-        self.used, self.free = {}, []
+        self.used = {}
+        self.free = []
 
     def _allocate(self, size: int) -> OwnSegment | None:
         """Return the smallest free segment that is large enough, else a new one in place of the largest."""

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.columns.chunk import Chunk
 from rlgraph.runtime.columns.shared_memory import LEAST, SharedColumns, keep, read
 from rlgraph.runtime.messages.tasks import HOST, WORKER, ColumnRef, Task
 
@@ -15,36 +15,36 @@ FULL = (
 
 
 class Store:
-    """The parts of columns that one worker holds for its tasks.
+    """The columns that one worker holds for its tasks.
 
     Attributes:
-        parts: parts that stay on this worker, by column.
-        shared: the shared memory of parts that other workers read.
+        resident: columns that stay on this worker, by column.
+        shared: the shared memory of columns that other workers read.
         borrowed: segments of shared memory that the current task's op reads, with their values.
     """
 
     def __init__(self, session: str) -> None:
         """Create an empty store whose shared memory has names that begin with ``session``."""
-        self.parts: dict[str, Part] = {}
+        self.resident: dict[str, Chunk] = {}
         self.shared = SharedColumns(session)
         self.borrowed: list[tuple[str, weakref.ref[Any]]] = []
 
-    def arguments(self, task: Task, sent: Sequence[Part | ColumnRef]) -> list[Part]:
-        """Return the parts that a task reads: held here, sent with the call, or in shared memory."""
+    def arguments(self, task: Task, arguments: Sequence[Chunk | ColumnRef]) -> list[Chunk]:
+        """Return the columns that a task reads: resident here, passed with the call, or in shared memory."""
         runs_op = task.method == "run"
-        return [self._part(ref, sent, is_borrowed=runs_op) for ref in task.parts]
+        return [self._column(ref, arguments, is_borrowed=runs_op) for ref in task.inputs]
 
-    def put(self, task: Task, outputs: Sequence[Part]) -> list[Part | ColumnRef]:
+    def put(self, task: Task, outputs: Sequence[Chunk]) -> list[Chunk | ColumnRef]:
         """Store the outputs that stay here, drop columns that nothing reads any more; return the others."""
-        sent: list[Part | ColumnRef] = []
-        for ref, part in zip(task.makes, outputs, strict=True):
+        returned: list[Chunk | ColumnRef] = []
+        for ref, chunk in zip(task.outputs, outputs, strict=True):
             if ref.location == WORKER:
-                self.parts[ref.name] = part
+                self.resident[ref.name] = chunk
             else:
-                sent.append(self._for_others(ref, part))
+                returned.append(self._for_others(ref, chunk))
         for name in task.drops:
-            del self.parts[name]
-        return sent
+            del self.resident[name]
+        return returned
 
     def settle(self) -> None:
         """End a task; a segment whose values its op still holds must never be written again."""
@@ -58,31 +58,31 @@ class Store:
         for name in names:
             self.shared.drop(name)
 
-    def _part(self, ref: ColumnRef, sent: Sequence[Part | ColumnRef], is_borrowed: bool) -> Part:
+    def _column(self, ref: ColumnRef, arguments: Sequence[Chunk | ColumnRef], is_borrowed: bool) -> Chunk:
         if ref.location == WORKER:
-            return self.parts[ref.name]
-        argument = sent[ref.location]
-        if isinstance(argument, Part):
+            return self.resident[ref.name]
+        argument = arguments[ref.location]
+        if isinstance(argument, Chunk):
             return argument
         segment = argument.location
         values = read(argument.name, segment)
         if is_borrowed:
             self.borrowed.append((segment.name, weakref.ref(values)))
-        return Part(values, segment.offsets)
+        return Chunk(values, segment.offsets)
 
-    def _for_others(self, ref: ColumnRef, part: Part) -> Part | ColumnRef:
-        """Return a part as other workers get it: in shared memory if it is long and there is room."""
-        part = part.near()
-        is_long = part.offsets is not None and part.values.nbytes >= LEAST
+    def _for_others(self, ref: ColumnRef, chunk: Chunk) -> Chunk | ColumnRef:
+        """Return a column as other workers get it: in shared memory if it is long and there is room."""
+        chunk = chunk.near()
+        is_long = chunk.offsets is not None and chunk.values.nbytes >= LEAST
         if is_long and ref.location == HOST:
-            shared = self.share(ref.name, part)
+            shared = self.share(ref.name, chunk)
             if shared is not None:
                 return shared
-        return part
+        return chunk
 
-    def share(self, name: str, part: Part) -> ColumnRef | None:
-        """Copy a part to shared memory; None if there is no room."""
-        segment = self.shared.put(name, part.values, part.offsets)
+    def share(self, name: str, chunk: Chunk) -> ColumnRef | None:
+        """Copy a column to shared memory; None if there is no room."""
+        segment = self.shared.put(name, chunk.values, chunk.offsets)
         return ColumnRef(name, segment) if segment else None
 
     def notes(self) -> tuple[str, ...]:
@@ -91,5 +91,5 @@ class Store:
 
     def close(self) -> None:
         """Drop all columns, and unlink the shared memory."""
-        self.parts.clear()
+        self.resident.clear()
         self.shared.close()

@@ -31,8 +31,10 @@ def python(host: ProbeFacts) -> Findings:
 
 
 def libc(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
+    if not gpus["gpus"]:
+        return
     name, release = host["libc"]
-    if gpus["gpus"] and (name != "glibc" or gpu_checks.numbers(release) < GLIBC):
+    if name != "glibc" or gpu_checks.numbers(release) < GLIBC:
         remedy = f"use a newer system (Ubuntu 22.04, Debian 12), or the container: {GUIDE}#container"
         yield wrong(f"{name or 'no glibc'} {release}: SGLang has wheels for glibc 2.34 or newer", remedy)
 
@@ -40,8 +42,10 @@ def libc(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
 def packages(packages: ProbeFacts) -> Findings:
     for requirement in packages["unmet"]:
         yield wrong(f"rlgraph needs {requirement}", "pip install 'rlgraph-compiler[run]'")
-    if not packages["unmet"]:
-        yield ok(", ".join(f"{name} {release}" for name, release in packages["installed"].items() if release))
+    if packages["unmet"]:
+        return
+    installed = [f"{name} {release}" for name, release in packages["installed"].items() if release]
+    yield ok(", ".join(installed))
 
 
 def shared_memory(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
@@ -98,7 +102,8 @@ def ray(ray: ProbeFacts, gpus: ProbeFacts) -> Findings:
     if "address" not in ray:
         yield ok(f"Ray {ray['version']}; without --address, a run starts it on this machine")
         return
-    cpus, devices = (int(ray["resources"].get(kind, 0)) for kind in ("CPU", "GPU"))
+    cpus = int(ray["resources"].get("CPU", 0))
+    devices = int(ray["resources"].get("GPU", 0))
     text = f"Ray {ray['version']} at {ray['address']}: {ray['nodes']} hosts, {cpus} CPUs, {devices} GPUs"
     for name in ray["lost"]:
         yield warn(f"the cluster has lost host {name}", "start Ray there again")
@@ -122,13 +127,15 @@ def sglang(packages: ProbeFacts, sglang: ProbeFacts, host: ProbeFacts, gpus: Pro
         yield warn(f"SGLang needs {', '.join(packages['unmet_by_sglang'])}", remedy)
     else:
         yield ok(f"SGLang {sglang['version']} and torch_memory_saver can be imported")
-    if gpus["gpus"] and not (host["nvcc"] or "CUDA_HOME" in host["variables"]):
+    has_toolkit = host["nvcc"] or "CUDA_HOME" in host["variables"]
+    if gpus["gpus"] and not has_toolkit:
         text = "there is no nvcc, and SGLang compiles kernels when a server starts"
         yield warn(text, f"install the CUDA toolkit and set CUDA_HOME: {GUIDE}#install")
 
 
 def host_step(host_optimizer: ProbeFacts) -> Findings:
-    workers, rate = host_optimizer["workers"], host_optimizer["rate"]
+    workers = host_optimizer["workers"]
+    rate = host_optimizer["rate"]
     each = f"each of {workers} workers steps" if workers > 1 else "a worker steps"
     text = f"with train.optimizer_offload {each} {rate:.2g} numbers per second"
     if rate < ASSUMED.host_step[WORST]:
@@ -167,8 +174,9 @@ def _template(model: ProbeFacts) -> Finding:
     return ok(f"{text}, prompts as {model['prompt']!r}")
 
 
-HERE = (shared_memory, limits, machine, host_step, disk, checkpoint, ray, sglang, model)
+BESIDE_GPUS = (shared_memory, limits, machine, host_step, disk, checkpoint, ray, sglang, model)
 # in the order of their lines; each takes the facts of the probes that its parameters name
 CHECKS: dict[str, Callable[..., Findings]] = {
-    check.__name__.replace("_", " "): check for check in (python, libc, packages, *gpu_checks.CHECKS, *HERE)
+    check.__name__.replace("_", " "): check
+    for check in (python, libc, packages, *gpu_checks.CHECKS, *BESIDE_GPUS)
 }

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,10 +53,11 @@ class Diagnosis:
         rows = []
         for name, line in self.lines:
             rows.append(f"{line.level:<5}  {name:<13}  {line.text}")
-            rows += [f"{'':22}-> {line.remedy}"] if line.remedy else []
-        levels = [line.level for _, line in self.lines]
-        counts = ", ".join(f"{levels.count(level)} {level}" for level in ("ok", "warn", "wrong"))
-        return "\n".join([*rows, counts]) + "\n"
+            if line.remedy:
+                rows.append(f"{'':22}-> {line.remedy}")
+        counts = Counter(line.level for _, line in self.lines)
+        rows.append(f"{counts['ok']} ok, {counts['warn']} warn, {counts['wrong']} wrong")
+        return "\n".join(rows) + "\n"
 
     def data(self) -> dict[str, Any]:
         """Return the same as JSON values."""
@@ -67,17 +69,29 @@ class Diagnosis:
 
 def judge(facts: Mapping[str, Sequence[ProbeFacts]]) -> Diagnosis:
     """Judge what probes answered. A check is left out where a probe that it needs gave no facts."""
-    lines = []
-    for probe, answer in ((probe, answer) for probe, answers in facts.items() for answer in answers):
-        if "failed" in answer:
-            subject_kind, remedy = ABOUT[probe]
-            subject = f"{subject_kind} {answer['argument']}" if answer["argument"] else subject_kind
-            lines.append((probe, wrong(f"{subject}: {answer['failed']}", remedy)))
+    lines = list[tuple[str, Finding]]()
+    gathered: dict[str, list[ProbeFacts]] = {}  # without those of probes that failed
+    for probe, answers in facts.items():
+        gathered[probe] = []
+        for answer in answers:
+            if "failed" in answer:
+                lines.append((probe, _failure(probe, answer)))
+            else:
+                gathered[probe].append(answer)
     for name, check in CHECKS.items():
-        for answers in product(*(facts.get(probe, ()) for probe in signature(check).parameters)):
-            if not any("failed" in answer for answer in answers):
-                lines += [(name, line) for line in check(*answers)]
+        # a check of models and disks looks at each model with each disk
+        choices = [gathered.get(probe, []) for probe in signature(check).parameters]
+        for arguments in product(*choices):
+            lines += [(name, line) for line in check(*arguments)]
     return Diagnosis(tuple(lines), facts)
+
+
+def _failure(probe: str, answer: ProbeFacts) -> Finding:
+    """Return that a probe gave no facts, and why."""
+    subject, remedy = ABOUT[probe]
+    if answer["argument"]:
+        subject += f" {answer['argument']}"
+    return wrong(f"{subject}: {answer['failed']}", remedy)
 
 
 def examine(models: Sequence[Sequence[str]], run_dir: str, address: str | None, timeout: float) -> Diagnosis:
@@ -87,23 +101,26 @@ def examine(models: Sequence[Sequence[str]], run_dir: str, address: str | None, 
     """
     about_machine = ("host", "packages", "gpus", "torch", "host_optimizer", "sglang")
     calls: list[ProbeCall] = [(name,) for name in about_machine]
-    calls += [("ray", address) if address else ("ray",), ("disk", run_dir)]
+    calls.append(("ray", address) if address else ("ray",))
+    calls.append(("disk", run_dir))
     calls += [("model", *words) for words in models]
     return judge(gather(calls, timeout))
 
 
-def gather(asked: Sequence[ProbeCall], timeout: float) -> dict[str, list[ProbeFacts]]:
-    """Run probes beside one another, for at most ``timeout`` seconds in all.
+def gather(calls: Sequence[ProbeCall], timeout: float) -> dict[str, list[ProbeFacts]]:
+    """Run probes at the same time, for at most ``timeout`` seconds in all.
 
-    Return for each probe its facts, one per time that it was asked, in order. Facts of a probe that gave none
-    are ``{"failed": reason, "argument": ...}``, with its first argument.
+    Return for each probe its facts, one per call, in order. Facts of a probe that gave none are
+    ``{"failed": reason, "argument": ...}``, with its first argument.
     """
-    ends = time.monotonic() + timeout
-    started = [(name, next(iter(arguments), None), _start(name, *arguments)) for name, *arguments in asked]
+    deadline = time.monotonic() + timeout
+    processes = [_start(*call) for call in calls]
     facts: dict[str, list[ProbeFacts]] = {}
-    for name, argument, process in started:
-        result = answer(process, max(ends - time.monotonic(), 0.1), timeout)
-        facts.setdefault(name, []).append(result | ({"argument": argument} if "failed" in result else {}))
+    for (name, *arguments), process in zip(calls, processes, strict=True):
+        result = answer(process, max(deadline - time.monotonic(), 0.1), timeout)
+        if "failed" in result:
+            result["argument"] = arguments[0] if arguments else None
+        facts.setdefault(name, []).append(result)
     return facts
 
 
@@ -113,16 +130,17 @@ def _start(*words: str) -> Popen[str]:
     return Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
 
 
-def answer(process: Popen[str], left: float, timeout: float) -> ProbeFacts:
-    """Return the facts that a probe prints last, or why it prints none in the ``left`` of its seconds."""
+def answer(process: Popen[str], remaining: float, timeout: float) -> ProbeFacts:
+    """Return the facts that a probe prints last, or why it prints none in the ``remaining`` seconds."""
     try:
-        printed, errors = process.communicate(timeout=left)
+        printed, errors = process.communicate(timeout=remaining)
     except TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         with suppress(TimeoutExpired):  # a process that waits for a disk can't be killed
             process.communicate(timeout=1)
         return {"failed": f"no answer within {timeout:g} s"}
     if process.returncode:
-        return {"failed": (errors.strip() or f"ended with exit code {process.returncode}").splitlines()[-1]}
+        reason = errors.strip() or f"ended with exit code {process.returncode}"
+        return {"failed": reason.splitlines()[-1]}
     facts: ProbeFacts = json.loads(printed.splitlines()[-1])
     return facts

@@ -45,7 +45,9 @@ def gpu_memory(gpus: ProbeFacts) -> Findings:
 
 
 def driver(gpus: ProbeFacts, torch: ProbeFacts) -> Findings:
-    if not gpus["gpus"] or not torch["cuda"]:
+    if not gpus["gpus"]:
+        return
+    if not torch["cuda"]:  # a build for CPUs, which the check of torch says
         return
     installed = gpus["gpus"][0]["driver"]
     cuda = torch["cuda"]
@@ -112,7 +114,10 @@ def peers(torch: ProbeFacts) -> Findings:
 
 
 def nccl(host: ProbeFacts, gpus: ProbeFacts) -> Findings:
-    variables = {name: value for name, value in host["variables"].items() if name.startswith("NCCL_")}
+    variables = {}
+    for name, value in host["variables"].items():
+        if name.startswith("NCCL_"):
+            variables[name] = value
     findings = list(_workarounds(variables))
     findings += _interface(variables.get("NCCL_SOCKET_IFNAME", ""), host["interfaces"])
     if gpus["gpus"] and not findings:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import metadata
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlgraph.costs.detect import memory
 from rlgraph.nodes.support.chat_template import TemplateError, rendered
 from rlgraph.runtime.engines.findings import folder_findings, weight_files
 from rlgraph.runtime.engines.model_files import ModelFiles
+from rlgraph.runtime.engines.model_inspection import inspect_model
 from rlgraph.runtime.rundir.environment import PACKAGES, installed_version
 from rlgraph.version import VERSION
 
@@ -43,30 +45,40 @@ NUMBERS, STEPS = 2**23, 5  # an optimizer steps so many, and so often
 
 def host() -> ProbeFacts:
     """Probe Python, the C library, limits of memory, cores and files, shared memory, and variables."""
-    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    named = {name: os.environ[name] for name in os.environ if name in VARIABLES or name.startswith("NCCL_")}
-    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    shared_memory = 0
+    if Path("/dev/shm").is_dir():
+        shared_memory = shutil.disk_usage("/dev/shm").total
+    variables = {}
+    for name in sorted(os.environ):
+        if name in VARIABLES or name.startswith("NCCL_"):
+            variables[name] = os.environ[name]
+    has_nvcc = shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").is_file()
     return {
         "python": [*sys.version_info[:3]],
         "libc": [*platform.libc_ver()],
         "machine": platform.machine(),
         "memory": memory(),
-        "memory_of_host": pages * page,
+        "memory_of_host": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "cores": cores(),
-        "shared_memory": shared.total if shared else 0,
+        "shared_memory": shared_memory,
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "interfaces": [name for _, name in socket.if_nameindex()],
-        "nvcc": bool(shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").is_file()),
-        "variables": dict(sorted(named.items())),
+        "nvcc": has_nvcc,
+        "variables": variables,
     }
 
 
 def cores(root: Path = Path("/")) -> int:
     """Return the cores that this process may use: those of its mask, or fewer under a quota of time."""
-    mask, limit = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup/cpu.max"
-    quota, _, period = (limit.read_text(encoding="utf-8") if limit.is_file() else "max").partition(" ")
-    return min(mask, max(1, int(quota) // int(period))) if quota.strip().isdigit() else mask
+    mask = len(os.sched_getaffinity(0))
+    limit = root / "sys/fs/cgroup/cpu.max"
+    if not limit.is_file():
+        return mask
+    quota, _, period = limit.read_text(encoding="utf-8").partition(" ")
+    if not quota.strip().isdigit():  # it is "max"
+        return mask
+    return min(mask, max(1, int(quota) // int(period)))
 
 
 def packages() -> ProbeFacts:
@@ -89,9 +101,13 @@ def gpus() -> ProbeFacts:
         return {"gpus": [], "processes": [], "files": len([*Path("/dev").glob("nvidia[0-9]*")])}
     devices = []
     for index, name, total, used, driver in _query_rows("--query-gpu", GPU_FIELDS):
-        sizes = {"memory": int(total) * MEBI if total.isdigit() else None}
-        sizes["used"] = int(used) * MEBI if used.isdigit() else 0
-        devices.append({"index": int(index), "name": name, **sizes, "driver": driver})
+        device: ProbeFacts = {"index": int(index), "name": name, "memory": None, "used": 0, "driver": driver}
+        # a GPU that shares the host's memory has no numbers here
+        if total.isdigit():
+            device["memory"] = int(total) * MEBI
+        if used.isdigit():
+            device["used"] = int(used) * MEBI
+        devices.append(device)
     processes = [" ".join(row) for row in _query_rows("--query-compute-apps", PROCESS_FIELDS)]
     return {"gpus": devices, "processes": processes}
 
@@ -106,18 +122,27 @@ def torch() -> ProbeFacts:
             found.cuda.init()
         except (RuntimeError, AssertionError) as refused:
             error = str(refused).splitlines()[0]
-    devices = range(found.cuda.device_count() if found.version.cuda and not error else 0)
-    return {
+    facts: ProbeFacts = {
         "version": found.__version__,
         "cuda": found.version.cuda,
         "error": error,
-        "architectures": found.cuda.get_arch_list() if devices else [],
-        "capabilities": [[*found.cuda.get_device_capability(device)] for device in devices],
-        "nccl": ".".join(map(str, found.cuda.nccl.version())) if devices else None,
-        "without_peer_access": [
-            [a, b] for a in devices for b in devices if a < b and not found.cuda.can_device_access_peer(a, b)
-        ],
+        "architectures": [],
+        "capabilities": [],
+        "nccl": None,
+        "without_peer_access": [],
     }
+    devices = 0
+    if found.version.cuda and not error:
+        devices = found.cuda.device_count()
+    if devices == 0:
+        return facts
+    facts["architectures"] = found.cuda.get_arch_list()
+    facts["capabilities"] = [[*found.cuda.get_device_capability(device)] for device in range(devices)]
+    facts["nccl"] = ".".join(map(str, found.cuda.nccl.version()))
+    for a, b in combinations(range(devices), 2):
+        if not found.cuda.can_device_access_peer(a, b):
+            facts["without_peer_access"].append([a, b])
+    return facts
 
 
 def host_optimizer() -> ProbeFacts:
@@ -132,7 +157,8 @@ def host_optimizer() -> ProbeFacts:
         weight = found.nn.Parameter(found.zeros(NUMBERS, dtype=found.bfloat16))
         weight.grad_dtype = found.float32
         weight.grad = found.ones(NUMBERS)
-        optimizer, seconds = HostAdamW([weight], lr=1e-3), []
+        optimizer = HostAdamW([weight], lr=1e-3)
+        seconds = []
         for _ in range(STEPS):
             start = time.perf_counter()
             optimizer.step()
@@ -196,26 +222,27 @@ def model(path: str, changed: str = "{}", trusted: str = "false") -> ProbeFacts:
         ConfigError: a changed field is without effect, or can't have its value.
     """
     folder = Path(path)
-    faults = [finding.text for finding in folder_findings(path)] if folder.exists() else []
+    faults = list[str]()
+    if folder.exists():
+        faults = [finding.text for finding in folder_findings(path)]
     if folder.is_dir() and not (folder / "config.json").is_file():
         return {"path": path, "faults": faults, "weights": None, "bytes_per_weight": 4}
-    files = ModelFiles(path, json.loads(changed), json.loads(trusted))
-    config = files.config()
-    text_config = config.get_text_config()
-    weights = weight_files(folder)
+    inspected = inspect_model(ModelFiles(path, json.loads(changed), json.loads(trusted)))
     facts: ProbeFacts = {
         "path": path,
         "faults": faults,
-        "type": config.model_type,
-        "vocabulary": getattr(text_config, "vocab_size", None),
-        "weights": sum(file.stat().st_size for file in weights) if folder.is_dir() else None,
-        "bytes_per_weight": getattr(config.dtype, "itemsize", 4),
+        "type": inspected.config.model_type,
+        "vocabulary": inspected.vocabulary,
+        "weights": None,
+        "bytes_per_weight": getattr(inspected.config.dtype, "itemsize", 4),
     }
-    try:
-        tokenizer = files.tokenizer()
-    except (OSError, ValueError) as error:
-        return facts | {"tokenizer": None, "reason": str(error).splitlines()[0]}
-    facts |= {"tokenizer": len(tokenizer), "end": files.stop_ids(text_config, tokenizer)}
+    if folder.is_dir():
+        facts["weights"] = sum(file.stat().st_size for file in weight_files(folder))
+    if inspected.tokenizer_error:
+        return facts | {"tokenizer": None, "reason": str(inspected.tokenizer_error).splitlines()[0]}
+    tokenizer = inspected.tokenizer
+    facts["tokenizer"] = len(tokenizer)
+    facts["end"] = inspected.stop_ids
     facts["template"] = bool(tokenizer.chat_template)
     if tokenizer.chat_template:
         try:
@@ -239,11 +266,14 @@ def _unmet(name: str, extra: str) -> Iterator[str]:
         return
     for text in metadata(name).get_all("Requires-Dist") or ():
         wanted = Requirement(text)
-        if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
+        is_of_extra = wanted.marker is None or wanted.marker.evaluate({"extra": extra})
+        if not is_of_extra:
             continue
         installed = installed_version(wanted.name)
-        if installed is None or not wanted.specifier.contains(installed, prereleases=True):
-            yield f"{wanted.name}{wanted.specifier} (installed: {installed or 'no'})"
+        if installed is None:
+            yield f"{wanted.name}{wanted.specifier} (installed: no)"
+        elif not wanted.specifier.contains(installed, prereleases=True):
+            yield f"{wanted.name}{wanted.specifier} (installed: {installed})"
 
 
 def _query_rows(query: str, fields: Sequence[str]) -> list[list[str]]:
@@ -252,9 +282,11 @@ def _query_rows(query: str, fields: Sequence[str]) -> list[list[str]]:
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:
         raise RuntimeError(f"nvidia-smi failed: {(finished.stdout + finished.stderr).strip()}")
-    return [
-        [part.strip() for part in line.split(",")] for line in finished.stdout.splitlines() if line.strip()
-    ]
+    rows = []
+    for line in finished.stdout.splitlines():
+        if line.strip():
+            rows.append([cell.strip() for cell in line.split(",")])
+    return rows
 
 
 def main(words: Sequence[str]) -> None:

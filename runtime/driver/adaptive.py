@@ -56,15 +56,15 @@ def _next(execution: Execution, step: Step, name: str, controller: Controller) -
     if "/" not in key:
         key = f"{step.node}/{key}"
     recorded, samples = _recorded(execution, step)
-    was_measured = key in recorded
-    records_others = recorded and samples
-    if not was_measured and records_others and value == controller.start:
+    if key in recorded:
+        return controller.next(value, recorded[key].value, samples)
+    records_others = bool(recorded) and samples > 0
+    if records_others and value == controller.start:
         law = f"`{step.node}` recorded no `{controller.metric}`, which its `{name}` follows"
         known = ", ".join(metric.removeprefix(f"{step.node}/") for metric in sorted(recorded))
         remedy = f"record it, or let @op(measures=...) name one of what it records: {known}"
         raise RunError(f"{law}\n  {remedy}")
-    measured = recorded[key].value if was_measured else math.nan
-    return controller.next(value, measured, samples)
+    return controller.next(value, math.nan, samples)
 
 
 def _recorded(execution: Execution, step: Step) -> tuple[dict[str, Metric], int]:

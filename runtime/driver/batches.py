@@ -56,15 +56,15 @@ class WorkerBatch:
         references = list[Reference]()
         for started, call in self.share:
             reads = list[ColumnRef]()
-            for ref in call.parts:
+            for ref in call.refs:
                 if ref.location == WORKER:
                     reads.append(ref)
                 else:
                     reads.append(replace(ref, location=len(references)))
                     references.append(ref.location)
-            table = started.execution.part_table
+            table = started.execution.ref_table
             writes = table.destinations(started.step, shared)
-            writes += (ColumnRef("", STORE),) * call.leaves
+            writes += (ColumnRef("", STORE),) * call.unfinished_columns
             tasks.append(Task(call.method, call.args, tuple(reads), writes, table.drops(started.step)))
         return tasks, references
 
@@ -127,8 +127,10 @@ class CallBatcher:
         if not self.started:
             return True
         awaits = {call.place: _awaited([call], makers) for call in calls}
-        summaries = {place: _summary(self.shares[place], makers) for place in awaits if place in self.shares}
-        return goes_along(summaries, execution.part_table.number, awaits)
+        summaries = dict[Place, ShareSummary]()
+        for place in awaits.keys() & self.shares.keys():
+            summaries[place] = _summary(self.shares[place], makers)
+        return goes_along(summaries, execution.ref_table.number, awaits)
 
     def take(self) -> tuple[list[StartedStep], list[WorkerBatch]]:
         """Return the started steps, and the calls by which they are carried out; there are none left."""
@@ -148,7 +150,7 @@ def _summary(
     latest, _ = share[-1]
     return ShareSummary(
         only_copies=all(isinstance(started.step.action, Copy) for started, _ in share),
-        execution=latest.execution.part_table.number,
+        execution=latest.execution.ref_table.number,
         awaits=_awaited([call for _, call in share], makers),
     )
 
@@ -157,5 +159,5 @@ def _awaited(calls: Sequence[WorkerCall], makers: Mapping[Reference, Reference])
     """Return the reports of calls in flight that make what some calls are given."""
     reports = set[Reference]()
     for call in calls:
-        reports |= {makers[part.location] for part in call.parts if part.location in makers}
+        reports |= {makers[ref.location] for ref in call.refs if ref.location in makers}
     return reports

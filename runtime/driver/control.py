@@ -56,8 +56,12 @@ class ControlCalls:
     def holders(self) -> list[tuple[Place, str]]:
         """Return the nodes that hold rows, each with the worker on which these are."""
         functions = self.plan.functions["train"]
-        steps = [step for step in self.plan.steps if not step.inserted and functions[step.node].holds]
-        return [((step.pool, step.devices[0]), step.node) for step in steps]
+        holders = []
+        for step in self.plan.steps:
+            if not step.inserted and functions[step.node].holds:
+                place = (step.pool, step.devices[0])
+                holders.append((place, step.node))
+        return holders
 
     def restore_held(self, checkpoint: Path) -> None:
         """Let nodes hold the rows of a checkpoint; raises as ``call_all`` does."""

@@ -131,7 +131,8 @@ class Driver:
             assert region.iteration
             place = region.plan.collect.pool, 0
             raise self._failed(region.iteration, region.plan.collect, place, error) from error
-        urgent, later = list[tuple[Execution, Step]](), list[tuple[Execution, Step]]()
+        urgent = list[tuple[Execution, Step]]()
+        later = list[tuple[Execution, Step]]()
         for execution, step in submissions:
             submitted = urgent if step.pool in region.plan.urgent_pools else later
             submitted.append((execution, step))
@@ -145,7 +146,8 @@ class Driver:
         if not off_worker and not self.batch.accepts(execution, calls, self.flights.makers):
             self._call_started()
         execution.start(step)
-        calls = self.served.needed_calls(step, calls, execution.versions(step) if step.source else {})
+        sent_versions = execution.versions(step) if step.source else {}
+        calls = self.served.needed_calls(step, calls, sent_versions)
         self.batch.add(StartedStep(execution, step, calls, off_worker))
         if self.cluster.inline or step.id in execution.awaited:
             self._call_started()
@@ -159,12 +161,13 @@ class Driver:
             started.execution.submitted(started.step, started.outputs)
 
     def _call(self, batch: WorkerBatch) -> None:
-        place, share = batch.place, batch.share
+        place = batch.place
+        share = batch.share
         is_shared = self.cluster.shares and not batch.off_worker
         tasks, references = batch.tasks(HOST if is_shared else STORE)
         returns = 1 + sum(task.returned for task in tasks)
         if batch.off_worker:
-            results = self.cluster.beside(self.plan, place, tasks, *references, returns=returns)
+            results = self.cluster.call_off_device(self.plan, place, tasks, *references, returns=returns)
         else:
             self.watch({place[0]: share[-1][0].step})  # a call that runs in this process is not in flight yet
             over = self.over.pop(place, [])

@@ -12,7 +12,7 @@ from rlgraph.ir.plan import Step
 from rlgraph.runtime.driver.iteration import Execution
 from rlgraph.runtime.messages.tasks import Place, TaskCounter
 
-Reference = Any  # of a report or of a column's part: what the cluster returns for a call
+Reference = Any  # of a report or of a column's chunk: what the cluster returns for a call
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,17 @@ class CallsInFlight:
         step it had begun.
         """
         calls = [call for call in self.pending.values() if call.place == place]
-        steps = [step for call in calls if not call.off_worker for step in call.steps]
+        steps = list[tuple[Execution, Step]]()
+        for call in calls:
+            if not call.off_worker:
+                steps += call.steps
         if not steps:
             return calls[0].steps[0]
-        begun = TaskCounter(self.logs, *place).last() if self.logs else self.sent_tasks[place]
+        started = self.sent_tasks[place]
+        if self.logs:
+            started = TaskCounter(self.logs, *place).last()
         reported = self.sent_tasks[place] - len(steps)
-        index = max(begun - reported - 1, 0)
+        index = max(started - reported - 1, 0)
         return steps[min(index, len(steps) - 1)]
 
     def places(self) -> dict[Reference, Place]:

@@ -17,8 +17,8 @@ from rlgraph.ir.actions import Collect
 from rlgraph.ir.intervals import due
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.steps import Version
+from rlgraph.runtime.driver.column_refs import RefTable
 from rlgraph.runtime.driver.intake import Intake
-from rlgraph.runtime.driver.parts import PartTable
 from rlgraph.runtime.driver.round_rows import IntArray, RoundInputs, RoundRows
 from rlgraph.runtime.driver.row_buffer import Arguments, BufferedRows, Selection
 from rlgraph.runtime.driver.rows import Awaited, Rows
@@ -112,7 +112,7 @@ class Execution:
             self.rows = Rows(plan.pools, self.steps, self.columns, self.domains, plan.models)
 
         self.off_worker = {step.id for step in self.steps if step.on_host}
-        self.part_table = PartTable(
+        self.ref_table = RefTable(
             self.steps, plan.pools, self.pools, keep, self.off_worker, may_share=inputs is None
         )
         read_elsewhere = self._read_elsewhere()
@@ -129,13 +129,17 @@ class Execution:
 
     def as_it_runs(self, step: Step) -> Step:
         """Return a step as it is in this iteration: what holds rows runs without new ones, too."""
-        return step if self.written.issuperset(step.reads) else replace(step, reads=())
+        if self.written.issuperset(step.reads):
+            return step
+        return replace(step, reads=())
 
     def _read_elsewhere(self) -> set[str]:
         """Return the columns that another pool reads than the one that writes them."""
         columns = set[str]()
         for step in self.steps:
-            columns |= {column for column in step.reads if self.pools.get(column, step.pool) != step.pool}
+            for column in step.reads:
+                if self.pools.get(column, step.pool) != step.pool:
+                    columns.add(column)
         return columns
 
     def _is_awaited(self, step: Step, read_elsewhere: set[str]) -> bool:
@@ -143,13 +147,15 @@ class Execution:
         is_filter = step.run is not None and step.run.filters
         if is_filter or not read_elsewhere.isdisjoint(step.writes):
             return True
-        is_maker = step in self.rows.makers.values()
-        return is_maker and bool(step.reads or self.rows.source_count is None)
+        if step not in self.rows.makers.values():
+            return False
+        is_counted_source = not step.reads and self.rows.source_count is not None
+        return not is_counted_source
 
     @property
     def refs(self) -> dict[str, list[ColumnRef | None]]:
-        """Return the references of each column's parts, one per device of its pool."""
-        return self.part_table.refs
+        """Return the references of each column's chunks, one per device of its pool."""
+        return self.ref_table.refs
 
     @property
     def done(self) -> bool:
@@ -175,11 +181,11 @@ class Execution:
 
     def start(self, step: Step) -> None:
         """Note that a step's calls will be made next: steps behind it may read its columns."""
-        self.happened |= self.part_table.start(step)
+        self.happened |= self.ref_table.start(step)
 
     def submitted(self, step: Step, outputs: Mapping[Place, Sequence[Any]]) -> None:
         """Note that a step's calls were made; the references are of its columns that do not stay."""
-        self.happened.update(self.part_table.add_outputs(step, outputs))
+        self.happened.update(self.ref_table.add_outputs(step, outputs))
         self.unsubmitted.discard(step.id)  # a move of an engine may come again, in a slot that only fills
         self.unreported += len(outputs)
         if isinstance(step.action, Collect):
@@ -195,14 +201,14 @@ class Execution:
         if len(reports) < len(step.devices):
             return []
         self.happened.add(step.id)
-        return self.part_table.finish(step)
+        return self.ref_table.finish(step)
 
     def add_recorded(self, step: Step, references: Mapping[str, Any], report: Report | None) -> None:
         """Count a step as done without a call: its columns are those that an earlier run has recorded.
 
         Args:
             step: of this execution; it was not submitted, and runs on one device.
-            references: of each column that it writes, whose only part has all rows.
+            references: of each column that it writes, whose only chunk has all rows.
             report: what that device would have reported; None of a step that writes no columns.
         """
         self.unsubmitted.discard(step.id)
@@ -304,7 +310,7 @@ class Execution:
             pools = {*intake.pools}
         if self._keeps_turn(step):
             return pools
-        return {f"{pool} in round {self.part_table.number}" for pool in pools}
+        return {f"{pool} in round {self.ref_table.number}" for pool in pools}
 
     def comes_first(self, step: Step) -> list[Awaited]:
         """Return events that a step waits for in the driver, since a call that waits in Ray blocks its pool.
@@ -318,7 +324,9 @@ class Execution:
         makers = {column: maker for maker in self.steps for column in maker.writes}
         for column in step.reads:
             maker = makers.get(column)
-            if maker and (maker.on_host or maker.pool != step.pool):
+            if maker is None:
+                continue
+            if maker.on_host or maker.pool != step.pool:
                 events.append(maker.id)
         return events
 
@@ -341,12 +349,12 @@ class Execution:
         return (), ()
 
     def reference(self, column: str, device: int) -> ColumnRef:
-        """Return the reference of a column's part on a device of the pool that wrote it."""
-        return self.part_table.reference(column, device)
+        """Return the reference of a column's chunk on a device of the pool that wrote it."""
+        return self.ref_table.reference(column, device)
 
     def selection(self, column: str) -> Selection:
         """Return all rows of a column."""
-        return self.part_table.selection(column, self.rows)
+        return self.ref_table.selection(column, self.rows)
 
 
 def _pools_of(steps: Iterable[Step]) -> dict[str, str]:

@@ -41,12 +41,12 @@ def metrics(finished: Sequence[FinishedStep]) -> dict[str, float]:
             owner, owned = owners.setdefault(name, (node, metric))
             if metric.kind != owned.kind:
                 raise conflict(name, (owner, owned), (node, metric))
-            if metric.kind == "sum":
-                if not metric.is_like(owned):
-                    raise conflict(name, (owner, owned), (node, metric))
-                values[name] = values[name] + metric if name in values else metric
-            elif owner == node:
+            if metric.kind == "sum" and not metric.is_like(owned):
+                raise conflict(name, (owner, owned), (node, metric))
+            if owner == node:
                 values[name] = metric
+            elif metric.kind == "sum":
+                values[name] = values[name] + metric
             else:
                 values[f"{node}/{name}"] = metric
     return {name: metric.value for name, metric in values.items()}
@@ -84,8 +84,10 @@ def evaluation_details(plan: Plan, finished: Sequence[FinishedStep]) -> dict[str
     recorded = metrics(finished)
     details: dict[str, float] = {}
     for name, value in recorded.items():
-        if name.startswith("data/") and name.split("/")[1] in OF_SOURCES:
-            details[f"eval/{name.removeprefix('data/')}"] = value
+        namespace, _, source_metric = name.partition("/")
+        is_of_source = source_metric.partition("/")[0] in OF_SOURCES
+        if namespace == "data" and is_of_source:
+            details[f"eval/{source_metric}"] = value
     for metric, column in plan.report.items():
         writer = plan.columns["eval"][column].writer
         for name, value in recorded.items():
@@ -158,13 +160,13 @@ def _generates(item: FinishedStep) -> bool:
 
 def _sequences(plan: Plan, item: FinishedStep) -> list[Any]:
     """Return the lengths of sequences that a step made, per device: a rollout, or a source of examples."""
+    if item.step.inserted:
+        return []
     columns = plan.columns[item.step.phase]
-    if item.step.inserted or all(columns[name].type != SEQUENCES for name in item.step.writes):
+    types = {columns[name].type for name in item.step.writes}
+    if SEQUENCES not in types:
         return []
     return [report.lengths for report in item.reports.values() if report.lengths is not None]
-
-
-MEMORY = {"memory": "memory", "memory_reserved": "reserved", "memory_used": "device"}  # metric -> of Usage
 
 
 def _memory(finished: Sequence[FinishedStep]) -> dict[str, float]:
@@ -172,11 +174,12 @@ def _memory(finished: Sequence[FinishedStep]) -> dict[str, float]:
     most: dict[str, float] = {}
     for item in finished:
         for (pool, device), report in item.reports.items():
-            if report.beside:
+            if report.off_device:
                 continue
             sizes = {
-                f"perf/{metric}/{pool}-{device}": getattr(report.used, field)
-                for metric, field in MEMORY.items()
+                f"perf/memory/{pool}-{device}": report.used.memory,
+                f"perf/memory_reserved/{pool}-{device}": report.used.reserved,
+                f"perf/memory_used/{pool}-{device}": report.used.device,
             }
             if report.used.gpu:
                 sizes[f"perf/memory_step/{item.step.node}"] = report.used.memory
@@ -193,8 +196,9 @@ def _utilisations(plan: Plan, finished: Sequence[FinishedStep]) -> dict[str, flo
         if item.step.joins:
             continue
         usages = _usages(plan, finished, item)
-        went_through_tokens = any(usage.tokens for usage in usages)
-        if went_through_tokens and all(rates_of(usage.gpu) for usage in usages):
+        tokens = sum(usage.tokens for usage in usages)
+        has_known_gpus = all(rates_of(usage.gpu) for usage in usages)
+        if tokens and has_known_gpus:
             share = utilisation(plan, item.step, usages, _seconds(plan, item))
             if share:
                 shares[f"perf/mfu/{item.step.node}"] = share
@@ -204,7 +208,7 @@ def _utilisations(plan: Plan, finished: Sequence[FinishedStep]) -> dict[str, flo
 def _usages(plan: Plan, finished: Sequence[FinishedStep], item: FinishedStep) -> list[Usage]:
     """Return what each device of a step used, with the work of the terms for which it runs passes."""
     nodes = {step.node for step in plan.passes(item.step)}
-    passes = [other.reports for other in finished if other.step.node in nodes]
+    passes = [ran.reports for ran in finished if ran.step.node in nodes]
     usages = []
     for place, report in item.reports.items():
         works = [reports[place].used for reports in passes if place in reports]
@@ -233,8 +237,12 @@ def utilisation(plan: Plan, step: Step, usages: Sequence[Usage], seconds: float)
     peak = 0.0  # FLOPs per second of all devices
     for usage in usages:
         rates = rates_of(usage.gpu)
-        if rates:
-            peak += rates.bf16_flops if model.train.dtype == "bfloat16" else rates.fp32_flops
+        if rates is None:
+            continue
+        if model.train.dtype == "bfloat16":
+            peak += rates.bf16_flops
+        else:
+            peak += rates.fp32_flops
     return float(flops / (peak * seconds))
 
 

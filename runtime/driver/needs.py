@@ -70,7 +70,8 @@ def _repeat_events(execution: Execution, step: Step) -> set[Awaited]:
 
 def _repartition_events(execution: Execution, step: Step) -> set[Awaited]:
     """Return what says where the rows lie that a step brings, and where they are to lie."""
-    rows, events = execution.rows, set[Awaited]()
+    rows = execution.rows
+    events = set[Awaited]()
     for name in step.reads:
         column = execution.columns[name]
         events |= rows.known_by(column.domain, column.layout)
@@ -79,7 +80,8 @@ def _repartition_events(execution: Execution, step: Step) -> set[Awaited]:
 
 
 def _merge_events(execution: Execution, step: Step) -> set[Awaited]:
-    rows, columns = execution.rows, execution.columns
+    rows = execution.rows
+    columns = execution.columns
     events = rows.known_by(columns[step.writes[0]].domain, step.layout)
     for name in step.reads:
         events |= rows.known_by(columns[name].domain, columns[name].layout)

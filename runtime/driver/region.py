@@ -50,7 +50,8 @@ Submission = tuple[Execution, Step]
 
 # rounds of a stream that are under way at a time: at the start, while processes beside workers start,
 # and later
-ROUNDS_AT_START, MOST_ROUNDS = 2, 16
+ROUNDS_AT_START = 2
+MOST_ROUNDS = 16
 
 
 class RunningRegion:
@@ -236,7 +237,8 @@ class RunningRegion:
 
     def _check_filter(self) -> None:
         """Raise an error where the filter of a stream keeps nothing: it would go on for ever."""
-        region, ledger = self.plan.region, self.ledger
+        region = self.plan.region
+        ledger = self.ledger
         patience = region.rounds * (region.keep + 1) * region.rows / region.expected
         if ledger.seen_rows > patience and not ledger.stayed_rows:
             law = f"`{region.filter}` kept none of {ledger.seen_rows} rows that were sampled for an iteration"
@@ -269,10 +271,13 @@ class RunningRegion:
 
     def _arrange(self, places: Sequence[int]) -> Sequence[int]:
         """Return some places in the buffer in the order in which a stream takes them."""
-        if self.plan.stream is None or self.plan.stream.order == "fifo" or not places:
+        stream = self.plan.stream
+        if stream is None or stream.order == "fifo":
+            return places
+        if not places:
             return places
         rows = self.buffer.take(np.array(places, np.int64))
-        order = by_policy(rows, self.plan.stream.order, self.ledger.next_iteration, self.plan.region.rows)
+        order = by_policy(rows, stream.order, self.ledger.next_iteration, self.plan.region.rows)
         return [places[index] for index in np.concatenate(order).tolist()]
 
     def _give(self, places: IntArray) -> None:
@@ -315,7 +320,8 @@ class RunningRegion:
             return []
         if len(self.ended_rounds) == self.plan.region.rounds:
             raise RunError(self._too_few_rows())
-        unfinished, self.unfinished = self.unfinished, Waiting()
+        unfinished = self.unfinished
+        self.unfinished = Waiting()
         return self._begin(self.plan.home, unfinished, self.ledger.room())
 
     def _begin_stream_rounds(self) -> list[Submission]:
@@ -328,7 +334,8 @@ class RunningRegion:
             if self.plan.home not in self.drawing_rounds:
                 room = self.ledger.room()
                 if room or len(self.unfinished.prompts):
-                    unfinished, self.unfinished = self.unfinished, Waiting()
+                    unfinished = self.unfinished
+                    self.unfinished = Waiting()
                     submissions += self._begin(self.plan.home, unfinished, room)
             if len(lent_groups.prompts):
                 submissions += self._begin(self.plan.lender, lent_groups, 0)
@@ -368,7 +375,7 @@ class RunningRegion:
         return replace(
             inputs,
             counts_ahead=True,
-            yields=self.shares.deals,
+            may_end_early=self.shares.deals,
             in_turn=self.plan.in_turn,
             homes=homes,
             serving=self.serving,
@@ -388,9 +395,12 @@ class RunningRegion:
         the latest to begin. There are none where no iteration waits, or where its rows are being measured
         already.
         """
-        if not self.plan.lender or self.plan.lender in self.drawing_rounds or not self.wanted:
+        is_idle = bool(self.plan.lender) and self.plan.lender not in self.drawing_rounds
+        if not is_idle or not self.wanted:
             return Waiting()
-        measured = [number for round in self.rounds for number in round.finished_numbers()]
+        measured = list[int]()
+        for round in self.rounds:
+            measured += round.finished_numbers()
         if self.ledger.is_coming(measured):
             return Waiting()
         numbers = self.unfinished.prompts.prompts
@@ -440,7 +450,8 @@ class RunningRegion:
 
     def _too_few_rows(self) -> str:
         """Return what is wrong where a refill has had all its rounds, and what mends it."""
-        region, ledger = self.plan.region, self.ledger
+        region = self.plan.region
+        ledger = self.ledger
         rounds = len(self.ended_rounds)
         missing = region.rows - len(self.buffer)
         share = ledger.stayed_rows / max(ledger.seen_rows, 1)

@@ -42,9 +42,14 @@ class RegionPlan:
         steps = tuple(step for step in region_steps if not isinstance(step.action, Collect))
         collect = next(step for step in region_steps if isinstance(step.action, Collect))
         rollout = next((step for step in steps if step.unfinished), None)
-        models = frozenset(model for step in steps if step.generates for model in step.models)
+        models = set[str]()  # that generate
+        for step in steps:
+            if step.generates:
+                models |= step.models.keys()
+        pools = set[str]()
+        for step in region_steps:
+            pools |= {step.pool, step.source} - {""}
         drawing_steps = len(steps)
-        pools = frozenset(pool for step in region_steps for pool in (step.pool, step.source)) - {""}
         urgent_pools = pools
         lender = ""
         moves_samples = False
@@ -52,8 +57,8 @@ class RegionPlan:
             assert rollout
             drawing_steps = 1 + steps.index(rollout)
             lender = _lender(plan, models)
-            pools = frozenset({collect.pool})
-            urgent_pools = frozenset({lender})
+            pools = {collect.pool}
+            urgent_pools = {lender}
             attributes = plan.functions["train"][rollout.node].attributes
             moves_samples = bool(attributes.get("stays", False))
         moves_engines = any(isinstance(step.action, MoveEngine) for step in steps)
@@ -68,9 +73,9 @@ class RegionPlan:
             in_turn=frozenset(step.id for step in turns),
             home=(rollout or steps[-1]).pool,
             lender=lender,
-            pools=pools,
-            urgent_pools=urgent_pools,
-            models=models,
+            pools=frozenset(pools),
+            urgent_pools=frozenset(urgent_pools),
+            models=frozenset(models),
             sizes=plan.pools,
             moves_samples=moves_samples,
         )

@@ -92,7 +92,8 @@ class Round:
         """Return what the region's filter kept, and how many rows it saw, once the round is done."""
         if self.finished_groups is not None and not len(self.finished_groups):
             return BufferedRows(), 0
-        columns, reads = self.execution.columns, self.collect.reads
+        columns = self.execution.columns
+        reads = self.collect.reads
         kept_domain = columns[self.collect.writes[0]].domain
         seen_domain = columns[reads[0]].domain
         rows = self.rows.origin(kept_domain)
@@ -114,24 +115,25 @@ class Round:
             return Waiting()
         domain = self.execution.columns[rollout.reads[0]].domain
         layout = self.rows.layout(domain, rollout.layout, rollout.pool)
-        open_rows = [
-            np.delete(layout[device], self.rows.report(rollout, device).whole) for device in rollout.devices
-        ]
+        open_rows = []
+        for device in rollout.devices:
+            finished = self.rows.report(rollout, device).finished
+            open_rows.append(np.delete(layout[device], finished))
         rows = np.concatenate(open_rows)
         if not len(rows):
             return Waiting()
         order = np.argsort(rows)
         numbers = self.round_rows.numbers(domain)[rows[order]]
         source_rows = self.round_rows.source_rows(domain)[rows[order]]
-        prompts = {
-            name: self.execution.selection(name).take(source_rows) for name in self.inputs.source.writes
-        }
+        prompts = dict[str, Selection]()
+        for name in self.inputs.source.writes:
+            prompts[name] = self.execution.selection(name).take(source_rows)
         times = self.round_rows.samples_per_row(rollout)
         sizes = tuple(len(device_rows) * times for device_rows in open_rows)
         places = layouts.children([order], times)[0]
         samples = dict[str, Selection]()
         for column in range(rollout.unfinished):
-            refs = tuple(self.execution.part_table.unfinished[device][column] for device in rollout.devices)
+            refs = tuple(self.execution.ref_table.unfinished[device][column] for device in rollout.devices)
             samples[str(column)] = Selection(refs, sizes, places)
         return Waiting(
             prompts=self._unfinished_rows(numbers, prompts),
@@ -166,5 +168,8 @@ class Round:
     def generated_tokens(self) -> float:
         """Return the tokens that its devices have drawn."""
         assert self.inputs.rollout
-        reports = self.rows.reports[self.inputs.rollout.id].values()
-        return sum(report.metrics[GENERATED].value for report in reports if GENERATED in report.metrics)
+        tokens = 0.0
+        for report in self.rows.reports[self.inputs.rollout.id].values():
+            if GENERATED in report.metrics:
+                tokens += report.metrics[GENERATED].value
+        return tokens

@@ -34,7 +34,7 @@ class RoundInputs:
     requested: int  # rows that the source is asked for
     unfinished: Waiting  # groups that an earlier round has begun
     counts_ahead: bool = False  # whether the source gives exactly ``requested`` rows
-    yields: bool = False  # whether it ends before its time where others wait for that
+    may_end_early: bool = False  # whether it ends before its time where others wait for that
     in_turn: frozenset[int] | None = None  # steps that pools take in order; None: all
     homes: Mapping[int, int] | None = None  # prompt -> the device that draws its samples; None: its number
     serving: Callable[[], Mapping[str, int]] | None = None  # returns the versions that were sent to generate
@@ -71,7 +71,8 @@ class RoundRows:
         if domain in self.rows.filters:
             origin: IntArray = self.rows.origin(domain)
             return self.numbers(self.rows.parent(domain))[origin]
-        parent, times = self.domains[domain].parent, self.domains[domain].times
+        parent = self.domains[domain].parent
+        times = self.domains[domain].times
         if parent is None:
             resumed = self.inputs.unfinished.prompts
             new_rows = self.rows.count(domain) - len(resumed)

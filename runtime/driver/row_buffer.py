@@ -1,4 +1,4 @@
-"""The row buffer: kept rows as references of column parts, and where each row is."""
+"""The row buffer: kept rows as references of chunks of columns, and where each row is."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 from rlgraph.ops.buffer_policy import Group
 from rlgraph.runtime.messages.tasks import ColumnRef
 
-Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]  # arguments of a call, and the parts that it reads
+Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]  # arguments of a call, and the chunks that it reads
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Some rows of a column: references of its parts, the rows of each part, and where each row is.
+    """Some rows of a column: references of its chunks, the rows of each chunk, and where each row is.
 
-    ``places`` is int64 ``[rows]``, indices into the parts' rows laid end to end.
+    ``places`` is int64 ``[rows]``, indices into the rows of the chunks laid end to end.
     """
 
-    parts: tuple[Any, ...]
+    refs: tuple[Any, ...]
     sizes: tuple[int, ...]
     places: Any
 
     def take(self, rows: Any) -> Selection:
-        """Return some of the rows, with the parts that they lie in; one part at least."""
+        """Return some of the rows, with the chunks that they lie in; one chunk at least."""
         start = np.cumsum((0, *self.sizes))
         places = self.places[rows]
         owner = np.searchsorted(start, places, side="right") - 1
@@ -35,28 +35,28 @@ class Selection:
         sizes = tuple(self.sizes[index] for index in used)
         shift = np.zeros(len(start), np.int64)
         shift[used] = np.cumsum((0, *sizes))[:-1] - start[used]
-        return Selection(tuple(self.parts[index] for index in used), sizes, places + shift[owner])
+        return Selection(tuple(self.refs[index] for index in used), sizes, places + shift[owner])
 
 
 def end_to_end(selections: Sequence[Selection]) -> Selection:
     """Return the rows of several selections of one column, one after the other."""
-    parts = list[Any]()
+    refs = list[Any]()
     sizes = list[int]()
     places = []
     for selection in selections:
         places.append(selection.places + sum(sizes))
-        parts += selection.parts
+        refs += selection.refs
         sizes += selection.sizes
-    return Selection(tuple(parts), tuple(sizes), np.concatenate(places))
+    return Selection(tuple(refs), tuple(sizes), np.concatenate(places))
 
 
 def gathering(columns: Sequence[Selection]) -> Arguments:
-    """Return arguments and parts by which ``Worker.repartition`` joins the rows of some columns."""
+    """Return arguments and chunks by which ``Worker.repartition`` joins the rows of some columns."""
     picks = [column.places for column in columns]
-    counts = [len(column.parts) for column in columns]
+    counts = [len(column.refs) for column in columns]
     refs = list[Any]()
     for column in columns:
-        refs += column.parts
+        refs += column.refs
     return (picks, counts), tuple(refs)
 
 
@@ -83,7 +83,7 @@ class BufferedRows:
         return BufferedRows(self.lengths[rows], self.prompts[rows], self.iterations[rows], columns)
 
     def retain(self, rows: Any) -> BufferedRows:
-        """Return some of the rows; where there are none, no part of a column is held on to."""
+        """Return some of the rows; where there are none, no chunk of a column is held on to."""
         return self.take(rows) if len(rows) else BufferedRows()
 
     def groups(self, iteration: int) -> list[Group]:
@@ -97,7 +97,7 @@ class BufferedRows:
         return groups
 
     def gathering(self, columns: Sequence[str]) -> Arguments:
-        """Return arguments and parts by which ``Worker.repartition`` joins all rows of some columns."""
+        """Return arguments and chunks by which ``Worker.repartition`` joins all rows of some columns."""
         return gathering([self.columns[name] for name in columns])
 
     def record(self) -> dict[str, list[Any]]:
@@ -111,7 +111,7 @@ class BufferedRows:
 
     @staticmethod
     def recorded(record: Mapping[str, Sequence[Any]], references: Sequence[Any]) -> BufferedRows:
-        """Restore a ``record``; each reference is of one column, whose only part has the rows in order."""
+        """Restore a ``record``; each reference is of one column, whose only chunk has the rows in order."""
         rows = len(record["lengths"])
         columns = {}
         for name, reference in zip(record["columns"], references, strict=True):

@@ -104,7 +104,8 @@ class Rows:
         if not is_source:
             maker_layout = maker.layout if maker and is_reported else NONE
             events |= self.known_by(self.parent(domain), maker_layout)
-        says_count = is_reported or (is_source and self.source_count is None)
+        is_counted_by_source = is_source and self.source_count is None
+        says_count = is_reported or is_counted_by_source
         says_lengths = layout.way == "balanced"
         if maker and (says_count or says_lengths):
             events.add(maker.id)
@@ -258,10 +259,10 @@ class Rows:
         step = self.makers.get(domain)
         if step is None or not step.unfinished:
             return None
-        if self.report(step, step.devices[0]).whole is None:
+        if self.report(step, step.devices[0]).finished is None:
             return None
         layout = self.layout(self.columns[step.reads[0]].domain, step.layout, step.pool)
-        finished = [layout[device][self.report(step, device).whole] for device in step.devices]
+        finished = [layout[device][self.report(step, device).finished] for device in step.devices]
         return np.sort(np.concatenate(finished))
 
     def within(self, domain: str, base: str) -> Any:
@@ -272,15 +273,15 @@ class Rows:
         """
         if domain == base:
             return np.arange(self.count(base))
-        parts = self.domains[base].parts
-        if domain in parts:
-            return self._union_rows(parts)[parts.index(domain)]
+        members = self.domains[base].parts
+        if domain in members:
+            return self._union_rows(members)[members.index(domain)]
         return self.within(self.parent(domain), base)[self.origin(domain)]
 
-    def _union_rows(self, parts: Sequence[str]) -> list[Any]:
-        """Return for each part of a union int64 ``[rows]``: which row of the union each of its rows is."""
-        counts = [self.count(domain) for domain in parts]
-        # each part's rows lie between 0 and 1 at equal distances; the union has all rows in this order
+    def _union_rows(self, members: Sequence[str]) -> list[Any]:
+        """Return for each member of a union int64 ``[rows]``: which row of the union each of its rows is."""
+        counts = [self.count(domain) for domain in members]
+        # each member's rows lie between 0 and 1 at equal distances; the union has all rows in this order
         positions = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         union_row = np.argsort(np.argsort(positions, kind="stable"))
         return np.split(union_row, np.cumsum(counts)[:-1])
@@ -290,8 +291,8 @@ class Rows:
         if domain not in self._origins:
             step = self.filters[domain]
             layout = self.layout(self.parent(domain), step.layout, step.pool)
-            kept = [layout[device][self.report(step, device).kept] for device in step.devices]
-            self._origins[domain] = np.sort(np.concatenate(kept))
+            selected = [layout[device][self.report(step, device).selected] for device in step.devices]
+            self._origins[domain] = np.sort(np.concatenate(selected))
         return self._origins[domain]
 
 

@@ -26,7 +26,8 @@ def stages(execution: Execution) -> dict[str, float]:
     for name, intake in execution.streams.items():
         if intake.times is None:
             continue
-        for stage, seconds in _stages(execution, intake, intake.times, execution.rounds[name]).items():
+        stage_seconds = _stages(execution, intake, intake.times, execution.rounds[name])
+        for stage, seconds in stage_seconds.items():
             values[f"perf/stage/{stage}/busy"] = max(seconds.busy, 0.0)
             values[f"perf/stage/{stage}/starved"] = max(seconds.starved, 0.0)
             values[f"perf/stage/{stage}/held"] = max(seconds.blocked, 0.0)

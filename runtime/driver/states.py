@@ -32,7 +32,7 @@ def states_after(execution: Execution) -> dict[str, str]:
 def _state_behind(execution: Execution, node: str | None) -> str:
     """Return a node's state after an execution, or as it was before where the node did not run."""
     for step in execution.steps:
-        has_run = step.id in execution.rows.reports
-        if step.node == node and has_run and not step.inserted:
+        is_of_node = step.node == node and not step.inserted
+        if is_of_node and step.id in execution.rows.reports:
             return execution.rows.report(step, step.devices[0]).state
     return state(execution, node)

@@ -23,13 +23,13 @@ from rlgraph.runtime.messages.tasks import Place
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """A call of one worker's method; the parts of columns that it reads follow ``args``."""
+    """A call of one worker's method; references to the columns that it reads follow ``args``."""
 
     place: Place
     method: str
     args: tuple[Any, ...]
-    parts: tuple[Any, ...] = ()
-    leaves: int = 0  # columns that it gives beside those that its step writes
+    refs: tuple[Any, ...] = ()
+    unfinished_columns: int = 0  # that it returns after those that its step writes
 
 
 def calls_of(execution: Execution, step: Step) -> list[WorkerCall]:
@@ -42,37 +42,53 @@ def _each(step: Step, method: str, inputs: Callable[[int], Arguments]) -> list[W
 
 
 def _run(execution: Execution, step: Step) -> list[WorkerCall]:
-    domain = execution.columns[step.reads[0]].domain if step.reads else ""
-    rows = execution.rows.layout(domain, step.layout, step.pool) if domain else None
-    requested = execution.inputs.requested if execution.inputs else None
-    yields = execution.inputs.yields if execution.inputs else False
+    domain = ""  # of the rows that the step reads; a source reads none
+    rows = None
+    total_rows = 0
+    kind = ""
+    if step.reads:
+        domain = execution.columns[step.reads[0]].domain
+        rows = execution.rows.layout(domain, step.layout, step.pool)
+        total_rows = execution.rows.count(domain)
+        kind = execution.domains[domain].kind
+    requested = None
+    may_end_early = False
+    unfinished_columns = 0
+    if execution.inputs:
+        requested = execution.inputs.requested
+        may_end_early = execution.inputs.may_end_early and bool(step.unfinished)
+        unfinished_columns = step.unfinished
     scope = Scope(
         phase=execution.phase,
         iteration=execution.entry.iteration,
-        total_rows=execution.rows.count(domain) if domain else 0,
+        total_rows=total_rows,
         position=execution.position(step.node),
         versions=execution.versions(step),
         adapted=adapted(execution, step),
         state=state(execution, execution.plan.functions[execution.phase][step.node].state),
-        asks=None if domain else requested,
+        requested_rows=None if domain else requested,
         resumes=requested is not None,
-        yields=yields and bool(step.unfinished),
+        may_end_early=may_end_early,
     )
-    kind = execution.domains[domain].kind if domain else ""
-    samples, total = execution.rows.samples(domain) if is_made_of(kind, "samples") else (None, 0)
+    samples = None
+    total_samples = 0
+    if is_made_of(kind, "samples"):
+        samples, total_samples = execution.rows.samples(domain)
 
     def inputs(device: int) -> Arguments:
-        device_rows = () if rows is None else rows[device]
+        device_rows: Any = ()
+        numbers: Any = ()
+        if rows is not None:
+            device_rows = rows[device]
+            numbers = execution.numbers(domain)[device_rows]
         resumed_rows, resumed_refs = execution.resumed(step, device_rows)
-        numbers = () if rows is None else execution.numbers(domain)[device_rows]
         refs = [execution.reference(column, device) for column in step.reads]
-        device_scope = replace(scope, rows=numbers, begun=resumed_rows)
+        device_scope = replace(scope, rows=numbers, resumed=resumed_rows)
         if samples is not None:
-            device_scope = replace(device_scope, samples=samples[device_rows], total_samples=total)
+            device_scope = replace(device_scope, samples=samples[device_rows], total_samples=total_samples)
         return (step.node, device_scope), (*refs, *resumed_refs)
 
-    unfinished_columns = step.unfinished if execution.inputs else 0
-    return [replace(call, leaves=unfinished_columns) for call in _each(step, "run", inputs)]
+    return [replace(call, unfinished_columns=unfinished_columns) for call in _each(step, "run", inputs)]
 
 
 def _sync(execution: Execution, step: Step) -> list[WorkerCall]:
@@ -88,7 +104,8 @@ def _transition(execution: Execution, step: Step) -> list[WorkerCall]:
 
 
 def _select(execution: Execution, step: Step) -> list[WorkerCall]:
-    (column,), (copy,) = step.reads, step.writes
+    (column,) = step.reads
+    (copy,) = step.writes
     layout = execution.rows.layout(execution.columns[column].domain, step.layout, step.pool)
     stayed = execution.rows.origin(execution.columns[copy].domain)
     places = [np.flatnonzero(np.isin(rows, stayed)) for rows in layout]
@@ -96,9 +113,11 @@ def _select(execution: Execution, step: Step) -> list[WorkerCall]:
 
 
 def _repeat(execution: Execution, step: Step) -> list[WorkerCall]:
-    (column,), (copy,) = step.reads, step.writes
+    (column,) = step.reads
+    (copy,) = step.writes
     domain = execution.domains[execution.columns[copy].domain]
-    times, finished = domain.times, execution.rows.finished(domain.name)
+    times = domain.times
+    finished = execution.rows.finished(domain.name)
     rises = domain in ancestors(execution.domains, execution.columns[column].domain)
     if rises:  # it has as many rows: it is of rows made of these, one for each
         return _each(step, "repeat", lambda device: ((1,), (execution.reference(column, device),)))
@@ -114,7 +133,7 @@ def _repeat(execution: Execution, step: Step) -> list[WorkerCall]:
 
 
 def _repartition(execution: Execution, step: Step) -> list[WorkerCall]:
-    """Return calls by which devices gather their rows of the new layout from the parts of any pool."""
+    """Return calls by which devices gather their rows of the new layout from the chunks of any pool."""
     domains = [execution.columns[column].domain for column in step.reads]
     targets = [execution.rows.layout(domain, step.layout, step.pool) for domain in domains]
     pairs = [*zip(map(execution.selection, step.reads), targets, strict=True)]
@@ -124,12 +143,13 @@ def _repartition(execution: Execution, step: Step) -> list[WorkerCall]:
 
 
 def _merge(execution: Execution, step: Step) -> list[WorkerCall]:
-    """Return calls by which devices gather their rows of a column from the parts that have some each.
+    """Return calls by which devices gather their rows of a column from the chunks that have some each.
 
     Raises:
-        RunError: no part has one of the rows.
+        RunError: no chunk has one of the rows.
     """
-    columns, domain = execution.columns, execution.columns[step.writes[0]].domain
+    columns = execution.columns
+    domain = execution.columns[step.writes[0]].domain
     rows = np.concatenate([execution.rows.within(columns[name].domain, domain) for name in step.reads])
     missing = np.setdiff1d(np.arange(execution.rows.count(domain)), rows)
     if len(missing):
@@ -141,7 +161,7 @@ def _merge(execution: Execution, step: Step) -> list[WorkerCall]:
 
 
 def _collect(execution: Execution, step: Step) -> list[WorkerCall]:
-    """Return calls by which devices gather their share of a region's rows from the rounds' parts."""
+    """Return calls by which devices gather their share of a region's rows from the rounds' chunks."""
     domain = execution.columns[step.writes[0]].domain
     used = execution.streams[step.region].used
     assert used

@@ -34,7 +34,8 @@ from rlgraph.costs.limits import needs_mask
 
 # most compiled graphs of one function, where torch would give up after 8 and run the rest as it is
 GRAPHS = 64
-REPEATED, PACKED = "sdpa_repeated", "sdpa_packed"
+REPEATED = "sdpa_repeated"
+PACKED = "sdpa_packed"
 OVER = "_over_"  # in a name, before the group of ranks that share the tokens: sequence/attention.py
 VARLEN = frozenset(inspect.signature(varlen_attn).parameters)  # they differ between versions of torch
 
@@ -58,7 +59,8 @@ def repeat_shared_heads(model: Any, device: torch.device, dtype: torch.dtype) ->
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    if device.type == "cpu" or dtype != torch.float32 or model.config._attn_implementation != "sdpa":
+    is_float32_on_a_gpu = device.type != "cpu" and dtype == torch.float32
+    if not is_float32_on_a_gpu or model.config._attn_implementation != "sdpa":
         return
     AttentionInterface.register(REPEATED, attend)
     AttentionMaskInterface.register(REPEATED, sdpa_mask)
@@ -96,7 +98,8 @@ def attend_packed(
     if isinstance(attention_mask, BlockMask):
         return flex(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
     if attention_mask is not None and attention_mask.dtype == torch.int32:
-        ends, longest = attention_mask[0, 0, 0], attention_mask.shape[2]
+        ends = attention_mask[0, 0, 0]
+        longest = attention_mask.shape[2]
         return end_to_end(_tokens(query), _tokens(key), _tokens(value), ends, longest, scaling)[None], None
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
 
@@ -131,13 +134,17 @@ def attend_from(
         return torch.cat(out.chunk(len(chunks), dim=1)), None
     outputs = []
     for place, (number, chunk) in enumerate(zip(chunks, query.chunk(len(chunks)), strict=True)):
-        start, end = number * chunk.shape[2], (number + 1) * chunk.shape[2]
-        keys, values = key[:, :, :end], value[:, :, :end]
+        start = number * chunk.shape[2]
+        end = (number + 1) * chunk.shape[2]
+        keys = key[:, :, :end]
+        values = value[:, :, :end]
         if attention_mask is None:
             out = _to_the_end(chunk, keys, values, scaling)
         elif attention_mask.dtype == torch.int32:
-            ends, longest = attention_mask[0, 0, 0], attention_mask.shape[2]
-            query_ends, key_ends = ends.clamp(start, end) - start, ends.clamp(max=end)
+            ends = attention_mask[0, 0, 0]
+            longest = attention_mask.shape[2]
+            query_ends = ends.clamp(start, end) - start
+            key_ends = ends.clamp(max=end)
             out = end_to_end(
                 _tokens(chunk), _tokens(keys), _tokens(values), query_ends, longest, scaling, key_ends
             )[None]
@@ -212,7 +219,9 @@ def end_to_end(
         key_ends: of each row's keys, if there are more than queries, which are its last.
     """
     keys = ends if key_ends is None else key_ends
-    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in VARLEN else {"is_causal": True}
+    options: dict[str, Any] = {"is_causal": True}
+    if "window_size" in VARLEN:
+        options = {"window_size": (-1, 0)}
     if "enable_gqa" in VARLEN:
         options["enable_gqa"] = True
     else:

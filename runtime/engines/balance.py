@@ -43,12 +43,15 @@ class Balance:
     """
 
     def __init__(self, model: Any, coef: float, rate: float, device: torch.device) -> None:
-        self.coef, self.rate, self.routers = coef, rate, routers_of(model)
+        self.coef = coef
+        self.rate = rate
+        self.routers = routers_of(model)
         name = model.config.model_type
         if not self.routers:
             law = f"{name}: {type(model).__name__} has no routers whose load could be balanced"
             raise ValueError(f"{law}; leave out train.router_aux_loss_coef and train.router_bias_update_rate")
-        if rate and not all(hasattr(router, BIAS) for router in self.routers):
+        all_have_bias = all(hasattr(router, BIAS) for router in self.routers)
+        if rate and not all_have_bias:
             law = f"{name}: its routers have no bias ({BIAS}) that could move"
             raise ValueError(f"{law}; leave out train.router_bias_update_rate")
         size = len(self.routers), self.routers[0].num_experts
@@ -88,10 +91,12 @@ class Balance:
 
         ``moves``: the step was taken, and biases move with it. Collective.
         """
-        load, self.load = self.load, torch.zeros_like(self.load)
+        load = self.load
+        self.load = torch.zeros_like(self.load)
         if group.size() > 1:
             dist.all_reduce(load, group=group)
-        total, experts = load.sum(1, keepdim=True), load.shape[1]
+        total = load.sum(1, keepdim=True)
+        experts = load.shape[1]
         for router, less in zip(self.routers, (total - experts * load).sign(), strict=True):
             if self.rate and moves:
                 router.get_buffer(BIAS).add_(less, alpha=self.rate)

@@ -1,9 +1,9 @@
 """The contracts of engines: every member that a worker calls, and the check that an engine has them all.
 
 What an op may use of an engine is in ``rlgraph.ops.interfaces``; the protocols here add what the worker does
-with it: loading weights, moving its parts off the device and back, saving. An engine is loaded by its name in
-the registry (``rlgraph.engines.registry``), which refuses one that lacks a member. Each engine's own file has
-a line by which mypy checks the types of its members, too.
+with it: loading weights, moving its components off the device and back, saving. An engine is loaded by its
+name in the registry (``rlgraph.engines.registry``), which refuses one that lacks a member. Each engine's own
+file has a line by which mypy checks the types of its members, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EngineContractError(RunError):
 class HostedTrainEngine(interfaces.TrainEngine, Protocol):
     """A model that trains or scores, on one rank of its pool. All methods but ``join`` are collective.
 
-    Its parts are ``parameters`` and ``optimizer``.
+    Its components are ``parameters`` and ``optimizer``.
     """
 
     def set_rate(self, rate: float) -> None:
@@ -37,18 +37,18 @@ class HostedTrainEngine(interfaces.TrainEngine, Protocol):
     def join(self, name: str, term: Term) -> None:
         """Add a node's loss to the optimizer steps of the next ``update``."""
 
-    def offload(self, parts: Sequence[str]) -> None:
-        """Move parts from the device to the host.
+    def offload(self, components: Sequence[str]) -> None:
+        """Move components from the device to the host.
 
         Raises:
             RuntimeError: one is there already.
         """
 
-    def reload(self, parts: Sequence[str]) -> None:
+    def reload(self, components: Sequence[str]) -> None:
         """Bring back what ``offload`` moved, bit for bit.
 
         Raises:
-            RuntimeError: a part is on the device.
+            RuntimeError: a component is on the device.
         """
 
     def weights(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -79,7 +79,7 @@ class HostedTrainEngine(interfaces.TrainEngine, Protocol):
 class HostedServeEngine(interfaces.ServeEngine, Protocol):
     """A model that generates, on one device of its pool; ``version`` is -1 without usable weights.
 
-    Its parts are the engine's own, such as ``weights`` and ``kv``.
+    Its components are the engine's own, such as ``weights`` and ``kv``.
     """
 
     @property
@@ -96,15 +96,15 @@ class HostedServeEngine(interfaces.ServeEngine, Protocol):
         ``version`` stays -1 where a server was lost meanwhile: the caller brings them once more.
         """
 
-    def sleep(self, parts: Sequence[str]) -> None:
-        """Free the memory of parts on the device.
+    def sleep(self, components: Sequence[str]) -> None:
+        """Free the memory of components on the device.
 
         Raises:
             RuntimeError: one sleeps already.
         """
 
-    def wake(self, parts: Sequence[str]) -> None:
-        """Take the memory of parts again; weights that slept come by ``load_weights``.
+    def wake(self, components: Sequence[str]) -> None:
+        """Take the memory of components again; weights that slept come by ``load_weights``.
 
         Raises:
             RuntimeError: one is awake.

@@ -54,11 +54,11 @@ def mixtures_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _holds_experts(module: Any) -> bool:
+    is_fused = hasattr(module, "_apply_gate") and hasattr(module, "num_experts")  # by transformers' decorator
     parameters = [*module.parameters(recurse=False)]
-    fused = hasattr(module, "_apply_gate") and hasattr(module, "num_experts")  # by transformers' decorator
-    return (
-        fused and bool(parameters) and all(p.dim() > 1 and len(p) == module.num_experts for p in parameters)
-    )
+    if not is_fused or not parameters:
+        return False
+    return all(parameter.dim() > 1 and len(parameter) == module.num_experts for parameter in parameters)
 
 
 def divide(model: torch.nn.Module, group: dist.ProcessGroup) -> list[str]:

@@ -56,7 +56,7 @@ def weight_files(folder: Path) -> list[Path]:
 def folder_findings(path: str, *, needs_weights: bool = True) -> Findings:
     """Yield what is wrong with the folder of a model, before any of its files is read; a hub name has none.
 
-    The texts go on behind the path: "is no model folder".
+    The texts go on behind the path: "is not a model folder".
     """
     folder = Path(path)
     if not folder.exists():
@@ -64,6 +64,6 @@ def folder_findings(path: str, *, needs_weights: bool = True) -> Findings:
         if not is_hub_name:
             yield wrong("does not exist", kind="no-model")
     elif not (folder / "config.json").is_file():
-        yield wrong("is no model folder: it has no config.json", kind="no-model")
+        yield wrong("is not a model folder: it has no config.json", kind="no-model")
     elif needs_weights and not weight_files(folder):
         yield wrong("has no weights (*.safetensors)", "fetch the whole model", kind="no-model")

@@ -263,7 +263,8 @@ def with_changes(
         stored_value = fields.get(name)
         if name in LIBRARY_FIELDS or former == value:
             continue
-        if name == "dtype" and "dtype" not in stored and "torch_dtype" in stored:
+        has_former_name = "dtype" not in stored and "torch_dtype" in stored
+        if name == "dtype" and has_former_name:
             fields["torch_dtype"] = value
         elif name == ROPE:
             fields[name] = value

@@ -60,7 +60,8 @@ class Routing:
     def take(self) -> torch.Tensor:
         """Return what a forward pass chose since ``note``: int16 ``[tokens, layers, k]``, on the host."""
         assert self.noted is not None
-        noted, self.noted = self.noted, None
+        noted = self.noted
+        self.noted = None
         return torch.stack(noted, 1).to(torch.int16).cpu()
 
     def _route(self, layer: int, experts: int, forward: Any, hidden: torch.Tensor) -> Any:
@@ -81,7 +82,9 @@ class _Choice(TorchFunctionMode):
 
     def __init__(self, experts: int, k: int, given: torch.Tensor | None) -> None:
         super().__init__()
-        self.experts, self.k, self.given = experts, k, given
+        self.experts = experts
+        self.k = k
+        self.given = given
         self.chosen: torch.Tensor | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,7 +104,9 @@ class _Choice(TorchFunctionMode):
 
 def routers_of(model: torch.nn.Module) -> list[Any]:
     """Return the modules that are routers in the form that transformers gives all families."""
-    candidates = [
-        module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")
-    ]
-    return [module for module in candidates if hasattr(module, "num_experts") and hasattr(module, "top_k")]
+    routers = []
+    for module in model.modules():
+        is_named_so = type(module).__name__.lower().endswith("topkrouter")
+        if is_named_so and hasattr(module, "num_experts") and hasattr(module, "top_k"):
+            routers.append(module)
+    return routers

@@ -166,7 +166,8 @@ class StoredTokenizer:
             stored.setdefault(int(token_id), []).append(token)
         for token_id, forms in stored.items():
             token = loaded.get(token_id)
-            if token is None or not any(_is_same(token, form) for form in forms):
+            is_as_stored = token is not None and any(_is_same(token, form) for form in forms)
+            if not is_as_stored:
                 yield f"the added token {forms[0]['content']!r}, which is {token_id}"
         for content, token_id in self.appended.items():
             if tokenizer.convert_tokens_to_ids(content) != token_id:
@@ -282,7 +283,8 @@ def _meaning(name: str, section: Any) -> Any:
             if value not in (None, "") and key not in WITHOUT_EFFECT:
                 fields[key] = _meaning("", value)
         return fields
-    if isinstance(section, list) and section and isinstance(section[0], dict):
+    is_list_of_sections = isinstance(section, list) and bool(section) and isinstance(section[0], dict)
+    if is_list_of_sections:
         return [_meaning("", item) for item in section]
     return section
 

@@ -32,13 +32,13 @@ class Scope:
     position: int = 0
     versions: Mapping[str, int] = field(default_factory=dict)
     adapted: Mapping[str, float] = field(default_factory=dict)  # the op's attributes that follow a metric
-    asks: int | None = None  # rows that are asked of a source; None: its own ``batch``
+    requested_rows: int | None = None  # rows that are asked of a source; None: its own ``batch``
     resumes: bool = False  # whether an op's unfinished rows are taken up again
-    yields: bool = False  # whether its round ends where others wait for that: see ``RoundEnd``
+    may_end_early: bool = False  # whether its round ends where others wait for that: see ``RoundEnd``
     state: str = ""  # JSON, of the node whose state the op has; "": none yet
     samples: Any = ()  # of segments, int64: the number of each row's sample; ``total_samples``: 0 of others
     total_samples: int = 0
-    begun: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
+    resumed: tuple[Any, ...] = ()  # picks and counts, as of ``repartition``, of what is taken up
 
     def __str__(self) -> str:
         if self.phase == "eval":
@@ -55,10 +55,10 @@ class Report:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     lengths: Any = None  # int64 [rows written], tokens of each, of an op that makes a domain
     counts: Any = None  # int64 [rows read]: how many rows each has become, where that varies
-    kept: Any = None  # int64 [rows that stay], which of the rows read, of a filter
+    selected: Any = None  # int64 [rows that stay], which of the rows read, of a filter
     used: Usage = field(default_factory=Usage)
-    whole: Any = None  # int64: which of the rows read are finished, of an op that may leave some
+    finished: Any = None  # int64: which of the rows read are finished, of an op that may leave some
     state: str = ""  # JSON, of an op that keeps one
-    beside: bool = False  # whether it ran beside the device
+    off_device: bool = False  # whether it ran beside the device
     spans: Sequence[tuple[str, str, float, float]] = ()  # as of ``Context``
     notes: Sequence[str] = ()  # what a user may want to change: a setup's is other than the plan counts

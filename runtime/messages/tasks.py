@@ -54,35 +54,35 @@ class Task:
     """One step's share of a call.
 
     Args:
-        method: of the worker; it returns a ``Report``, behind it a ``Part`` for each column that it makes.
+        method: of the worker; it returns a ``Report``, behind it a ``Chunk`` for each column that it makes.
         args: of the method.
-        parts: that it is given behind them: kept by this worker, or brought by an argument of that number.
-        makes: the columns that it makes, and where they go.
-        drops: names of parts that nothing reads after this.
+        inputs: the columns that follow them: kept by this worker, or brought by an argument of that number.
+        outputs: the columns that it makes, and where they go.
+        drops: names of columns that nothing reads after this.
     """
 
     method: str
     args: tuple[Any, ...]
-    parts: tuple[ColumnRef, ...] = ()
-    makes: tuple[ColumnRef, ...] = ()
+    inputs: tuple[ColumnRef, ...] = ()
+    outputs: tuple[ColumnRef, ...] = ()
     drops: tuple[str, ...] = ()
 
     @property
     def returned(self) -> int:
-        """Return the number of parts that it returns."""
-        return sum(ref.location != WORKER for ref in self.makes)
+        """Return the number of columns that it returns."""
+        return sum(ref.location != WORKER for ref in self.outputs)
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Rows that a worker writes to a file: of one column, or of a copy of it, in ``parts`` parts in a row.
+    """Rows of a column, or of a copy of it, that a worker writes to a file; ``chunk_count`` chunks hold them.
 
     ``lines`` are those of the file that they are for, int64 ``[rows]``.
     """
 
     column: str
     lines: Any
-    parts: int
+    chunk_count: int
 
 
 class TaskCounter:
@@ -91,7 +91,8 @@ class TaskCounter:
     def __init__(self, folder: Path, pool: str, device: int) -> None:
         """Open a worker's counter in a run's ``logs``, on a disk that driver and workers share."""
         self.path = folder / f"{pool}-{device}.task"
-        self.count, self.file = 0, -1
+        self.count = 0
+        self.file = -1
 
     def begin(self) -> None:
         """Begin to count; the count of an earlier worker is gone."""

@@ -67,8 +67,8 @@ def changes(path: Path, saved: Mapping[str, Any], plan: Plan) -> list[ChangedSet
         remedy = "set them back; or begin a run with its weights: "
         remedy += f"rlgraph export {path} --to DIR, then models.NAME.path=DIR and another --run-dir"
         raise RunError("\n  ".join([law, *refused, remedy]))
-    is_same_text = saved["origin"]["composed"] == plan.fields["origin"]["composed"]
-    if not changed and is_same_text and saved["digest"] != plan.digest:
+    is_same_text = not changed and saved["origin"]["composed"] == plan.fields["origin"]["composed"]
+    if is_same_text and saved["digest"] != plan.digest:
         law = f"{path} was made from another graph, or with other values of the environment"
         remedy = "compare its graph.yaml and plan.txt with yours, or start anew"
         raise RunError(f"{law}\n  {remedy} in another --run-dir")
@@ -94,10 +94,14 @@ def _composed(plan: Mapping[str, Any]) -> dict[str, Any]:
 def _nodes_with_state(plan: Plan) -> frozenset[str]:
     """Return the nodes whose state is in a checkpoint, or whose attributes made rows that are in it."""
     functions = plan.functions["train"].items()
-    nodes = {node for node, function in functions if function.holds or function.state == node}
+    nodes = set[str]()
+    for node, function in functions:
+        if function.holds or function.state == node:
+            nodes.add(node)
     regions_with_rows = {name for name, region in plan.regions.items() if region.keep}
     regions_with_rows |= {step.region for step in plan.steps if step.unfinished}
-    nodes |= {step.node for step in plan.steps if step.region and step.region in regions_with_rows}
+    regions_with_rows.discard("")  # of steps in no region
+    nodes |= {step.node for step in plan.steps if step.region in regions_with_rows}
     return frozenset(nodes)
 
 
@@ -105,6 +109,6 @@ def _may_change(place: tuple[str, ...], nodes_with_state: frozenset[str]) -> boo
     if place[0] == "nodes" and place[1] in nodes_with_state:
         return False
     name = ".".join(place)
-    is_allowed = any(fnmatchcase(name, pattern) for pattern in ALLOWED)
-    is_refused = any(fnmatchcase(name, pattern) for pattern in REFUSED)
-    return is_allowed and not is_refused
+    if any(fnmatchcase(name, pattern) for pattern in REFUSED):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in ALLOWED)

@@ -35,7 +35,9 @@ class MetricsEndpoint:
         Raises:
             RunError: nothing can listen there.
         """
-        self.graph, self.text, self.evaluated = graph, "", dict[str, float]()
+        self.graph = graph
+        self.text = ""
+        self.evaluated = dict[str, float]()
         host, _, port = address.rpartition(":")
         try:
             self.server = MetricsServer((host or "127.0.0.1", int(port)), self._handler())

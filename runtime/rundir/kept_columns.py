@@ -42,10 +42,10 @@ def sample_columns(plan: Plan, phase: str) -> list[str]:
 
 
 class RowSource(NamedTuple):
-    """Some rows of a column on a worker: the reference of its part of the column, and which rows of that."""
+    """Some rows of a column on a worker: the reference of its chunk of the column, and which rows of that."""
 
     place: Place
-    part: Any
+    chunk: Any
     rows: Any
 
 
@@ -78,7 +78,7 @@ def _excerpt(execution: Execution, name: str, samples: str) -> tuple[Excerpt, li
     for device, device_rows in enumerate(layout):
         line_of_row = sample_of_row[device_rows]
         rows = np.flatnonzero(line_of_row < ROWS)
-        if len(rows) or not sources:  # at least one part, even of no rows
+        if len(rows) or not sources:  # at least one chunk, even of no rows
             lines.append(line_of_row[rows])
             sources.append(RowSource((pool, device), execution.reference(name, device).location, rows))
     return Excerpt(column.graph_name, np.concatenate(lines), len(sources)), sources

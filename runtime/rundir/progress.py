@@ -77,7 +77,10 @@ class Progress:
         self.live = Live(console=self.console, get_renderable=self._table, transient=True)
 
     def __enter__(self) -> Progress:
-        self._print(f"{self.plan.graph}: {self.plan.about}" if self.plan.about else self.plan.graph)
+        title = self.plan.graph
+        if self.plan.about:
+            title += f": {self.plan.about}"
+        self._print(title)
         self._print(f"run directory {self.folder}")
         if self.is_live:
             self.live.start()
@@ -107,9 +110,10 @@ class Progress:
             self.first_step = (now, self.done)
         steps: dict[str, tuple[Step, float]] = {}
         for pool, step in running.items():
-            previous = self.running.get(pool)
-            is_same_step = previous is not None and previous[0] is step
-            steps[pool] = previous if previous and is_same_step else (step, now)
+            current, since = self.running.get(pool, (step, now))
+            if current is not step:
+                since = now
+            steps[pool] = (step, since)
         self.running = steps
         if not self.message_stays:
             self.message = ""
@@ -138,7 +142,8 @@ class Progress:
         if self.is_live:
             return
         now = time.monotonic()
-        if now - self.last_line_s > QUIET_S or self.done == self.total:
+        is_last = self.done == self.total
+        if is_last or now - self.last_line_s > QUIET_S:
             self.last_line_s = now
             self._print(f"iteration {self.done}/{self.total}  {self.numbers}")
 
@@ -178,13 +183,15 @@ class Progress:
         evaluations = self.evaluations
         if not evaluations:
             return []
-        first = evaluations[min(evaluations)]
+        oldest: Mapping[str, float] = {}
+        if len(evaluations) > 1:
+            oldest = evaluations[min(evaluations)]
         newest = evaluations[max(evaluations)]
         changes: list[tuple[str, str]] = []
         for name, value in newest.items():
             text = f"{value:.3f}"
-            if len(evaluations) > 1 and name in first:
-                text = f"{first[name]:.3f} -> {text}"
+            if name in oldest:
+                text = f"{oldest[name]:.3f} -> {text}"
             changes.append((name, text))
         return changes
 

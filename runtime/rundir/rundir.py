@@ -172,7 +172,8 @@ class RunDir:
         """Append a line of metrics, and give its numbers to the trackers."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(as_json(values), allow_nan=False) + "\n")
-        numbers = finite({name: value for name, value in values.items() if name != "step"})
+        numbers = finite(values)
+        numbers.pop("step", None)
         self.trackers.log(numbers, values["step"])
 
     def earlier(self) -> list[dict[str, Any]]:
@@ -315,20 +316,24 @@ class RunDir:
 
     def written_after(self, iteration: int) -> list[Path]:
         """Return the recorded columns and the samples of later iterations."""
-        recorded = [path for step, path in steps_of(self.path).items() if step > iteration]
-        samples: list[Path] = []
+        later: list[Path] = []
+        for step, path in steps_of(self.path).items():
+            if step > iteration:
+                later.append(path)
         for path in (self.path / "samples").glob("step-*.jsonl"):
             step = int(path.name.removeprefix("step-")[:6])
             if step > iteration:
-                samples.append(path)
-        return [*recorded, *samples]
+                later.append(path)
+        return later
 
 
 def _trace_events(item: FinishedStep, iteration: int, spans: bool) -> Iterator[dict[str, Any]]:
     """Yield the trace events of a step: one per device that ran it, and one per span. Times are in us."""
     args = {"step": item.step.id, "iteration": iteration, "phase": item.step.phase}
     for (pool, device), report in item.reports.items():
-        thread: str | int = f"{device} beside" if report.beside else device
+        thread: str | int = device
+        if report.off_device:
+            thread = f"{device} beside"
         bars = [(thread, item.step.node, report.start, report.end, args)]
         if spans or isinstance(item.step.action, Collect):
             for lane, name, start, end in report.spans:

@@ -189,8 +189,9 @@ def numbers_of(rows: Sequence[SampleRow]) -> dict[str, list[float]]:
     result: dict[str, list[float]] = {}
     for name, column in columns_of(rows).items():
         values = [value for value in column if value is not None]
-        if values and all(isinstance(value, int | float) for value in values):
-            result[name] = [float(value) for value in values]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        if numbers and len(numbers) == len(values):
+            result[name] = numbers
     return result
 
 

@@ -56,9 +56,9 @@ class Watchdog:
     """
 
     def __init__(self, plan: Plan) -> None:
-        has_old_rows = _has_old_rows(plan)
         self.plan = plan
-        self.rules = [rule for rule in rules() if rule.stale is None or rule.stale == has_old_rows]
+        has_old_rows = _has_old_rows(plan)
+        self.rules = [rule for rule in rules() if rule.stale in (None, has_old_rows)]
         self.baseline: dict[str, list[float]] = defaultdict(list)
         self.streak: Counter[tuple[str, str]] = Counter()
         self.alarmed: set[tuple[str, str]] = set()
@@ -81,13 +81,12 @@ class Watchdog:
     def _raises_alarm(self, rule: Rule, node: str, values: Mapping[str, float]) -> bool:
         """Count this line for a rule; return whether its bounds have held often enough for the first time."""
         bounds = [bound.replace("*", node).split() for bound in rule.when.split(", ")]
-        if any(name not in values for name, *_ in bounds):
+        names = {name for name, *_ in bounds}
+        if not names <= values.keys():
             return False
         key = (rule.name, node)
-        if all(self._is_met(*bound, values=values) for bound in bounds):
-            self.streak[key] += 1
-        else:
-            self.streak[key] = 0
+        are_met = all(self._is_met(*bound, values=values) for bound in bounds)
+        self.streak[key] = self.streak[key] + 1 if are_met else 0
         if self.streak[key] != rule.times or key in self.alarmed:
             return False
         self.alarmed.add(key)
@@ -106,8 +105,9 @@ class Watchdog:
         highest = values[name]
         if not unit:
             # the rewards of one node may be equal while those of another tell samples apart
-            same_metric = [value for other, value in values.items() if other.endswith(f"/{name}")]
-            highest = max([highest, *same_metric])
+            for metric, value in values.items():
+                if metric.endswith(f"/{name}"):
+                    highest = max(highest, value)
         return highest <= limit
 
     def _alarm(self, rule: Rule, node: str, values: Mapping[str, float]) -> dict[str, Any]:
@@ -139,8 +139,11 @@ def _nodes(rule: Rule, values: Mapping[str, float]) -> list[str]:
     start, star, end = rule.when.split()[0].partition("*")
     if not star:
         return [""]
-    names = [name for name in values if name.startswith(start) and name.endswith(end)]
-    return [name.removeprefix(start).removesuffix(end) for name in names]
+    nodes = []
+    for name in values:
+        if name.startswith(start) and name.endswith(end):
+            nodes.append(name.removeprefix(start).removesuffix(end))
+    return nodes
 
 
 def _edit_values(plan: Plan, node: str) -> dict[str, Any]:
@@ -158,10 +161,7 @@ def _edit_values(plan: Plan, node: str) -> dict[str, Any]:
         if samples_per_prompt:
             values["more_n"] = 2 * samples_per_prompt
 
-    if not node:
-        served = {name for name, model in plan.models.items() if model.serve}
-        policy_updates = (step.node for step in plan.steps if step.updated and served & step.models.keys())
-        node = next(policy_updates, "")
+    node = node or _policy_update(plan)
     if node not in functions:
         return values
     model = plan.models.get(functions[node].model or "")
@@ -178,6 +178,15 @@ def _edit_values(plan: Plan, node: str) -> dict[str, Any]:
     if isinstance(kl_coef, float) and "kl_coef" not in functions[node].courses:
         values["more_kl"] = 4 * kl_coef or 0.001
     return values
+
+
+def _policy_update(plan: Plan) -> str:
+    """Return the first node that updates a model which generates, or ""."""
+    served = {name for name, model in plan.models.items() if model.serve}
+    for step in plan.steps:
+        if step.updated and served & step.models.keys():
+            return step.node
+    return ""
 
 
 def _placeholders(template: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""The engines of one worker: those of its pool, their versions, and where their parts are."""
+"""The engines of one worker: those of its pool, their versions, and where their components are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EngineHost:
     Invariants:
 
     - ``train`` and ``serve`` have an engine for each model that trains, or generates, on this pool.
-    - Between iterations each engine's parts lie where ``Plan.away`` says.
+    - Between iterations each engine's components lie where ``Plan.away`` says.
     - ``versions`` counts the updates of each train engine; a serve engine knows its own version.
     - Sessions of ops use serve engines only until ``_settle``: nothing is in flight while one moves or takes
       weights.
@@ -47,7 +47,11 @@ class EngineHost:
         Train engines come first, and what of them leaves the device at some time is away while servers start:
         a server takes its cache at once, and less of it where it finds less memory than while it generates.
         """
-        self.plan, self.pool, self.device, self.groups, self.logs = plan, pool, device, groups, logs
+        self.plan = plan
+        self.pool = pool
+        self.device = device
+        self.groups = groups
+        self.logs = logs
         self.train: dict[str, HostedTrainEngine] = {}
         self.serve: dict[str, HostedServeEngine] = {}
         self.versions: dict[str, int] = {}  # those of train engines
@@ -58,8 +62,8 @@ class EngineHost:
         offloaded = self._make_room_for_servers()
         for name, model in plan.models.items():
             self._load_server(name, model)
-        for name, parts in offloaded.items():
-            self.move(MoveEngine(name, "train", "back", parts))
+        for name, components in offloaded.items():
+            self.move(MoveEngine(name, "train", "back", components))
 
     def _load_trainers(self) -> None:
         """Load models that own their weights, each followed by those that share them.
@@ -88,12 +92,15 @@ class EngineHost:
         offloads = [move for move in moves if move.kind is Kind.OFFLOAD]
         offloaded = {}
         for name in self.train:
-            ever_offloaded = {part for move in offloads if move.model == name for part in move.parts}
+            ever_offloaded = set[str]()
+            for move in offloads:
+                if move.model == name:
+                    ever_offloaded |= {*move.parts}
             between_iterations = {*self.plan.away.get(f"{name}.train", ())}
-            parts = tuple(sorted(ever_offloaded - between_iterations))
-            if parts:
-                self.move(MoveEngine(name, "train", "off", parts))
-                offloaded[name] = parts
+            components = tuple(sorted(ever_offloaded - between_iterations))
+            if components:
+                self.move(MoveEngine(name, "train", "off", components))
+                offloaded[name] = components
         return offloaded
 
     def _load_server(self, name: str, model: ModelPlan) -> None:
@@ -143,9 +150,9 @@ class EngineHost:
 
     def _put_away(self, model: str, engine: Literal["train", "serve"]) -> None:
         """Move off the device what the plan says is off it between iterations."""
-        parts = self.plan.away.get(self.plan.engine_key(model, engine, self.pool))
-        if parts:
-            self.move(MoveEngine(model, engine, "off", parts))
+        components = self.plan.away.get(self.plan.engine_key(model, engine, self.pool))
+        if components:
+            self.move(MoveEngine(model, engine, "off", components))
 
     def move(self, move: MoveEngine) -> None:
         """Carry out an offload, load, sleep or wake."""
@@ -182,7 +189,8 @@ class EngineHost:
     def send(self, model: str, version: int) -> Mapping[str, Metric]:
         """Gather a train engine's weights and send them to the pool that serves the model; return metrics."""
         weights = self._outgoing(model, version)
-        link, receiving_pool = self.groups.links.get(model), self.serve_sections[model].pool
+        link = self.groups.links.get(model)
+        receiving_pool = self.serve_sections[model].pool
         if link is None:
             deque(weights, maxlen=0)  # the pool's first device sends; the others only gather
         else:
@@ -219,8 +227,11 @@ class EngineHost:
 
     def finish_save(self) -> dict[str, str]:
         """Wait until they are written; return the digests of this rank's files, by name in the folder."""
-        files = [(name, engine.finish_save()) for name, engine in self._changing()]
-        return {f"{name}/{file}": digest for name, sums in files for file, digest in sums.items()}
+        digests: dict[str, str] = {}
+        for name, engine in self._changing():
+            for file, digest in engine.finish_save().items():
+                digests[f"{name}/{file}"] = digest
+        return digests
 
     def load(self, folder: str, versions: Mapping[str, int]) -> None:
         """Read what ``save`` wrote, on any number of ranks."""
@@ -235,7 +246,10 @@ class EngineHost:
 
     def notes(self) -> tuple[str, ...]:
         """Return what of the serve engines is other than the plan counts."""
-        return tuple(note for engine in self.serve.values() for note in engine.notes)
+        notes = list[str]()
+        for engine in self.serve.values():
+            notes += engine.notes
+        return tuple(notes)
 
     def close(self) -> None:
         """End what serve engines started, and what ops keep here."""
@@ -252,7 +266,10 @@ class EngineHost:
             session.settle()
 
     def _sessions(self) -> list[Session]:
-        return [session for of_node in self.sessions.values() for session in of_node.values()]
+        sessions = list[Session]()
+        for sessions_of_node in self.sessions.values():
+            sessions += sessions_of_node.values()
+        return sessions
 
     def _trained(self) -> list[tuple[str, HostedTrainEngine]]:
         return [(name, engine) for name, engine in self.train.items() if self.plan.models[name].optimizer]
@@ -268,23 +285,23 @@ def _check_version(model: str, version: int, promised: int, reader: str) -> None
     assert version == promised, law
 
 
-def _offload(host: EngineHost, model: str, parts: Sequence[str]) -> None:
-    host.train[model].offload(parts)
+def _offload(host: EngineHost, model: str, components: Sequence[str]) -> None:
+    host.train[model].offload(components)
 
 
-def _reload(host: EngineHost, model: str, parts: Sequence[str]) -> None:
-    host.train[model].reload(parts)
+def _reload(host: EngineHost, model: str, components: Sequence[str]) -> None:
+    host.train[model].reload(components)
 
 
-def _sleep(host: EngineHost, model: str, parts: Sequence[str]) -> None:
-    host.serve[model].sleep(parts)
+def _sleep(host: EngineHost, model: str, components: Sequence[str]) -> None:
+    host.serve[model].sleep(components)
 
 
-def _wake(host: EngineHost, model: str, parts: Sequence[str]) -> None:
-    host.serve[model].wake(parts)
+def _wake(host: EngineHost, model: str, components: Sequence[str]) -> None:
+    host.serve[model].wake(components)
 
 
-# what carries out each kind of step that moves an engine's parts
+# what carries out each kind of step that moves an engine's components
 Mover = Callable[[EngineHost, str, Sequence[str]], None]
 MOVERS: Mapping[Kind, Mover] = complete(
     {Kind.OFFLOAD: _offload, Kind.LOAD: _reload, Kind.SLEEP: _sleep, Kind.WAKE: _wake}, MOVES

@@ -14,7 +14,8 @@ class JoiningEngine:
 
     def __init__(self, engine: HostedTrainEngine, node: str) -> None:
         """Wrap the engine of an update, whose metrics are recorded as the node's."""
-        self.engine, self.node = engine, node
+        self.engine = engine
+        self.node = node
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)

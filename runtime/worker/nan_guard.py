@@ -69,5 +69,7 @@ class FiniteEngine:
 
 def rows(batch: Batch) -> list[dict[str, Any]]:
     """Return the rows of some columns, ``[samples]`` and ``[samples, tokens]``, as numbers and lists."""
-    lists = [column.tolist() if hasattr(column, "tolist") else column for column in batch.values()]
+    lists = []
+    for column in batch.values():
+        lists.append(column.tolist() if hasattr(column, "tolist") else column)
     return [dict(zip(batch, row, strict=True)) for row in zip(*lists, strict=True)]

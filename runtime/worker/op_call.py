@@ -17,7 +17,7 @@ from rlgraph.ir.plan import ColumnPlan, Plan
 from rlgraph.nodes.support.user_call import guarded
 from rlgraph.ops import interfaces, registry
 from rlgraph.ops.interfaces import Context
-from rlgraph.runtime.columns.part import Part, empty, unpack
+from rlgraph.runtime.columns.chunk import Chunk, empty, row_lengths, unpack
 from rlgraph.runtime.engines.contract import HostedTrainEngine
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.messages.tasks import Place
@@ -51,19 +51,20 @@ class OpCall:
     tokenizer: Callable[[str], Any]
     dumps: Path
 
-    def __call__(self, columns: Mapping[str, Part], context: Context) -> Any:
+    def __call__(self, columns: Mapping[str, Chunk], context: Context) -> Any:
         """Return what the op returns for columns by their names; None where there are no rows."""
         function = self.function
         op = registry.load(function.target)
         # an engine's ranks work together, and a node that holds rows may return some of these
         runs_without_rows = op.engine is not None or op.declared.holds
-        if columns and not _has_rows(columns) and not runs_without_rows:
+        is_empty = bool(columns) and not _has_rows(columns)
+        if is_empty and not runs_without_rows:
             return None
 
         # 1. Attributes: the rows asked of a source, and hooks bound to the columns that they read.
         attributes: dict[str, Any] = dict(function.attributes)
-        if self.scope.asks is not None:
-            attributes[function.roles["rows"]] = self.scope.asks
+        if self.scope.requested_rows is not None:
+            attributes[function.roles["rows"]] = self.scope.requested_rows
         for path, hook in function.hooks.items():
             name, _, key = path.partition(".")
             bound = self._hook(op.hooks[name], hook, columns, op.engine)
@@ -87,7 +88,8 @@ class OpCall:
 
         # 3. Call it. A user's op may exit: the worker, or this very run, would end.
         body = partial(guarded, op.body)
-        result = self._round(body, arguments, context) if self.scope.yields else body(**arguments)
+        ends_early = self.scope.may_end_early
+        result = self._round(body, arguments, context) if ends_early else body(**arguments)
         if op.declared.updates and function.model and not function.joins:
             assert self.engines
             self.engines.versions[function.model] += 1
@@ -103,7 +105,7 @@ class OpCall:
             self.engines.round_end.end(self.node)
         return result
 
-    def _hook(self, kind: Any, hook: Function, columns: Mapping[str, Part], engine: str | None) -> Any:
+    def _hook(self, kind: Any, hook: Function, columns: Mapping[str, Chunk], engine: str | None) -> Any:
         """Return a hook with its attributes, and the columns of this worker that it reads."""
         ins = self.function.ins
         declared = registry.load(hook.target, kind=kind)
@@ -115,7 +117,7 @@ class OpCall:
                     columns_read[port.name] = self._unpacked(columns[ins[port.name]], engine)
         return kind(declared.body, hook.attributes, columns_read)
 
-    def _unpacked(self, column: Part, engine: str | None) -> Any:
+    def _unpacked(self, column: Chunk, engine: str | None) -> Any:
         """Return a column as the body sees it: on the device, if it lies there, for a train engine alone."""
         return unpack(column if engine == "train" else column.near())
 
@@ -142,7 +144,9 @@ class OpCall:
         """Return a train engine as this op sees it: an update may join another, or be watched for NaN."""
         function = self.function
         on_nan = self.plan.schedule.on_nan
-        used: interfaces.TrainEngine = JoiningEngine(engine, context.node) if function.joins else engine
+        used: interfaces.TrainEngine = engine
+        if function.joins:
+            used = JoiningEngine(engine, context.node)
         if not registry.load(function.target).declared.updates:
             return used
         iteration = self.scope.iteration + 1
@@ -150,7 +154,9 @@ class OpCall:
         if rate:
             engine.set_rate(rate.at(iteration))
         copies_weights = bool(function.of)
-        if copies_weights or on_nan is None or on_nan == "skip":
+        if copies_weights:
+            return used
+        if on_nan is None or on_nan == "skip":
             return used
         pool, device = self.place
         name = f"step-{iteration:06d}-{context.node}-{pool}-{device}.jsonl"
@@ -172,7 +178,7 @@ class OpCall:
                 f"{law}\n  a state is JSON: finite numbers, texts, lists, and dicts by text"
             ) from None
 
-    def outputs(self, result: Any, columns: Mapping[str, Part], context: Context) -> list[Part]:
+    def outputs(self, result: Any, columns: Mapping[str, Chunk], context: Context) -> list[Chunk]:
         """Return the columns that the op writes, from what its body returned for the ``columns`` read.
 
         Raises:
@@ -196,7 +202,7 @@ class OpCall:
             self._check_counts(counts, len(output), name, context)
         return outputs
 
-    def _check_counts(self, counts: Part, rows: int, output: str, context: Context) -> None:
+    def _check_counts(self, counts: Chunk, rows: int, output: str, context: Context) -> None:
         """Check how many rows each has become: together as many as there are, and none more than planned."""
         numbers = counts.near().values
         most = self.plan.domain(self.scope.phase, self.function.outs[output]).most
@@ -213,7 +219,7 @@ class OpCall:
     def _op_name(self) -> str:
         return f"`{self.node}` ({self.function.target})"
 
-    def _wanted(self, column: str, columns: Mapping[str, Part], context: Context) -> Wanted:
+    def _wanted(self, column: str, columns: Mapping[str, Chunk], context: Context) -> Wanted:
         """Return what a column has to be, on the rows that this worker read."""
         column_plan = self.plan.columns[self.scope.phase][column]
         rows = self._rows_wanted(column_plan.domain, columns, context)
@@ -228,7 +234,7 @@ class OpCall:
             numbers=numbers,
         )
 
-    def _lengths_wanted(self, column_plan: ColumnPlan, columns: Mapping[str, Part]) -> Any:
+    def _lengths_wanted(self, column_plan: ColumnPlan, columns: Mapping[str, Chunk]) -> Any:
         """Return the tokens per row of a column that the op reads along the same tokens; None: any number."""
         if not column_plan.type.axis:
             return None
@@ -241,7 +247,7 @@ class OpCall:
                 return column.lengths
         return None
 
-    def _rows_wanted(self, domain: str, columns: Mapping[str, Part], context: Context) -> int | None:
+    def _rows_wanted(self, domain: str, columns: Mapping[str, Chunk], context: Context) -> int | None:
         """Return how many rows of a domain the op has to write; None: any number."""
         plans = self.plan.columns[self.scope.phase]
         domains = self.plan.domains[self.scope.phase]
@@ -260,17 +266,17 @@ class OpCall:
                 if ancestor.name == domain:
                     return rows // rows_per_ancestor
                 rows_per_ancestor *= ancestor.times
-        if self.scope.asks is None:
+        if self.scope.requested_rows is None:
             return None
         # the rounds of a region are numbered by what they ask of their source
-        return self.scope.asks * registry.load(self.function.target).declared.of_each
+        return self.scope.requested_rows * registry.load(self.function.target).declared.of_each
 
 
-def _has_rows(columns: Mapping[str, Part]) -> bool:
+def _has_rows(columns: Mapping[str, Chunk]) -> bool:
     return any(len(column) for column in columns.values())
 
 
-def split_counts(function: Function, outputs: Sequence[Part]) -> tuple[dict[str, Part], Part | None]:
+def split_counts(function: Function, outputs: Sequence[Chunk]) -> tuple[dict[str, Chunk], Chunk | None]:
     """Return the columns of new rows by the op's names, and that of counts, if the op returns one."""
     rows = dict(zip(function.outs, outputs, strict=True))
     counts_name = registry.load(function.target).declared.counts
@@ -278,17 +284,14 @@ def split_counts(function: Function, outputs: Sequence[Part]) -> tuple[dict[str,
     return rows, counts
 
 
-def row_report(function: Function, outputs: Sequence[Part]) -> dict[str, Any]:
+def row_report(function: Function, outputs: Sequence[Chunk]) -> dict[str, Any]:
     """Return what a report says of the rows that an op wrote: lengths, counts, which a filter keeps."""
     if not outputs:
         return {}
     rows, counts = split_counts(function, outputs)
-    ragged = [column for column in rows.values() if column.offsets is not None]
-    lengths = (ragged or list(rows.values()))[0].lengths
-    filters = registry.load(function.target).declared.filters
-    kept_rows = np.flatnonzero(outputs[0].near().values) if filters else None
-    return {
-        "lengths": lengths,
-        "kept": kept_rows,
-        "counts": None if counts is None else counts.near().values,
-    }
+    report = {"lengths": row_lengths([*rows.values()])}
+    if registry.load(function.target).declared.filters:
+        report["selected"] = np.flatnonzero(outputs[0].near().values)
+    if counts is not None:
+        report["counts"] = counts.near().values
+    return report

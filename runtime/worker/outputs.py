@@ -14,7 +14,7 @@ from rlgraph.ir.plan import ColumnPlan
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.row_field import is_json
 from rlgraph.ops.column_types import LISTED
-from rlgraph.runtime.columns.part import DTYPES, Part, pack
+from rlgraph.runtime.columns.chunk import DTYPES, Chunk, pack
 
 REMEDY = "return one value per row that the op reads, in their order; of a source, as many as it is asked for"
 FORMS = {"text": "a list of str", "json": "a list of values of JSON"}  # of columns that are no tensors
@@ -58,7 +58,7 @@ class Wanted:
         rows = "rows" if self.rows is None else f"{self.rows} rows"
         return f"{column_type}: {form}, {rows}"
 
-    def packed(self, value: Any) -> Part:
+    def packed(self, value: Any) -> Chunk:
         """Return a value in the form in which columns travel.
 
         Raises:
@@ -77,7 +77,7 @@ class Wanted:
             self._check_finite(packed)
         return packed
 
-    def _check_finite(self, packed: Part) -> None:
+    def _check_finite(self, packed: Chunk) -> None:
         values = torch.as_tensor(packed.values)
         is_finite = values.isfinite()
         if is_finite.all():
@@ -96,7 +96,7 @@ class Wanted:
         return ColumnError(f"{law}\n  {REMEDY}")
 
 
-def together(op: str, columns: Sequence[str], outputs: Sequence[Part]) -> None:
+def together(op: str, columns: Sequence[str], outputs: Sequence[Chunk]) -> None:
     """Check that all columns of an op have equally many rows.
 
     Raises:
@@ -112,11 +112,9 @@ def _has_form(column: ColumnPlan, value: Any) -> bool:
     """Return whether a value is a list, tensor or Ragged, as a column's type says."""
     dtype = column.stored or column.type.dtype
     if dtype in LISTED:
-        if not isinstance(value, list):
-            return False
         if dtype == "json":
-            return is_json(value)
-        return all(isinstance(item, str) for item in value)
+            return isinstance(value, list) and is_json(value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if column.type.axis is None:
         return _is_flat(value, dtype, column.sizes)
     if not isinstance(value, Ragged):

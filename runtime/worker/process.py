@@ -35,7 +35,9 @@ class Process:
     def place(self) -> tuple[str, str, str]:
         """Return host, address and accelerator, by which the driver sorts workers."""
         ray = sys.modules.get("ray")  # absent when everything runs inline
-        address = str(ray.util.get_node_ip_address()) if ray and ray.is_initialized() else "127.0.0.1"
+        address = "127.0.0.1"
+        if ray and ray.is_initialized():
+            address = str(ray.util.get_node_ip_address())
         return socket.gethostname(), address, os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def environment(self) -> dict[str, Any]:
@@ -102,7 +104,8 @@ def _check_own_gpu() -> None:
     """Check that torch finds the GPU of this process, which it does not where it is a build for CPUs."""
     if torch.cuda.is_available():
         return
-    own_gpu, build = os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.version.cuda
+    own_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    build = torch.version.cuda
     law = f"Ray has given GPU {own_gpu} of host {socket.gethostname()} to this worker, and torch finds none"
     if build is None:
         law += f" there: torch {torch.__version__} is a build without CUDA"

@@ -87,8 +87,11 @@ def meet(
         RunError: not all workers came, or weights can't go the way that the plan says.
     """
     pool, index = place
-    members = ranks(plan.pools) if mailbox is None else {name: [0] for name in plan.pools}
-    rank, store = members[pool][index], None
+    members = ranks(plan.pools)
+    if mailbox is not None:  # each pool is one worker of this process
+        members = {name: [0] for name in plan.pools}
+    rank = members[pool][index]
+    store = None
     if not dist.is_initialized():
         world = 1 + max(max(numbers) for numbers in members.values())
         store = _join_world(meeting, rank, world, device, timedelta(seconds=plan.schedule.timeout))
@@ -135,7 +138,8 @@ def _ranks_of_models(plan: Plan, pool: str, mesh: DeviceMesh) -> dict[str, Model
     Models with equal settings share groups. Each kind of group is made for all models before the next kind:
     all ranks of the pool make the same groups in the same order.
     """
-    sections, group = trained_on(plan, pool), mesh.get_group()
+    sections = trained_on(plan, pool)
+    group = mesh.get_group()
     meshes = _meshes(plan, pool, mesh)
     sequence_groups: dict[int, SequenceGroup] = {}
     for size in sorted({section.sequence_parallel for section in sections.values()}):
@@ -205,7 +209,8 @@ def expert_group(pool_mesh: DeviceMesh, shard: int, ranks: int) -> ExpertGroup:
         return ExpertGroup()
     rows = row_group(pool_mesh.get_group(), ranks, "expert_parallel")
     same = pool_mesh.mesh.view(-1, shard // ranks, ranks)[:, :, rows.rank]
-    mesh = _rows_of(same, pool_mesh.device_type) if len(same) > 1 else strided_mesh(pool_mesh, ranks)
+    has_replicas = len(same) > 1
+    mesh = _rows_of(same, pool_mesh.device_type) if has_replicas else strided_mesh(pool_mesh, ranks)
     return ExpertGroup(rows.group, rows.rank, rows.ranks, mesh)
 
 
@@ -233,7 +238,7 @@ def _link(model: ModelPlan, path: str, peers: Ranks, sends: bool) -> Transport:
     if not serve.addresses:
         way = TRANSPORTS[path](peers, folder)
         return Delta(way) if serve.sync == "delta" else way
-    sender = serving(serve).sender
-    return RemoteTransport(
-        peers, resolve_name(sender)(serve.addresses, peers.device, path, folder) if sends else None
-    )
+    if not sends:
+        return RemoteTransport(peers, None)
+    build_sender = resolve_name(serving(serve).sender)
+    return RemoteTransport(peers, build_sender(serve.addresses, peers.device, path, folder))

@@ -20,8 +20,10 @@ class RoundEnd:
     """One worker's view of it; without a store no round ends before its time."""
 
     def __init__(self, store: dist.Store | None, pool: str) -> None:
-        self.store, self.pool = store, pool
-        self.received, self.rounds = 0, Counter[str]()
+        self.store = store
+        self.pool = pool
+        self.received = 0
+        self.rounds = Counter[str]()
 
     def sends(self, pool: str) -> None:
         """Note that weights wait for a pool."""
@@ -35,7 +37,8 @@ class RoundEnd:
     def begin(self, node: str) -> Callable[[], bool]:
         """Begin a node's next round; return what says whether it is to end."""
         self.rounds[node] += 1
-        store, number = self.store, self.rounds[node]
+        store = self.store
+        number = self.rounds[node]
 
         def is_due() -> bool:
             assert store

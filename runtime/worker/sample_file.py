@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from rlgraph.files import write
 from rlgraph.nodes.support.chat_template import well_formed
-from rlgraph.runtime.columns.part import Part, gathered, unpack
+from rlgraph.runtime.columns.chunk import Chunk, gathered, unpack
 from rlgraph.runtime.messages.tasks import Excerpt
 
 MAX_TOKENS = 2**14  # of all rows that are written token by token
@@ -20,9 +20,9 @@ DIGITS = 4
 
 
 def write_samples(
-    path: str, tokenizer: Any, columns: Sequence[Excerpt], parts: Sequence[Part]
+    path: str, tokenizer: Any, columns: Sequence[Excerpt], chunks: Sequence[Chunk]
 ) -> list[dict[str, Any]]:
-    """Write a file of JSON lines from the ``parts`` of the first column, the token ids, then of the next.
+    """Write a file of JSON lines from the ``chunks`` of the first column, the token ids, then of the next.
 
     Without a tokenizer, of a graph that has no language model, tokens are written as their ids.
 
@@ -30,17 +30,19 @@ def write_samples(
         What the lines have that is not per token.
     """
     in_order = [np.argsort(column.lines) for column in columns]
-    counts = [column.parts for column in columns]
-    lines = _lines(tokenizer, columns, gathered(in_order, counts, parts))
+    counts = [column.chunk_count for column in columns]
+    lines = _lines(tokenizer, columns, gathered(in_order, counts, chunks))
     text = "".join(json.dumps(line, ensure_ascii=False, default=float) + "\n" for line in lines)
     write(Path(path), well_formed(text))
-    summaries = []
-    for line in lines:
-        summaries.append({name: value for name, value in line.items() if not isinstance(value, list | dict)})
-    return summaries
+    return [_summary(line) for line in lines]
 
 
-def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -> list[dict[str, Any]]:
+def _summary(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a line has that is one value."""
+    return {name: value for name, value in line.items() if not isinstance(value, list | dict)}
+
+
+def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Chunk]) -> list[dict[str, Any]]:
     """Return a line per row: what is one value per row, then, on the first lines, what is one per token."""
     token_ids = unpack(values[0]).tolist()
     text_of = tokenizer.decode if tokenizer else _ids_as_text
@@ -60,7 +62,9 @@ def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Part]) -
     tokens_until_row = np.cumsum([len(row) for row in token_ids])
     spelled_rows = int((tokens_until_row <= MAX_TOKENS).sum())
     spelled_lines = lines[: max(spelled_rows, 1)]  # the first is always written token by token
-    spelling = {token: text_of([token]) for row in token_ids for token in row}
+    spelling: dict[int, str] = {}
+    for row in token_ids:
+        spelling |= {token: text_of([token]) for token in {*row} - spelling.keys()}
     for line, row in zip(spelled_lines, token_ids, strict=False):
         line["pieces"] = [spelling[token] for token in row]
     for column, column_values in per_token:
@@ -87,10 +91,13 @@ def _finite(value: Any) -> Any:
     return None if is_number and not math.isfinite(value) else value
 
 
-def _rounded(part: Part) -> Iterator[list[Any]]:
+def _rounded(chunk: Chunk) -> Iterator[list[Any]]:
     """Yield each row as a list of values of JSON."""
-    for row in unpack(part).tolist():
+    for row in unpack(chunk).tolist():
         values = []
         for value in row:
-            values.append(_finite(round(value, DIGITS)) if isinstance(value, float) else value)
+            if isinstance(value, float):
+                values.append(_finite(round(value, DIGITS)))
+            else:
+                values.append(value)
         yield values

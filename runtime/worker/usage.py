@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.columns.chunk import Chunk
 from rlgraph.runtime.engines.memory.saver import SavedMemory
 from rlgraph.runtime.messages.report import Usage
 
@@ -29,12 +29,14 @@ def held(used: Usage, device: str) -> Usage:
     if device != "cuda":
         return replace(used, memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     free, total = torch.cuda.mem_get_info()
-    most, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    name, paused = torch.cuda.get_device_name(), SavedMemory.paused(device)
+    most = torch.cuda.max_memory_allocated()
+    reserved = torch.cuda.max_memory_reserved()
+    name = torch.cuda.get_device_name()
+    paused = SavedMemory.paused(device)
     return replace(used, memory=most - paused, reserved=reserved - paused, device=total - free, gpu=name)
 
 
-def work(engine: str | None, columns: Mapping[str, Part]) -> Usage:
+def work(engine: str | None, columns: Mapping[str, Chunk]) -> Usage:
     """Return what an op on a ``train`` or ``serve`` engine, or none, goes through, by its columns."""
     if engine != "train" or "tokens" not in columns:
         return Usage()

@@ -25,7 +25,7 @@ from rlgraph.nodes.support.record_file import RecordMetadata
 from rlgraph.nodes.support.record_file import write as write_recorded
 from rlgraph.ops import registry
 from rlgraph.ops.interfaces import Context
-from rlgraph.runtime.columns.part import Part, concat, gathered, load, pack, save, unpack
+from rlgraph.runtime.columns.chunk import Chunk, concat, gathered, load, pack, save, unpack
 from rlgraph.runtime.columns.shared_memory import read
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.engines.memory.allocator import keep_freed_memory
@@ -51,7 +51,7 @@ class Worker(Process):
         threads: int = 0,
         log: str | None = None,
         mailbox: dict[str, Handover] | None = None,
-        beside: bool = False,
+        off_device: bool = False,
         device: str | None = None,
         session: str = "",
     ) -> None:
@@ -61,7 +61,7 @@ class Worker(Process):
             threads: that torch computes with; 0 for its default.
             log: a file that takes this process's output.
             mailbox: of workers of several pools in one process, where they leave weights for each other.
-            beside: whether it is on no device, and has no engines: see ``WorkerCluster.beside``.
+            off_device: whether it is on no device, and has no engines: see ``WorkerCluster.call_off_device``.
             device: ``cuda`` or ``cpu``, as the cluster has given it; by default the one that torch finds.
             session: what names of its shared memory begin with.
         """
@@ -69,13 +69,16 @@ class Worker(Process):
             redirect(log)
         if threads:
             torch.set_num_threads(threads)
-        self.beside = beside
-        self.device = device or ("cuda" if not beside and torch.cuda.is_available() else "cpu")
+        self.off_device = off_device
+        self.device = device or "cpu"
+        if device is None and not off_device and torch.cuda.is_available():
+            self.device = "cuda"
         if device == "cuda":
             see_own_gpu()
         if self.device == "cpu":
             keep_freed_memory()
-        self.mailbox, self.folder = mailbox, ""
+        self.mailbox = mailbox
+        self.folder = ""
         self.tokenizers: dict[str, Any] = {}
         self.held: dict[str, dict[str, Any]] = {}  # of nodes that hold rows, their columns
         self.store = Store(session or f"rlgraph-{uuid4().hex[:8]}")
@@ -85,7 +88,7 @@ class Worker(Process):
     def offer(self) -> tuple[ColumnRef | None, int]:
         """Return a number in shared memory, for others to try to read; nothing where there is no room."""
         sample = np.random.default_rng().integers(2**62, size=1)
-        return self.store.share("sample", Part(sample, np.arange(2))), int(sample[0])
+        return self.store.share("sample", Chunk(sample, np.arange(2))), int(sample[0])
 
     def can_read(self, offers: Sequence[tuple[ColumnRef | None, int]]) -> bool:
         """Return whether it can read the shared memory of those: hosts and containers may differ."""
@@ -114,11 +117,12 @@ class Worker(Process):
         """
         start = time.time()
         copies = {name: replace(m, path=local_path(m.path)) for name, m in plan.models.items()}
-        self.plan, self.at = replace(plan, models=copies), (pool, device)
+        self.plan = replace(plan, models=copies)
+        self.worker_place = (pool, device)
         if self.logs:
             self.task_counter = TaskCounter(self.logs, pool, device)
             self.task_counter.begin()
-        groups = meet(self.plan, self.at, meeting, self.device, self.mailbox)
+        groups = meet(self.plan, self.worker_place, meeting, self.device, self.mailbox)
         self.engines = EngineHost(self.plan, pool, self.device, groups, Path(self.folder, "logs"))
         return Report(start, time.time(), notes=self.engines.notes())
 
@@ -131,19 +135,20 @@ class Worker(Process):
             ).tokenizer()
         return self.tokenizers[model]
 
-    def perform(self, tasks: Sequence[Task], over: Sequence[str], *parts: Part | ColumnRef) -> Any:
-        """Carry out tasks, one after the other; return their reports, then the parts that do not stay.
+    def perform(self, tasks: Sequence[Task], over: Sequence[str], *chunks: Chunk | ColumnRef) -> Any:
+        """Carry out tasks, one after the other; return their reports, then the columns that do not stay.
 
         What one of them raises has its number among them as the attribute ``task``. ``over`` are names of
-        parts in shared memory, which nobody reads any more.
+        columns in shared memory, which nobody reads any more.
         """
         self.store.drop(over)
-        reports, returned = [], []
+        reports = []
+        returned = []
         for number, task in enumerate(tasks):
             if self.task_counter:
                 self.task_counter.step()
             try:
-                report, outputs = self._perform(task, parts)
+                report, outputs = self._perform(task, chunks)
             except Exception as error:
                 raised = portable(error)
                 raised.task = number  # type: ignore[attr-defined]
@@ -153,31 +158,31 @@ class Worker(Process):
             returned += outputs
         return _flat(reports, returned)
 
-    def _perform(self, task: Task, parts: Sequence[Any]) -> tuple[Report, list[Part | ColumnRef]]:
+    def _perform(self, task: Task, chunks: Sequence[Any]) -> tuple[Report, list[Chunk | ColumnRef]]:
         """Return a task's report, with the memory that it took, and its values."""
         begin(self.device)
         name = " ".join([task.method, *(arg for arg in task.args if isinstance(arg, str))])
         with StepRange(name, self.device):
-            result = getattr(self, task.method)(*task.args, *self.store.arguments(task, parts))
+            result = getattr(self, task.method)(*task.args, *self.store.arguments(task, chunks))
         report, *outputs = result if isinstance(result, tuple) else (result,)
         returned = self.store.put(task, outputs)
         return replace(report, used=held(report.used, self.device), notes=self.store.notes()), returned
 
-    def run(self, node: str, scope: Scope, *parts: Part) -> Any:
-        """Run an op on this worker's rows; return its report, then a ``Part`` per column that it writes."""
+    def run(self, node: str, scope: Scope, *chunks: Chunk) -> Any:
+        """Run an op on this worker's rows; return its report, then a ``Chunk`` per column that it writes."""
         start = time.time()
-        FORMATTER.at = f"{node} of {scope} on {place_text(self.at)}"
+        FORMATTER.at = f"{node} of {scope} on {place_text(self.worker_place)}"
         # an evaluation uses the schedules of the iteration before it
         iteration = scope.iteration + (scope.phase == "train")
         function = self.plan.functions[scope.phase][node].at(iteration, scope.adapted)
 
         # 1. The columns that the op reads, and unfinished rows of an earlier round.
         reads = [*dict.fromkeys(function.ins.values())]  # the plan's step lists them in this order
-        columns = dict(zip(reads, parts[: len(reads)], strict=True)) if parts else {}
-        resumed = list[Part]()
-        if scope.begun:
-            picks, counts = scope.begun
-            resumed = gathered(picks, counts, parts[len(reads) :])
+        columns = dict(zip(reads, chunks[: len(reads)], strict=True)) if chunks else {}
+        resumed = list[Chunk]()
+        if scope.resumed:
+            picks, counts = scope.resumed
+            resumed = gathered(picks, counts, chunks[len(reads) :])
         context = self._context(node, function, scope)
         if reads:
             context.begun = [unpack(column) for column in resumed]
@@ -185,7 +190,7 @@ class Worker(Process):
         # 2. Call it.
         engines = getattr(self, "engines", None)  # a process beside a worker has none
         dumps = Path(self.folder, "dumps")
-        call = OpCall(self.plan, node, function, scope, self.at, engines, self.tokenizer, dumps)
+        call = OpCall(self.plan, node, function, scope, self.worker_place, engines, self.tokenizer, dumps)
         outputs = call.outputs(call(columns, context), columns, context)
         if function.holds and scope.phase == "train":
             self.held[node] = context.held
@@ -203,10 +208,10 @@ class Worker(Process):
             time.time(),
             context.metrics,
             used=used,
-            whole=context.whole,
+            finished=context.whole,
             state=call.state(context),
             spans=context.spans,
-            beside=self.beside,
+            off_device=self.off_device,
             **row_report(function, outputs),
         )
         return _flat(report, [*outputs, *map(pack, context.left)])
@@ -239,40 +244,42 @@ class Worker(Process):
         """Do nothing instead of a send or receive: the pool that serves the model has that version."""
         return Report(time.time(), time.time())
 
-    def repeat(self, times: int, part: Part) -> Any:
+    def repeat(self, times: int, chunk: Chunk) -> Any:
         """Repeat each row ``times`` times: a prompt's value for each of its samples."""
-        return self.select(np.repeat(np.arange(len(part)), times), part)
+        return self.select(np.repeat(np.arange(len(chunk)), times), chunk)
 
-    def select(self, rows: Any, part: Part) -> Any:
-        """Return the rows of a part with these places in it, as those that a filter kept."""
-        return self.repartition([rows], [1], part)
+    def select(self, rows: Any, chunk: Chunk) -> Any:
+        """Return the rows of a chunk with these places in it, as those that a filter kept."""
+        return self.repartition([rows], [1], chunk)
 
-    def repartition(self, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> Any:
-        """Return rows of this worker's new layout, out of the parts that hold them.
+    def repartition(self, picks: Sequence[Any], counts: Sequence[int], *chunks: Chunk) -> Any:
+        """Return rows of this worker's new layout, from the chunks that have them.
 
         Args:
-            picks: for each column, an index into its parts' rows laid end to end.
-            counts: for each column, how many of ``parts`` are its own.
-            parts: first the parts of the first column, then of the second.
+            picks: for each column, an index into the rows of its chunks laid end to end.
+            counts: for each column, how many of ``chunks`` belong to it.
+            chunks: first the chunks of the first column, then of the second.
         """
-        start, outputs = time.time(), gathered(picks, counts, parts)
+        start = time.time()
+        outputs = gathered(picks, counts, chunks)
         return _flat(Report(start, time.time()), outputs)
 
-    def write_rows(self, path: str, picks: Sequence[Any], counts: Sequence[int], *parts: Part) -> str:
+    def write_rows(self, path: str, picks: Sequence[Any], counts: Sequence[int], *chunks: Chunk) -> str:
         """Write a file of the rows that ``repartition`` would return, down to the disk; return its digest."""
-        save(path, gathered(picks, counts, parts))
+        save(path, gathered(picks, counts, chunks))
         sync(Path(path))
         return sha256(Path(path))
 
     def read_rows(self, path: str) -> Any:
         """Return the columns that ``write_rows`` wrote."""
-        start, columns = time.time(), load(path)
+        start = time.time()
+        columns = load(path)
         return _flat(Report(start, time.time()), columns)
 
     def write_held(self, node: str, path: str) -> str:
         """Write a file of the columns that a node holds, down to the disk; return its digest."""
         columns = self.held.get(node, {})
-        save(path, [Part([*columns]), *map(pack, columns.values())])
+        save(path, [Chunk([*columns]), *map(pack, columns.values())])
         sync(Path(path))
         return sha256(Path(path))
 
@@ -281,24 +288,29 @@ class Worker(Process):
         names, *columns = load(path)
         self.held[node] = dict(zip(names.values, map(unpack, columns), strict=True))
 
-    def mean(self, *parts: Part) -> tuple[float, int]:
+    def mean(self, *chunks: Chunk) -> tuple[float, int]:
         """Return sum and count of a column's values."""
-        return sum(float(part.values.sum()) for part in parts), sum(prod(part.values.shape) for part in parts)
+        return sum(float(chunk.values.sum()) for chunk in chunks), sum(
+            prod(chunk.values.shape) for chunk in chunks
+        )
 
-    def write_samples(self, path: str, columns: Sequence[Excerpt], *parts: Part) -> list[dict[str, Any]]:
-        """Write rows of some columns as JSON lines; ``parts`` are those of the first, then of the next.
+    def write_samples(self, path: str, columns: Sequence[Excerpt], *chunks: Chunk) -> list[dict[str, Any]]:
+        """Write rows of some columns as JSON lines; ``chunks`` are those of the first, then of the next.
 
         Returns:
             The rows, without what is per token.
         """
         models = [name for name, model in self.plan.models.items() if model.head == "lm"]
-        return write_samples(path, self.tokenizer(models[0]) if models else None, columns, parts)
+        tokenizer = self.tokenizer(models[0]) if models else None
+        return write_samples(path, tokenizer, columns, chunks)
 
     def write_recorded(
-        self, path: str, about: RecordMetadata, picks: Sequence[Any], counts: Sequence[int], *parts: Part
+        self, path: str, about: RecordMetadata, picks: Sequence[Any], counts: Sequence[int], *chunks: Chunk
     ) -> None:
         """Write the columns of one domain, with the rows that ``repartition`` would return."""
-        write_recorded(Path(path), about, dict(zip(about.types, gathered(picks, counts, parts), strict=True)))
+        write_recorded(
+            Path(path), about, dict(zip(about.types, gathered(picks, counts, chunks), strict=True))
+        )
 
     def of_engines(self, method: str, *args: Any) -> Any:
         """Return what a method of ``EngineHost`` returns."""
@@ -329,5 +341,5 @@ class Worker(Process):
             dist.destroy_process_group()
 
 
-def _flat(report: Any, outputs: Sequence[Part | ColumnRef]) -> Any:
+def _flat(report: Any, outputs: Sequence[Chunk | ColumnRef]) -> Any:
     return (report, *outputs) if outputs else report

@@ -12,7 +12,7 @@ from rows import ROWS, batch
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.runtime.columns.part import Part, pack
+from rlgraph.runtime.columns.chunk import Chunk, pack
 from rlgraph.runtime.messages.report import Scope
 from rlgraph.runtime.worker.worker import Worker
 
@@ -51,7 +51,7 @@ def column(name: str, kind: str) -> Any:
     return given["tokens"].like(made) if "," in kind else made
 
 
-def run(worker: Worker, node: str) -> tuple[dict[str, Any], list[Part]]:
+def run(worker: Worker, node: str) -> tuple[dict[str, Any], list[Chunk]]:
     """A node on a worker: its metrics, and the columns that it writes."""
     function, columns = worker.plan.functions["train"][node], worker.plan.columns["train"]
     kinds = {name: columns[name].type for name in dict.fromkeys(function.ins.values())}

@@ -150,7 +150,9 @@ class ProcessCluster:
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         return self.workers[place].call(method, args, returns)
 
-    def beside(self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int) -> list[Any]:
+    def call_off_device(
+        self, plan: Plan, place: Place, tasks: Sequence[Task], *parts: Any, returns: int
+    ) -> list[Any]:
         if place not in self.others:
             self.others[place] = RemoteProcess(Beside)
         values = referred(plan)

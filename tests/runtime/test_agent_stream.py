@@ -28,7 +28,7 @@ from rlgraph.ops import Context, Generation, Loop, Request, Sampling, Tool
 from rlgraph.runtime.demo_tools import make_model
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 from rlgraph.runtime.engines.transformers.load import named_weights
-from rlgraph.runtime.engines.weights.naming import in_pieces
+from rlgraph.runtime.engines.weights.naming import as_stored
 from rlgraph.runtime.run import run_graph
 
 GRAPH = str(Path(__file__).parent / "agent_streamed.yaml")
@@ -190,7 +190,7 @@ def test_each_token_is_of_the_weights_that_its_version_says(
         every.session["live"].settle()
         version += 1
         known[version] = weights(version)
-        engine.load_weights(in_pieces(named_weights(known[version]).items(), engine.pieces), version)
+        engine.load_weights(as_stored(named_weights(known[version]).items(), engine.views), version)
         ended += every.go()
     assert sorted(ended) == [*range(6)]
     spans = Counter[int]()
@@ -238,7 +238,7 @@ def test_new_weights_cut_what_is_in_flight_and_nothing_else_does(
     engine.stops = torch.tensor([287])
     assert every.go([0], max_new_tokens=9) == [] and drawn.is_set() and not settles.is_set()
     every.session["live"].settle()
-    engine.load_weights(in_pieces(named_weights(weights(1)).items(), engine.pieces), 1)
+    engine.load_weights(as_stored(named_weights(weights(1)).items(), engine.views), 1)
     assert every.go(max_new_tokens=9) == [0]
     assert [version.tolist()[-9:] for version in every.out[-1].token_versions] == [[0] * 3 + [1] * 6] * N
 

@@ -144,7 +144,7 @@ def balanced(path: Path, **options: Any) -> FsdpEngine:
 def gradients_of(engine: FsdpEngine) -> dict[str, torch.Tensor]:
     """Whole gradients, as they are kept aside by ``watched``."""
     own = [(name, p.grad) for name, p in engine.model.named_parameters() if p.grad is not None]
-    return {n: g.clone() for n, g in gather_full(own, engine.copy_group, layer_parts=engine.parts)}
+    return {n: g.clone() for n, g in gather_full(own, engine.copy_group, layer_parts=engine.layer_parts)}
 
 
 def measured(engine: FsdpEngine, rows: Sequence[int], **more: Any) -> dict[str, Any]:

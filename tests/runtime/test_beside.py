@@ -90,9 +90,9 @@ def test_what_it_reads_and_writes_stays_with_no_worker() -> None:
     plan = compile_graph(ONES, [MATH], 1)
     execution = Execution(plan, "train", Entry(0, {}), {})
     (step,) = [step for step in plan.steps if step.id in execution.off_worker]
-    assert step.node == "rewards" and not execution.part_table.staying & {*step.reads, *step.writes}
+    assert step.node == "rewards" and not execution.ref_table.staying & {*step.reads, *step.writes}
     inside = Execution(compile_graph(ONES, (), 1), "train", Entry(0, {}), {})
-    assert not inside.off_worker and inside.part_table.staying & {"rewards"}
+    assert not inside.off_worker and inside.ref_table.staying & {"rewards"}
 
 
 def test_what_needs_a_model_is_refused() -> None:

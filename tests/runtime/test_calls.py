@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.servers.calls import Calls
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 
 
 def test_a_sample_that_is_given_up_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,17 +19,17 @@ def test_a_sample_that_is_given_up_may_be_late(monkeypatch: pytest.MonkeyPatch) 
         busy=(),
         title="server",
         url="http://here",
-        asked=lambda request, body: body,
+        request_body=lambda request, body: body,
         abortion=lambda request: ("abort", {}),
         own_weights=lambda answer: None,
         lacks_weights=lambda text: False,
-        tokens=lambda piece: [],
-        is_left=lambda ask: False,
+        tokens=lambda chunk: [],
+        is_left=lambda sample_request: False,
     )
     ended = asyncio.Event()
 
     async def answer(
-        self: Calls, server: int, call: str, body: dict[str, Any], ask: Any = None
+        self: Calls, server: int, call: str, body: dict[str, Any], sample_request: Any = None
     ) -> tuple[int, str]:
         if call == "abort":
             ended.set()
@@ -40,6 +40,6 @@ def test_a_sample_that_is_given_up_may_be_late(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Calls, "_post", answer)
     calls = Calls([server], 2, 1.0, lambda: 0, None, request_retries=0)  # type: ignore[list-item]
-    asks = [Ask({"late": late}, number) for number, late in enumerate((False, True))]
-    assert calls.run(asks, lambda ended: 0 in ended, [0, 1]) == [[{"text": "done"}], []]
+    sample_requests = [SampleRequest({"late": late}, number) for number, late in enumerate((False, True))]
+    assert calls.run(sample_requests, lambda ended: 0 in ended, [0, 1]) == [[{"text": "done"}], []]
     calls.close()

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from rlgraph.runtime.columns.part import LONG_ROW, Part, concat, gather
+from rlgraph.runtime.columns.chunk import LONG_ROW, Chunk, concat, gather
 from rlgraph.runtime.worker.worker import Worker
 
 
 def ragged(rows):
-    return Part(np.concatenate([*rows, np.zeros(0)]), np.cumsum([0, *map(len, rows)]))
+    return Chunk(np.concatenate([*rows, np.zeros(0)]), np.cumsum([0, *map(len, rows)]))
 
 
 @pytest.mark.parametrize("longest", [4, 4 * LONG_ROW])  # by index, and row by row
@@ -30,4 +30,4 @@ def test_rows_of_several_parts_come_in_the_order_asked_for(longest):
 
 def test_a_mean_is_over_all_values_wherever_they_are():
     on_device = torch.full((2, 3), 0.5)  # as a tensor that no host has
-    assert Worker.mean(None, Part(on_device), Part(np.array([1.0, 2.0]))) == (6.0, 8)
+    assert Worker.mean(None, Chunk(on_device), Chunk(np.array([1.0, 2.0]))) == (6.0, 8)

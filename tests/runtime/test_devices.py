@@ -30,7 +30,7 @@ from rlgraph.nodes.update.update import policy_objective
 from rlgraph.ops import Metric, Request, Sampling, Totals, registry
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.declare import Loss, Op
-from rlgraph.runtime.columns.part import Part, pack, unpack
+from rlgraph.runtime.columns.chunk import Chunk, pack, unpack
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.engines.fsdp import engine as engines
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
@@ -134,7 +134,7 @@ def workers(demo_files: Path, one_rank: None) -> tuple[Worker, Worker]:
     return made[0], made[1]
 
 
-def run(worker: Worker, function: Function, parts: dict[str, Part], kinds: dict[str, str]) -> Any:
+def run(worker: Worker, function: Function, parts: dict[str, Chunk], kinds: dict[str, str]) -> Any:
     """An op on a worker: what it records, and its columns; ``kinds`` are those that it reads and writes."""
     types = {name: ColumnType.parse(kind) for name, kind in kinds.items()}
     columns = {name: ColumnPlan(kind, kind.domain, NONE, "", name) for name, kind in types.items()}
@@ -227,11 +227,11 @@ def compared(workers: tuple[Worker, Worker], name: str, loss: str = "") -> None:
             assert_close(dict(weights[1]), dict(weights[0]))
 
 
-def on_device(parts: dict[str, Part]) -> dict[str, Part]:
+def on_device(parts: dict[str, Chunk]) -> dict[str, Chunk]:
     """The same columns with what a train engine makes on the far device."""
     with far.device():
         return {
-            name: Part(torch.from_numpy(part.values).to(far.DEVICE), part.offsets)
+            name: Chunk(torch.from_numpy(part.values).to(far.DEVICE), part.offsets)
             if part.offsets is not None and part.values.dtype == np.float32 and not name.startswith("rollout")
             else part
             for name, part in parts.items()

@@ -322,7 +322,7 @@ def test_the_models_of_a_graph_are_looked_at(tmp_path: Path) -> None:
     assert result.exit_code == 1
     (line,) = [line for line in data["lines"] if line["check"] == "model"]
     assert line["level"] == "wrong" and line["remedy"]
-    assert line["text"] == f"{tmp_path}/empty is no model folder: it has no config.json"
+    assert line["text"] == f"{tmp_path}/empty is not a model folder: it has no config.json"
 
 
 def test_models_are_looked_at_as_the_graph_says(tool_files: Path, tmp_path: Path) -> None:

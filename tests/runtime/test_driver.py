@@ -154,11 +154,11 @@ def test_references_follow_a_call_and_tasks_have_their_places() -> None:
     here = execution(compile_graph(ONE, (), 1))
     step = next(step for step in here.steps if step.kind == "run" and not step.reads)
     refs = (ColumnRef("a", "ref a"), ColumnRef("b"), ColumnRef("c", "ref c"))
-    share = [(StartedStep(here, step, []), WorkerCall(PLACE, "run", (), refs, leaves=1))]
+    share = [(StartedStep(here, step, []), WorkerCall(PLACE, "run", (), refs, unfinished_columns=1))]
     (task,), references = WorkerBatch(PLACE, share, off_worker=False).tasks(STORE)
     assert references == ["ref a", "ref c"]
-    assert [ref.location for ref in task.parts] == [0, WORKER, 1]
-    assert len(task.makes) == len(step.writes) + 1
+    assert [ref.location for ref in task.inputs] == [0, WORKER, 1]
+    assert len(task.outputs) == len(step.writes) + 1
 
 
 def test_a_step_that_waits_holds_up_its_own_pool_only() -> None:

@@ -271,10 +271,10 @@ def test_asleep_awake_and_loaded_it_generates_the_same(paths: dict[str, str], na
     expected = engine.generate(requests_of(), Sampling(8))
     for version in (5, 6):
         engine.sleep(["weights"])
-        assert engine.away == {"weights"}
+        assert engine.sleeping == {"weights"}
         assert all(parameter.untyped_storage().nbytes() == 0 for parameter in engine.model.parameters())
         engine.wake(["weights"])
-        assert engine.away == frozenset()
+        assert engine.sleeping == frozenset()
         assert engine.version == -1
         with pytest.raises(RuntimeError, match="no weights yet"):
             engine.generate(requests_of(), Sampling(8))

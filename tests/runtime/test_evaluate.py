@@ -86,7 +86,7 @@ def test_on_devices(workers: str) -> None:
     ("arguments", "said"),
     [
         (["a", "--checkpoint", "step-000009"], "a has no checkpoint step-000009: it has step-000001"),
-        ([ONE, "--checkpoint", "step-000009"], "ones.yaml is no run, and has no checkpoint step-000009"),
+        ([ONE, "--checkpoint", "step-000009"], "ones.yaml is not a run, and has no checkpoint step-000009"),
         (["a/models/policy"], "is a model, and a graph says what is measured\n  rlgraph eval GRAPH models"),
         (["nowhere"], "nowhere"),
         (["bare.yaml"], "has no `eval`, which says what is measured"),

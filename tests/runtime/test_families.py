@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights import pretrained
-from rlgraph.runtime.engines.weights.naming import pieces_of
+from rlgraph.runtime.engines.weights.naming import views_of
 from share import rest_nightly
 
 # a dense family, one with norms on heads, one with windows, a mixture and one with attention of its own
@@ -25,7 +25,7 @@ def test_a_family_is_scored_trained_and_given_away(one_rank: None, tmp_path: Pat
     path = build(tmp_path, family)
     stored, model = load_file(path / "model.safetensors"), plain(path)
     shape = pretrained.shape_of(ModelFiles(str(path)), AutoModelForCausalLM, {}, torch.float32)
-    assert pretrained.reads_by_rows(shape, pieces_of(shape, stored), pretrained.weights_of(str(path)), ())
+    assert pretrained.reads_by_rows(shape, views_of(shape, stored), pretrained.weights_of(str(path)), ())
     engine = FsdpEngine.of(str(path), optimizer={"lr": 1e-2, "max_grad_norm": 1e9})
     torch.testing.assert_close(dict(engine.weights()), stored, rtol=0, atol=0)
 

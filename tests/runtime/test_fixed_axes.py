@@ -20,7 +20,7 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.support.record_file import RecordMetadata, read, steps_of, write
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.printing.column_text import lineage_text
-from rlgraph.runtime.columns.part import LONG_ROW, Part, concat, gather, load, save, unpack
+from rlgraph.runtime.columns.chunk import LONG_ROW, Chunk, concat, gather, load, save, unpack
 from rlgraph.runtime.columns.shared_memory import LEAST
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.messages.tasks import HOST, ColumnRef, Task
@@ -40,9 +40,9 @@ edits:
 """
 
 
-def part(lengths: list[int], *fixed: int, dtype: Any = np.int16) -> Part:
+def part(lengths: list[int], *fixed: int, dtype: Any = np.int16) -> Chunk:
     shape = (sum(lengths), *fixed)
-    return Part(np.arange(np.prod(shape), dtype=dtype).reshape(shape), np.cumsum([0, *lengths]))
+    return Chunk(np.arange(np.prod(shape), dtype=dtype).reshape(shape), np.cumsum([0, *lengths]))
 
 
 @given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), long=st.booleans(), data=st.data())
@@ -66,7 +66,7 @@ def test_a_padded_row_and_a_sum_have_the_fixed_axes() -> None:
 
 @pytest.mark.parametrize("kind", ["ragged", "plain"])
 def test_files_give_back_shape_and_type(kind: str, tmp_path: Path) -> None:
-    held = part([2, 0, 3], 2, 3) if kind == "ragged" else Part(np.arange(12, dtype=np.float32).reshape(3, 4))
+    held = part([2, 0, 3], 2, 3) if kind == "ragged" else Chunk(np.arange(12, dtype=np.float32).reshape(3, 4))
     save(str(tmp_path / "part.npz"), [held])
     write(tmp_path / "x.parquet", RecordMetadata("samples", None, 1, {"x": "int64[samples, 2]"}), {"x": held})
     for back in (load(str(tmp_path / "part.npz"))[0], read(tmp_path / "x.parquet", ["x"])["x"]):
@@ -80,9 +80,9 @@ def test_shared_memory_holds_the_array_as_it_is() -> None:
     held = part([LEAST // 12 + 1, 2], 2, 3)
     try:
         ref = ColumnRef("routing", HOST)
-        (placed,) = store.put(Task("run", (), makes=(ref,)), [held])
+        (placed,) = store.put(Task("run", (), outputs=(ref,)), [held])
         assert isinstance(placed, ColumnRef)
-        (found,) = reader.arguments(Task("run", (), parts=(ColumnRef("routing", 0),)), [placed])
+        (found,) = reader.arguments(Task("run", (), inputs=(ColumnRef("routing", 0),)), [placed])
         assert np.array_equal(found.values, held.values) and not found.values.flags.writeable
         assert unpack(found).values.shape == held.values.shape
     finally:

@@ -17,7 +17,7 @@ from rlgraph.ir.steps import NONE
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.runtime.columns import layouts
-from rlgraph.runtime.columns.part import Part, concat, empty, gather, pack, unpack
+from rlgraph.runtime.columns.chunk import Chunk, concat, empty, gather, pack, unpack
 from rlgraph.runtime.driver.rows import Rows
 
 SHAPE = {
@@ -163,4 +163,4 @@ def test_an_empty_part_is_of_its_type(kind: str) -> None:
     assert len(part) == 0
     assert len(concat([part, part])) == 0
     assert isinstance(part.values, list) == kind.startswith("text")
-    assert isinstance(part, Part)
+    assert isinstance(part, Chunk)

@@ -31,7 +31,7 @@ from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sequence.groups import row_group
 from rlgraph.runtime.engines.weights import pretrained
-from rlgraph.runtime.engines.weights.naming import pieces_of
+from rlgraph.runtime.engines.weights.naming import views_of
 from rlgraph.runtime.worker.process_groups import strided_mesh
 
 RANKS = 4
@@ -102,7 +102,7 @@ def peak_of_loading(path: str, **where: Any) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = memory("VmRSS")
     engine = FsdpEngine.of(path, frozen=True, **where)
-    whole = sum(engine.parts.times(name) * p.numel() for name, p in engine.model.named_parameters())
+    whole = sum(engine.layer_parts.times(name) * p.numel() for name, p in engine.model.named_parameters())
     return (memory("VmHWM") - before) / (4 * whole)
 
 
@@ -176,7 +176,7 @@ def reads_rows(path: Path) -> bool:
     """Whether ranks read their rows alone."""
     model = pretrained.shape_of(ModelFiles(str(path)), AutoModelForCausalLM, {}, torch.float32)
     files = pretrained.weights_of(str(path))
-    return pretrained.reads_by_rows(model, pieces_of(model, files), files, ())
+    return pretrained.reads_by_rows(model, views_of(model, files), files, ())
 
 
 def changed(source: Path, target: Path, change: Any) -> Path:

@@ -196,5 +196,5 @@ def test_memory_on_a_gpu_is_that_of_each_step(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_memory_of_a_process_beside_a_device_is_not_the_devices() -> None:
-    item = ran(STEPS["rewards"], (0.0, 1.0), used=Usage(3), beside=True)
+    item = ran(STEPS["rewards"], (0.0, 1.0), used=Usage(3), off_device=True)
     assert performance(PLAN, [item], {"time/step": 1.0}) == {}

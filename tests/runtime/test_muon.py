@@ -29,7 +29,7 @@ from rlgraph.runtime.demo import make, questions
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.load import decoder_layers
 from rlgraph.runtime.engines.fsdp.muon import ITERATIONS, body_matrices, orthogonal
-from rlgraph.runtime.engines.weights.naming import pieces_of
+from rlgraph.runtime.engines.weights.naming import views_of
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
 RATE, DECAY, MOMENTUM = 1e-2, 0.1, 0.9
@@ -98,7 +98,7 @@ def test_the_matrices_that_are_priced_are_those_of_the_model(kind: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     held = Counter[tuple[int, int]]()
-    shapes = body_matrices(model, decoder_layers(model), pieces_of(model, ()))
+    shapes = body_matrices(model, decoder_layers(model), views_of(model, ()))
     for parameter, (rows, columns) in shapes.items():
         held[rows, columns] += parameter.numel() // (rows * columns)
     size = Size(Config.model_validate({k: v for k, v in config.to_dict().items() if v is not None}))

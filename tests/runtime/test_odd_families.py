@@ -50,7 +50,10 @@ def test_what_the_embedded_engine_does_not_run_is_refused_by_name(kind: str) -> 
             "llama4_text",
             "transformers' Llama4ForCausalLM has no decoder by itself; models of this type can't",
         ),
-        ("hrm_text", "is no part of rows of one parameter in transformers; models of this type can't be"),
+        (
+            "hrm_text",
+            "is not a part of the rows of one parameter in transformers; models of this type can't be",
+        ),
     ],
 )
 def test_what_can_not_be_trained_is_said_before_a_run(tmp_path: Path, kind: str, why: str) -> None:

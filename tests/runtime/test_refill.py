@@ -13,7 +13,7 @@ import pytest
 from ran import metrics, same_weights
 
 from rlgraph.errors import RunError
-from rlgraph.runtime.columns.part import Part, load, save
+from rlgraph.runtime.columns.chunk import Chunk, load, save
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Selection, joined
 from rlgraph.runtime.run import run_graph
 
@@ -154,14 +154,14 @@ def test_buffered_rows_keep_theirs_through_joins_selections_and_a_file(tmp_path:
     assert values(both) == [4, 3, 2, 1, 0, 13, 12, 11, 10]
     some = both.take(np.array([7, 0, 5]))
     assert values(some) == [11, 4, 13] and some.lengths.tolist() == [12, 0, 10]
-    assert len(some.columns["x"].parts) == 2  # the parts that are not needed are let go
+    assert len(some.columns["x"].refs) == 2  # the parts that are not needed are let go
     assert values(some.take(np.array([1]))) == [4]
     assert values(both.take(np.array([], np.int64))) == []
 
     parts = [
-        Part(["é", ""]),
-        Part(np.array([1.5, -0.0], np.float32)),
-        Part(np.arange(3), np.array([0, 0, 3])),
+        Chunk(["é", ""]),
+        Chunk(np.array([1.5, -0.0], np.float32)),
+        Chunk(np.arange(3), np.array([0, 0, 3])),
     ]
     save(str(tmp_path / "parts.npz"), parts)
     text, numbers, ragged = load(str(tmp_path / "parts.npz"))

@@ -57,7 +57,7 @@ def draw(submissions: Sequence[tuple[Execution, Step]], finished: Sequence[int],
         if step.unfinished:
             whole = np.array(finished, np.int64)
             lengths = np.full(len(whole) * 2, tokens)
-            report(execution, step, whole=whole, lengths=lengths)
+            report(execution, step, finished=whole, lengths=lengths)
         else:
             report(execution, step, lengths=np.ones(execution.inputs.known_rows or 0, np.int64))
 
@@ -128,7 +128,7 @@ def test_a_refill_begins_one_round_at_a_time_and_names_what_it_misses(refilled: 
             if step.reads:
                 rows = execution.rows.count(execution.columns[step.writes[0]].domain)
             kept = np.zeros(0, np.int64) if step.run and step.run.filters else None
-            report(execution, step, lengths=np.ones(rows, np.int64), kept=kept)
+            report(execution, step, lengths=np.ones(rows, np.int64), selected=kept)
     with pytest.raises(
         RunError, match=r"`mixed` kept 0 of \d+ rows \(0.0%\) in \d+ rounds; 28 more are wanted"
     ):

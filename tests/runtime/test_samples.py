@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlgraph.runtime.columns.part import Part, gather
+from rlgraph.runtime.columns.chunk import Chunk, gather
 from rlgraph.runtime.messages.tasks import Excerpt
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.kept_columns import ROWS
@@ -115,8 +115,8 @@ class Letters:
 def test_long_rows_come_without_their_tokens_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
     lengths = np.array([MAX_TOKENS + 1, 2, 3])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids = Part(np.full(offsets[-1], ord("a")), offsets)
-    values = Part(np.full(offsets[-1], np.nan, np.float32), offsets)
+    ids = Chunk(np.full(offsets[-1], ord("a")), offsets)
+    values = Chunk(np.full(offsets[-1], np.nan, np.float32), offsets)
     # rows of two parts, the second of which has the file's first line
     columns = [Excerpt(name, np.array([1, 0]), 2) for name in ("tokens", "old_logprobs")]
     path = tmp_path / "samples.jsonl"

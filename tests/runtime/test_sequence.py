@@ -149,7 +149,7 @@ def measured(engine: FsdpEngine) -> dict[str, Any]:
     def watched(sums: Any) -> None:
         if not gradients:
             own = [(n, p.grad) for n, p in engine.model.named_parameters() if p.grad is not None]
-            full = gather_full(own, engine.copy_group, layer_parts=engine.parts)
+            full = gather_full(own, engine.copy_group, layer_parts=engine.layer_parts)
             gradients.update((n, g.clone()) for n, g in full)
         step(sums)
 

@@ -19,7 +19,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.runtime.cluster.cluster import RayCluster
 from rlgraph.runtime.cluster.sweeper import Sweeper
-from rlgraph.runtime.columns.part import Part, gather, unpack
+from rlgraph.runtime.columns.chunk import Chunk, gather, unpack
 from rlgraph.runtime.columns.shared_memory import FOLDER, LEAST, MAPPED, SharedColumns, read, segments_of
 from rlgraph.runtime.columns.store import Store
 from rlgraph.runtime.driver.iteration import Entry, Execution
@@ -42,12 +42,12 @@ sys.stdin.read()
 """
 
 
-def ragged(*lengths: int, first: float = 0.0) -> Part:
+def ragged(*lengths: int, first: float = 0.0) -> Chunk:
     values = first + np.arange(sum(lengths), dtype=np.float32)
-    return Part(values, np.cumsum([0, *lengths]))
+    return Chunk(values, np.cumsum([0, *lengths]))
 
 
-def same(one: Part, other: Part) -> bool:
+def same(one: Chunk, other: Chunk) -> bool:
     return one.values.tolist() == other.values.tolist() and one.offsets.tolist() == other.offsets.tolist()
 
 
@@ -77,10 +77,10 @@ def shared() -> Iterator[SharedColumns]:
 def test_rows_are_the_same_wherever_their_parts_lie(
     shared: SharedColumns, longest: int, away: set[int]
 ) -> None:
-    def mapped(name: str, part: Part) -> Part:
+    def mapped(name: str, part: Chunk) -> Chunk:
         segment = shared.put(name, part.values, part.offsets)
         assert segment
-        return Part(read(name, segment), segment.offsets)
+        return Chunk(read(name, segment), segment.offsets)
 
     random = np.random.default_rng(longest)
     parts = [ragged(*random.integers(1, longest + 1, 700), first=1e4 * at) for at in range(3)]
@@ -138,7 +138,9 @@ def test_what_an_op_still_holds_when_it_is_over_stays_as_it_is() -> None:
     store.settle()
     store.drop(["part"])
     assert not store.shared.free and not left()
-    store.put(Task("run", (), makes=(ColumnRef("next", HOST),)), [Part(np.ones(LEAST, np.float32), OFFSETS)])
+    store.put(
+        Task("run", (), outputs=(ColumnRef("next", HOST),)), [Chunk(np.ones(LEAST, np.float32), OFFSETS)]
+    )
     assert held.tolist() == list(range(10, 20))
     store.close()
 
@@ -146,29 +148,29 @@ def test_what_an_op_still_holds_when_it_is_over_stays_as_it_is() -> None:
 def shared_part() -> tuple[Store, list[Any]]:
     """A store that has shared a part of numbers from 0 on, and the part's reference."""
     store = Store(SESSION)
-    part = Part(np.arange(LEAST, dtype=np.float32), OFFSETS)
-    return store, store.put(Task("run", (), makes=(ColumnRef("part", HOST),)), [part])
+    part = Chunk(np.arange(LEAST, dtype=np.float32), OFFSETS)
+    return store, store.put(Task("run", (), outputs=(ColumnRef("part", HOST),)), [part])
 
 
 def test_what_is_short_or_has_no_token_axis_is_not_shared() -> None:
-    long = Part(np.zeros(LEAST, np.uint8), np.array([0, LEAST]))
-    store, task = Store(SESSION), Task("run", (), makes=(ColumnRef("part", HOST),))
+    long = Chunk(np.zeros(LEAST, np.uint8), np.array([0, LEAST]))
+    store, task = Store(SESSION), Task("run", (), outputs=(ColumnRef("part", HOST),))
     (ref,) = store.put(task, [long])
     assert isinstance(ref, ColumnRef) and len(left()) == 1
-    for part in (Part(long.values[:-1], np.array([0, LEAST - 1])), Part(long.values), Part(["a"])):
+    for part in (Chunk(long.values[:-1], np.array([0, LEAST - 1])), Chunk(long.values), Chunk(["a"])):
         assert store.put(task, [part])[0] is part
     store.close()
     assert not left()
 
 
 def test_where_there_is_no_room_a_column_goes_through_the_store_and_a_note_says_so() -> None:
-    store, task = Store(SESSION), Task("run", (), makes=(ColumnRef("part", HOST),))
+    store, task = Store(SESSION), Task("run", (), outputs=(ColumnRef("part", HOST),))
     count = 2**43  # no machine has as much
-    vast = Part(np.broadcast_to(np.float32(0), (count,)), np.array([0, count]))
+    vast = Chunk(np.broadcast_to(np.float32(0), (count,)), np.array([0, count]))
     assert not store.notes()
     assert store.put(task, [vast])[0] is vast and not left()
     assert "--shm-size" in store.notes()[0]
-    small = Part(np.zeros(LEAST, np.uint8), np.array([0, LEAST]))
+    small = Chunk(np.zeros(LEAST, np.uint8), np.array([0, LEAST]))
     assert isinstance(store.put(task, [small])[0], ColumnRef)
     store.close()
 
@@ -180,7 +182,7 @@ def test_of_a_process_that_is_killed_nothing_is_left() -> None:
     assert process.stdout
     segment = Segment(process.stdout.readline().strip(), "<f4", (7,), np.array([0, 3, 7]))
     assert read("seven", segment).tolist() == list(range(7))
-    part = Part(read("seven", segment), segment.offsets)
+    part = Chunk(read("seven", segment), segment.offsets)
     assert gather([part], [1, 0]).values.tolist() == [3, 4, 5, 6, 0, 1, 2]
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -205,10 +207,10 @@ def test_workers_find_out_whether_they_can_read_each_other() -> None:
 
 def test_a_worker_reads_what_it_shares_itself() -> None:
     worker, part = Worker(session=SESSION), ragged(LEAST)
-    made = Task("repeat", (2,), (ColumnRef("given", 0),), makes=(ColumnRef("twice", HOST),))
+    made = Task("repeat", (2,), (ColumnRef("given", 0),), outputs=(ColumnRef("twice", HOST),))
     _, returned = worker.perform([made], (), part)
-    assert isinstance(returned, ColumnRef) and not worker.store.parts
-    taken = Task("select", ([1],), (ColumnRef("twice", 0),), makes=(ColumnRef("", STORE),))
+    assert isinstance(returned, ColumnRef) and not worker.store.resident
+    taken = Task("select", ([1],), (ColumnRef("twice", 0),), outputs=(ColumnRef("", STORE),))
     assert same(worker.perform([taken], (), returned)[1], part)
     worker.perform([], ["twice", "never shared"])
     assert not worker.store.shared.used and len(worker.store.shared.free) == 1
@@ -223,7 +225,7 @@ def test_workers_of_a_cluster_read_each_other_and_leave_nothing(tmp_path: Path, 
     order = np.random.default_rng(0).permutation(2000)
     try:
         assert cluster.shares
-        made = Task("repeat", (1,), (ColumnRef("part", 0),), makes=(ColumnRef("column", HOST),))
+        made = Task("repeat", (1,), (ColumnRef("part", 0),), outputs=(ColumnRef("column", HOST),))
         refs = [
             cluster.call(place, "perform", [made], (), part, returns=2)[1]
             for place, part in zip(cluster.places, parts, strict=True)
@@ -232,7 +234,7 @@ def test_workers_of_a_cluster_read_each_other_and_leave_nothing(tmp_path: Path, 
         assert all(isinstance(one, ColumnRef) for one in found)
         assert len({one.location.name for one in found}) == 2
         both = (ColumnRef("column", 0), ColumnRef("column", 1))
-        gathered = Task("repartition", ([order], [2]), both, makes=(ColumnRef("", STORE),))
+        gathered = Task("repartition", ([order], [2]), both, outputs=(ColumnRef("", STORE),))
         for place in cluster.places:
             returned = cluster.call(place, "perform", [gathered], (), *refs, returns=2)[1]
             assert same(*cluster.get([returned]), gather(parts, order))
@@ -307,12 +309,12 @@ def test_what_is_shared_is_over_when_its_last_reader_has_reported(
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(demo_files / "demo_files"))
     plan = compile_graph(ONES, (), 2)
     execution = Execution(plan, "train", Entry(0, dict.fromkeys(plan.models, 0)), {})
-    made = [ref for step in execution.steps for ref in execution.part_table.destinations(step, HOST)]
+    made = [ref for step in execution.steps for ref in execution.ref_table.destinations(step, HOST)]
     shares = {ref.name for ref in made if ref.location == HOST}
     assert shares
     over: list[tuple[str, Any]] = []
     for step in execution.steps:
-        column_of = {execution.part_table.name(column) for column in (*step.reads, *step.writes)}
+        column_of = {execution.ref_table.name(column) for column in (*step.reads, *step.writes)}
         *rest, last = [(step.pool, device) for device in step.devices]
         for place in rest:
             assert not execution.reported(step, place, Report(0.0, 0.0))

@@ -10,7 +10,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.ir.plan import Plan
 from rlgraph.runtime.cluster.cluster import InlineCluster
-from rlgraph.runtime.columns.part import Part
+from rlgraph.runtime.columns.chunk import Chunk
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.flights import CallsInFlight, PendingCall
 from rlgraph.runtime.driver.iteration import Entry, Execution
@@ -43,9 +43,9 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
     kept = []
     perform = worker._perform
 
-    def watched(task: Task, parts: list[Part]) -> object:
+    def watched(task: Task, parts: list[Chunk]) -> object:
         made = perform(task, parts)
-        kept.append(len(worker.store.parts))
+        kept.append(len(worker.store.resident))
         return made
 
     worker._perform = watched  # type: ignore[assignment]
@@ -59,28 +59,28 @@ def test_what_stays_is_dropped_with_its_last_reader(plan: Plan) -> None:
         cluster.close()
     assert len(executions) == 2
     assert max(kept) > 2
-    assert not worker.store.parts
+    assert not worker.store.resident
 
 
 def test_tasks_hand_parts_to_each_other_and_return_the_rest() -> None:
     worker = Worker()
-    part = Part(np.arange(3))
-    twice = Task("repeat", (2,), (ColumnRef("given", 0),), makes=(ColumnRef("a"),))
-    thrice = Task("repeat", (3,), (ColumnRef("a"),), makes=(ColumnRef("", STORE),), drops=("a",))
+    part = Chunk(np.arange(3))
+    twice = Task("repeat", (2,), (ColumnRef("given", 0),), outputs=(ColumnRef("a"),))
+    thrice = Task("repeat", (3,), (ColumnRef("a"),), outputs=(ColumnRef("", STORE),), drops=("a",))
     reports, returned = worker.perform([twice, thrice], (), part)
     assert len(reports) == 2
     assert returned.values.tolist() == np.repeat(np.arange(3), 6).tolist()
-    assert not worker.store.parts
+    assert not worker.store.resident
 
 
 def test_an_error_says_which_task_it_is_of() -> None:
     worker = Worker()
     tasks = [
-        Task("repeat", (1,), (ColumnRef("given", 0),), makes=(ColumnRef("a"),)),
-        Task("select", ([7],), (ColumnRef("a"),), makes=(ColumnRef("", STORE),)),
+        Task("repeat", (1,), (ColumnRef("given", 0),), outputs=(ColumnRef("a"),)),
+        Task("select", ([7],), (ColumnRef("a"),), outputs=(ColumnRef("", STORE),)),
     ]
     with pytest.raises(IndexError) as raised:
-        worker.perform(tasks, (), Part(np.arange(3)))
+        worker.perform(tasks, (), Chunk(np.arange(3)))
     assert raised.value.task == 1  # type: ignore[attr-defined]
 
 

@@ -95,7 +95,9 @@ def gradients(path: str, case: int) -> dict[str, Any]:
 
     def watched(sums: Any) -> None:
         own = [(n, p.grad) for n, p in engine.model.named_parameters() if p.grad is not None]
-        found.append({n: g.clone() for n, g in gather_full(own, engine.copy_group, layer_parts=engine.parts)})
+        found.append(
+            {n: g.clone() for n, g in gather_full(own, engine.copy_group, layer_parts=engine.layer_parts)}
+        )
         step(sums)
 
     engine._step = watched  # type: ignore[method-assign]

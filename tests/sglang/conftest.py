@@ -100,7 +100,7 @@ def awake(engine: object, model: object, request: pytest.FixtureRequest) -> obje
     """The engine awake with the model's weights as version 0, whatever a test before did."""
     assert request.path.stem.removeprefix("test_") in SHARE, "name its file in SHARE"
     engine.abort()
-    if engine.away:
-        engine.wake(sorted(engine.away))
+    if engine.sleeping:
+        engine.wake(sorted(engine.sleeping))
     engine.load_weights(model.named_parameters(), 0)
     return engine

@@ -19,7 +19,7 @@ from rlgraph.costs.lora_size import adapter_sizes
 from rlgraph.costs.model_size import size_of
 from rlgraph.ops import Sampling
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.servers.asks import Ask
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 from rlgraph.runtime.engines.sglang.launch import Launch
 from rlgraph.runtime.engines.sglang.options import words, wrong
@@ -109,10 +109,10 @@ def test_what_an_adapter_can_not_is_refused(served: SglangEngine, train: FsdpEng
         served.sleep(["weights", "kv"])
     served.sleep(["kv"])
     served.wake(["kv"])
-    served.calls.asks.add(Ask({}, None))
+    served.calls.unanswered.add(SampleRequest({}, None))
     with pytest.raises(RuntimeError, match="1 samples are in flight; abort them before sleep"):
         served.sleep(["kv"])
-    served.calls.asks.clear()
+    served.calls.unanswered.clear()
 
 
 def test_the_installed_sglang_takes_the_settings(served: SglangEngine) -> None:

@@ -231,7 +231,7 @@ def test_a_server_killed_while_it_sleeps(awake: SglangEngine, model: torch.nn.Mo
             awake.wake(["weights"])
         awake.supervisor.left = left
         awake.wake(["weights"])
-    assert awake.version == -1 and awake.away == {"kv"} and awake.supervisor.left == left - 1
+    assert awake.version == -1 and awake.sleeping == {"kv"} and awake.supervisor.left == left - 1
     awake.load_weights(model.named_parameters(), 4)
     awake.wake(["kv"])
     assert_agrees(awake, model)

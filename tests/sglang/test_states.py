@@ -148,12 +148,12 @@ def test_states_are_kept_whatever_comes(
             if self.made:
                 engine.abort()
                 self.finish()
-            if engine.away:
-                engine.wake(sorted(engine.away))
+            if engine.sleeping:
+                engine.wake(sorted(engine.sleeping))
 
         @invariant()
         def is_as_it_should_be(self) -> None:
-            assert (engine.away, engine.version) == (self.asleep, self.version)
+            assert (engine.sleeping, engine.version) == (self.asleep, self.version)
 
         def busy(self) -> bool:
             return self.made is not None and not self.made.done()
@@ -221,4 +221,4 @@ def test_states_are_kept_whatever_comes(
     few = settings(max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=checks)
     run_state_machine_as_test(States, settings=few)
     pool.shutdown()
-    assert {*PARTS} >= engine.away
+    assert {*PARTS} >= engine.sleeping

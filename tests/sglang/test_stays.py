@@ -16,7 +16,7 @@ from test_engine import gap_of, kill
 
 from rlgraph.ops import Generation, Request, Sampling
 from rlgraph.runtime.engines.servers import calls
-from rlgraph.runtime.engines.servers.asks import Ask
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 from rlgraph.runtime.engines.sglang.client import STREAMED, Client, generation
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
@@ -69,27 +69,27 @@ def known(so_far: Samples) -> list[int]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The bodies of the requests that are sent."""
     bodies: list[dict[str, Any]] = []
-    asked = Client.asked
+    asked = Client.request_body
 
     def noted(self: Client, request: str, body: dict[str, Any]) -> dict[str, Any]:
         bodies.append(body)
         return asked(self, request, body)
 
-    monkeypatch.setattr(Client, "asked", noted)
+    monkeypatch.setattr(Client, "request_body", noted)
     return bodies
 
 
 @pytest.fixture
 def endless(awake: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> SglangEngine:
     """No sample ends before its limit."""
-    asked = Client.asked
+    asked = Client.request_body
 
     def without_end(self: Client, request: str, body: dict[str, Any]) -> dict[str, Any]:
         return asked(
             self, request, body | {"sampling_params": body["sampling_params"] | {"ignore_eos": True}}
         )
 
-    monkeypatch.setattr(Client, "asked", without_end)
+    monkeypatch.setattr(Client, "request_body", without_end)
     monkeypatch.setattr(awake, "stops", [])
     return awake
 
@@ -107,7 +107,7 @@ def arriving(engine: SglangEngine, model: torch.nn.Module) -> Iterator[tuple[str
     """Weights, the last of which come once more tokens are drawn by those before."""
 
     def drawn() -> int:
-        return sum(len(piece["output_ids"]) for ask in [*engine.calls.asks] for piece in ask.pieces)
+        return sum(len(chunk["output_ids"]) for sent in [*engine.calls.unanswered] for chunk in sent.chunks)
 
     *first, last = model.named_parameters()
     yield from first
@@ -132,7 +132,7 @@ def assert_of(weights: Sequence[torch.nn.Module], so_far: Samples) -> None:
 def give_up(engine: SglangEngine) -> None:
     """The next call asks for nothing, and the servers are told to end what they had."""
     engine.generate([], Sampling(LONG), stays=True)
-    while engine.calls.asks:
+    while engine.calls.unanswered:
         threading.Event().wait(0.01)
     assert not engine.calls.flying
 
@@ -142,7 +142,7 @@ def test_a_stream_across_new_weights(
 ) -> None:
     so_far, weights = begun(), [deepcopy(model)]
     goes_on(endless, so_far, 2 * STREAMED)
-    assert len(sent) == 4 == len(endless.calls.asks)  # in as many rounds as it took
+    assert len(sent) == 4 == len(endless.calls.unanswered)  # in as many rounds as it took
     for version in (1, 2):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -150,7 +150,7 @@ def test_a_stream_across_new_weights(
         told, before = known(so_far), len(sent)
         endless.load_weights(arriving(endless, model), version)
         weights.append(deepcopy(model))
-        assert len(endless.calls.asks) == 4  # no call asks for them again
+        assert len(endless.calls.unanswered) == 4  # no call asks for them again
         goes_on(endless, so_far, 2 * STREAMED)
         again = sent[before:]
         assert len(again) == 4  # each from all that it had, known or not
@@ -171,7 +171,7 @@ def test_a_call_ends_with_its_first_sample_and_the_others_go_on(
     ]
     (short,), (long,) = endless.generate(requests, Sampling(LONG), lambda ended: bool(ended), stays=True)
     assert (len(short.tokens), short.finish, long.finish) == (3, "length", "abort")
-    assert len(endless.calls.asks) == 1
+    assert len(endless.calls.unanswered) == 1
     while len(long.tokens) < STREAMED:
         rest = Request([*PROMPTS[1], *long.tokens], [0], max_new_tokens=LONG - len(long.tokens))
         long = long.followed(endless.generate([rest], Sampling(LONG), stays=True)[0][0])
@@ -187,7 +187,7 @@ def test_samples_end_in_whichever_round(
     so_far = begun()
     while round_of(awake, so_far) < 4:
         pass
-    assert len(sent) == 4 and not awake.calls.asks
+    assert len(sent) == 4 and not awake.calls.unanswered
     assert_of([model], so_far)
 
 
@@ -211,7 +211,7 @@ def test_sleep_ends_what_stays(endless: SglangEngine, model: torch.nn.Module) ->
     so_far = begun()
     goes_on(endless, so_far, STREAMED)
     endless.sleep(["kv"])
-    assert not endless.calls.asks
+    assert not endless.calls.unanswered
     endless.wake(["kv"])
     goes_on(endless, so_far, STREAMED)
     assert_of([model], so_far)
@@ -239,7 +239,7 @@ def test_of_servers_that_stream_nothing_samples_go_on_too(
     # one is given up, the other goes on; new weights end it, and it is asked for from what it has
     monkeypatch.setattr(calls, "STAY_SECONDS", 0.2)
     assert [len(one.tokens) for (one,) in engine.generate(requests[2:3], Sampling(4000), stays=True)] == [0]
-    while len(engine.calls.asks) > 1:
+    while len(engine.calls.unanswered) > 1:
         threading.Event().wait(0.01)
     assert sum(len(one.running) for one in fakes) == 1 and sum(one.served for one in fakes) == 4
     has = Generation()
@@ -277,5 +277,5 @@ def test_what_is_aborted_with_its_last_token_has_ended(last: int, limit: int, fi
     body = {"sampling_params": {"stop_token_ids": [1], "max_new_tokens": limit}}
     meta = {"weight_version": "3", "finish_reason": {"type": "abort"}}
     reply = {"output_ids": [7, 8, 7, last], "meta_info": meta | {"output_token_logprobs": [[-1.0]] * 4}}
-    made = generation(Ask(body, None, {3}, aborted=True), [reply])
+    made = generation(SampleRequest(body, None, {3}, aborted=True), [reply])
     assert (made.finish, list(made.versions)) == (finish, [3] * 4)

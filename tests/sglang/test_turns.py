@@ -81,7 +81,7 @@ def main(rank: int, folder: Path, path: str) -> None:
     engine.generate(requests, Sampling(LONG), stays=True)
     for version in (1, 2):
         engine.load_weights(arriving(), version)
-        assert engine.calls.asks and not any(ask.aborted for ask in engine.calls.asks)
+        assert engine.calls.unanswered and not any(sent.aborted for sent in engine.calls.unanswered)
         dist.barrier()
     requests_again = len(server.prompts)
     made: Sequence[Sequence[Generation]] = engine.generate(requests, Sampling(LONG), stays=True)
@@ -91,7 +91,7 @@ def main(rank: int, folder: Path, path: str) -> None:
     assert sum(of_ranks(len(server.prompts), dist.group.WORLD)) == 2 * SAMPLES * 3
     assert any(len(prompt) > 2 for prompt in server.prompts)
     engine.generate([], Sampling(LONG), stays=True)
-    while engine.calls.asks:
+    while engine.calls.unanswered:
         threading.Event().wait(0.01)
     dist.barrier()
     engine.close()

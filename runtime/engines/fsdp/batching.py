@@ -92,7 +92,8 @@ def micro_batch_rows(lengths: torch.Tensor, budget: int) -> list[torch.Tensor]:
         [[1], [2, 0]]
     """
     order = lengths.argsort(descending=True, stable=True)
-    batches, start = [], 0
+    batches = []
+    start = 0
     while start < len(order):
         size = max(1, budget // int(lengths[order[start]]))
         batches.append(order[start : start + size])
@@ -140,7 +141,8 @@ def _packed(
     layouts = _masked(units, longest, budget) if budget.mask else _unmasked(units, budget)
     for lanes, needed in layouts:
         if needed < work:
-            best, work = lanes, needed
+            best = lanes
+            work = needed
     return best
 
 
@@ -149,7 +151,8 @@ def _masked(
 ) -> Iterator[tuple[list[list[PackedLane]], float]]:
     """Yield the lanes of each micro-batch and their work, under a dense mask: for each width."""
     for width in _widths(units, longest, budget):
-        lanes, count = lanes_of(units, width), max(1, budget.tokens // width)
+        lanes = lanes_of(units, width)
+        count = max(1, budget.tokens // width)
         work = budget.work(len(lanes) * width, len(lanes) * width * width, "mask")
         yield [lanes[i : i + count] for i in range(0, len(lanes), count)], work
 
@@ -160,7 +163,8 @@ def _unmasked(units: Sequence[PromptGroup], budget: Budget) -> Iterator[tuple[li
     alone.sort(key=lambda unit: -unit.length)
     width = budget.tokens // BLOCK * BLOCK or budget.tokens
     for groups in (units, alone) if len(alone) > len(units) else (units,):
-        lanes, work = lanes_of(groups, width), 0.0
+        lanes = lanes_of(groups, width)
+        work = 0.0
         for lane in lanes:
             kernel = kernel_of(lane)
             work += budget.work(width_of([lane], kernel, budget.sequence), scores_of(lane), kernel)
@@ -169,7 +173,8 @@ def _unmasked(units: Sequence[PromptGroup], budget: Budget) -> Iterator[tuple[li
 
 def _widths(units: Sequence[PromptGroup], longest: int, budget: Budget) -> list[int]:
     """Return widths of lanes to try: multiples of the longest row, less so far as lanes would not be full."""
-    total, tokens = sum(unit.length for unit in units), budget.tokens
+    total = sum(unit.length for unit in units)
+    tokens = budget.tokens
     aligned = alignment("mask", budget.sequence)
     near = [max(longest, min(times * longest, tokens)) for times in (1, 2, 4, 8)]
     even = {max(longest, -(-total // -(-total // width))) for width in near if total}
@@ -197,25 +202,32 @@ def mini_batches(
     """
     own_rows = minibatch_rows(rows, total_rows, minibatches)
     tokens = {prefix: columns[f"{prefix}loss_mask"].sum() for prefix in merged}
-    for prefix in (prefix for prefix, merges in merged.items() if merges):
+    for prefix, merges in merged.items():
+        if not merges:
+            continue
         per_number = torch.zeros(total_rows, dtype=torch.int64).index_add(0, rows, tokens[prefix])
         sequence_tokens = over_ranks(per_number, group)[::alike].sum(0)[rows]
         columns = {**columns, f"{prefix}sequence_tokens": sequence_tokens}
     numbers = [len(several) for several in minibatch_rows(torch.arange(total_rows), total_rows, minibatches)]
-    batches = [micro_batches(columns, budget, device, subset) for subset in own_rows]
-    counts = [
-        [len(s), len(b), sum(batch.read for batch in b), *(int(each[s].sum()) for each in tokens.values())]
-        for s, b in zip(own_rows, batches, strict=True)
-    ]
+    batches = []
+    counts = []
+    for minibatch in own_rows:
+        passes = micro_batches(columns, budget, device, minibatch)
+        tokens_read = sum(batch.read for batch in passes)
+        trained = [int(tokens_of_term[minibatch].sum()) for tokens_of_term in tokens.values()]
+        batches.append(passes)
+        counts.append([len(minibatch), len(passes), tokens_read, *trained])
     # [ranks, minibatches, 3 and the terms], of the ranks that have the same rows the first
     ranks = over_ranks(torch.tensor(counts), group)[::alike]
-    sums, most = ranks.sum(0).tolist(), ranks[:, :, 1].amax(0).tolist()
-    return [
-        MiniBatch(
-            b, tuple(map(Totals, trained, [n if m else k for m in merged.values()])), passes, tokens_read
-        )
-        for b, (k, _, tokens_read, *trained), passes, n in zip(batches, sums, most, numbers, strict=True)
-    ]
+    sums = ranks.sum(0).tolist()
+    most = ranks[:, :, 1].amax(0).tolist()
+    minibatch_list = []
+    for micro, sums_of_batch, most_passes, number_count in zip(batches, sums, most, numbers, strict=True):
+        row_count, _, tokens_read, *trained = sums_of_batch
+        sequences = [number_count if merges else row_count for merges in merged.values()]
+        totals = tuple(map(Totals, trained, sequences))
+        minibatch_list.append(MiniBatch(micro, totals, most_passes, tokens_read))
+    return minibatch_list
 
 
 def placeholder(budget: Budget, device: torch.device) -> MicroBatch:
@@ -231,7 +243,8 @@ def placeholder(budget: Budget, device: torch.device) -> MicroBatch:
 
 def _micro_batch(columns: dict[str, Any], budget: Budget, device: torch.device) -> MicroBatch:
     """Lay rows beside each other, padded on the right."""
-    width, rows = int(budget.widths(scored(columns["loss_mask"])).max()), columns["tokens"].padded()
+    width = int(budget.widths(scored(columns["loss_mask"])).max())
+    rows = columns["tokens"].padded()
     inputs = {"input_ids": pad(rows, (0, width - rows.shape[1]))}
     return _on_device(columns, inputs, None, lambda row, place: row * width + place, budget, device)
 
@@ -240,7 +253,11 @@ def _packed_batch(
     columns: Mapping[str, Any], lanes: Sequence[PackedLane], budget: Budget, device: torch.device
 ) -> MicroBatch:
     """Lay rows end to end; the batch has them in the order in which they lie."""
-    rows = torch.tensor([span.row for lane in lanes for unit in lane for span in unit.spans])
+    row_order = list[int]()
+    for lane in lanes:
+        for group in lane:
+            row_order += [span.row for span in group.spans]
+    rows = torch.tensor(row_order)
     columns = cut(columns, rows)
     kernel: Kernel = "mask" if budget.mask else kernel_of(lanes[0])
     cells = cells_of(columns["tokens"], lanes, width_of(lanes, kernel, budget.sequence))
@@ -266,7 +283,9 @@ def _on_device(
 ) -> MicroBatch:
     """Return a micro-batch on a device; ``cell`` says where a row's token stands in the inputs."""
     places, row, place = places_of(scored(columns["loss_mask"]))
-    routing, shape, count = columns.pop("routing", None), inputs["input_ids"].shape, 0
+    routing = columns.pop("routing", None)
+    shape = inputs["input_ids"].shape
+    count = 0
     if routing is not None or budget.counts:
         read_tokens, cells = read_cells(columns["tokens"], row, place, cell)
         count = len(read_tokens)
@@ -277,7 +296,9 @@ def _on_device(
     # the token before says what follows
     share = budget.sequence.share(inputs, cell(row, place - 1))
     labels = columns["tokens"].values[places][share.own]
-    moved = {name: column.to(device) if hasattr(column, "to") else column for name, column in columns.items()}
+    moved = {}
+    for name, column in columns.items():
+        moved[name] = column.to(device) if hasattr(column, "to") else column
     chosen = share.inputs.pop("routing", None)
     inputs = {name: tensor.to(device) for name, tensor in share.inputs.items()}
     counted = inputs.pop("counted", None)

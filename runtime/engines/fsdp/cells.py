@@ -173,11 +173,15 @@ def _stretches(
     lanes: Sequence[PackedLane], width: int
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Return stretches of cells (row, first token, tokens, first cell, unit, member), and ``Cells``' rows."""
-    stretches, rows, number = list[tuple[int, ...]](), list[tuple[int, ...]](), 0
+    stretches = list[tuple[int, ...]]()
+    rows = list[tuple[int, ...]]()
+    number = 0
     for index, lane in enumerate(lanes):
         cell = index * width
         for unit in lane:
-            prompt, start, number = unit.spans[0].prompt, cell, number + 1
+            prompt = unit.spans[0].prompt
+            start = cell
+            number = number + 1
             stretches.append((len(rows), 0, prompt, cell, number, 0))
             cell += prompt
             for member, span in enumerate(unit.spans, 1):

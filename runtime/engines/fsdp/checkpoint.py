@@ -266,8 +266,10 @@ def _save_weights(directory: str, model: Any, weights: dict[str, torch.Tensor]) 
 
 def _host_buffer(tensor: torch.Tensor, earlier: torch.Tensor | None) -> torch.Tensor:
     """Return host memory for a tensor of a device: that of the save before, where it fits."""
-    if earlier is not None and earlier.shape == tensor.shape and earlier.dtype == tensor.dtype:
-        return earlier
+    if earlier is not None:
+        fits = earlier.shape == tensor.shape and earlier.dtype == tensor.dtype
+        if fits:
+            return earlier
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 

@@ -49,7 +49,7 @@ from rlgraph.runtime.engines.model_files import ModelFiles, rope_limit
 from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, SequenceGroup, over_heads
 from rlgraph.runtime.engines.term import Term
-from rlgraph.runtime.engines.weights.naming import Pieces, in_pieces
+from rlgraph.runtime.engines.weights.naming import WeightViews, as_stored
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
 
 if TYPE_CHECKING:
@@ -95,17 +95,25 @@ class FsdpEngine:
         self, files: ModelFiles, options: TrainOptions, ranks: ModelRanks, base: FsdpEngine | None = None
     ) -> None:
         """Load, shard and, unless frozen, prepare to train. torch.distributed must be initialised."""
-        self.files, self.options, self.ranks = files, options, ranks
-        self.path, self.head, self.lora = files.path, options.head, options.lora
+        self.files = files
+        self.options = options
+        self.ranks = ranks
+        self.path = files.path
+        self.head = options.head
+        self.lora = options.lora
         self.device = torch.device(ranks.mesh.device_type)
         # read with every call, and by name in tests of what runs
-        self.group, self.copy_group, self.rows = ranks.group, ranks.copy_group, ranks.same_rows
+        self.group = ranks.group
+        self.copy_group = ranks.copy_group
+        self.rows = ranks.same_rows
 
-        borrowed = frozen_weights(base.model, base.pieces) if base else {}
+        borrowed = frozen_weights(base.model, base.views) if base else {}
         sharded = load_sharded(files, options, ranks, borrowed)
         self.model: PreTrainedModel = sharded.model
-        self.pieces: Pieces = sharded.pieces
-        self.shards, self.reshard, self.parts = sharded.shards, sharded.reshard, sharded.parts
+        self.views: WeightViews = sharded.views
+        self.shards = sharded.shards
+        self.reshard = sharded.reshard
+        self.layer_parts = sharded.layer_parts
         self.persistent = frozenset(self.model.state_dict())  # names, of buffers too that a checkpoint holds
 
         self.budget = _budget_of(sharded, options, ranks)
@@ -122,12 +130,13 @@ class FsdpEngine:
         self.joined: dict[str, Term] = {}  # those of the next update, by their nodes
 
         # taken last: an optimizer on the host has replaced the parameters' memory
-        frozen = frozen_weights(self.model, self.pieces)
+        frozen = frozen_weights(self.model, self.views)
         borrowed_parameters = {id(frozen[key]) for key in frozen.keys() & borrowed.keys()}
         self.owned = [p for p in self.model.parameters() if id(p) not in borrowed_parameters]
-        parts = {SHARED: self._parameter_tensors, "optimizer": self._optimizer_tensors}
-        self.residency: Residency = Residency(self.path, self.device, parts, base.residency if base else None)
-        self.saves = checkpoint.Saves(self.copy_group, ranks.is_in_first_copy, self.parts)
+        components = {SHARED: self._parameter_tensors, "optimizer": self._optimizer_tensors}
+        base_residency = base.residency if base else None
+        self.residency: Residency = Residency(self.path, self.device, components, base_residency)
+        self.saves = checkpoint.Saves(self.copy_group, ranks.is_in_first_copy, self.layer_parts)
 
     @classmethod
     def of(
@@ -202,28 +211,28 @@ class FsdpEngine:
         """Return what is offloaded now, out of ``parameters`` and ``optimizer``."""
         return self.residency.offloaded
 
-    def offload(self, parts: Iterable[str]) -> None:
+    def offload(self, components: Iterable[str]) -> None:
         """Move this rank's shards to the host: to pinned memory from CUDA, to a temporary file from the CPU.
 
         What has not changed since the last time is not copied again. Gradients live only inside ``update``.
 
         Args:
-            parts: out of ``parameters`` and ``optimizer``; a frozen model's optimizer is empty.
+            components: out of ``parameters`` and ``optimizer``; a frozen model's optimizer is empty.
 
         Raises:
             RuntimeError: a part is away already.
             ValueError: a part that there is not.
         """
-        self.residency.offload(parts)
+        self.residency.offload(components)
 
-    def reload(self, parts: Iterable[str]) -> None:
+    def reload(self, components: Iterable[str]) -> None:
         """Bring back what ``offload`` moved, bit for bit.
 
         Raises:
             RuntimeError: a part is not away.
             ValueError: a part that there is not.
         """
-        self.residency.reload(parts)
+        self.residency.reload(components)
 
     def logprobs(
         self,
@@ -295,7 +304,8 @@ class FsdpEngine:
         self.residency.need(["parameters", "optimizer"], "update")
         self.residency.changed(["parameters", "optimizer"])
         main_term = Term(columns, objective, rows, total_rows, temperature, entropy, merged, weight)
-        terms, self.joined = {"": main_term, **self.joined}, {}
+        terms = {"": main_term, **self.joined}
+        self.joined = {}
         sums = {node: MetricSums(shared={}) for node in terms}
         sums[""] = MetricSums()  # what the optimizer steps themselves have is of the first term
         steps = self._optimizer_steps(passes(terms, sums, self.group), minibatches)
@@ -360,7 +370,7 @@ class FsdpEngine:
         Raises:
             RuntimeError: the parameters are offloaded.
         """
-        return in_pieces(self._full(dtype), self.pieces)
+        return as_stored(self._full(dtype), self.views)
 
     def adapter(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the adapters in full, by their names in peft's files. Collective, as ``weights``.
@@ -375,7 +385,9 @@ class FsdpEngine:
         adapter = [(name, p) for name, p in self.model.named_parameters() if adapters.is_adapter(name)]
         wanted = getattr(torch, dtype or "float32")
         narrow = {name: wanted for name, p in adapter if wanted.itemsize < p.dtype.itemsize}
-        full = gather_full(((name, apart(p)) for name, p in adapter), self.copy_group, narrow, self.parts)
+        full = gather_full(
+            ((name, apart(p)) for name, p in adapter), self.copy_group, narrow, self.layer_parts
+        )
         return ((adapters.in_files(name), tensor) for name, tensor in full)
 
     def _full(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -386,7 +398,7 @@ class FsdpEngine:
             (n, apart(self._as_reader_holds(p, narrow.get(n)))) for n, p in self.model.named_parameters()
         )
         buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
-        full = gather_full(chain(parameters, buffers), self.copy_group, narrow, self.parts)
+        full = gather_full(chain(parameters, buffers), self.copy_group, narrow, self.layer_parts)
         if not self.lora:
             return full
         return adapters.merged(full, self.lora.alpha / self.lora.rank, adapters.adapted(self.model))
@@ -411,7 +423,7 @@ class FsdpEngine:
         """Return what a reader of ``dtype`` loses nothing of where it is cast before it is gathered."""
         narrowed = {}
         for name, parameter in self._exact().items():
-            stays_wide = any(piece.name.endswith(WIDE) for piece in self.pieces[name])
+            stays_wide = any(view.name.endswith(WIDE) for view in self.views[name])
             if dtype.itemsize < parameter.dtype.itemsize and not stays_wide:
                 narrowed[name] = dtype
         return narrowed
@@ -429,14 +441,14 @@ class FsdpEngine:
         self.residency.need(["parameters"], "copy")
         self.residency.changed(["parameters"])
         targets = {**self._exact(), **dict(self.model.named_buffers())}
-        checkpoint.blend(targets, of._full(), mix, self.parts)
+        checkpoint.blend(targets, of._full(), mix, self.layer_parts)
         self._publish()
 
     def checkpoint_bytes(self) -> int:
         """Return the bytes that this rank writes of a checkpoint: what trains, with its averages."""
         if not self.ranks.is_in_first_copy:
             return 0
-        written = [p for name, p in self.model.named_parameters() if self.parts.writes(name)]
+        written = [p for name, p in self.model.named_parameters() if self.layer_parts.writes(name)]
         if self.optimizer is None:
             return sum(local(p).nbytes for p in written)
         averages = {p: len(moments_of(g)) for g in self.optimizer.param_groups for p in g["params"]}
@@ -481,7 +493,7 @@ class FsdpEngine:
         self.finish_save()
         with self.residency.back():
             self.residency.changed(["parameters", "optimizer"])
-            checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler, self.parts)
+            checkpoint.load_state(directory, self.model, self.optimizer, self.scheduler, self.layer_parts)
             self._publish()
 
     def export(self, directory: str) -> None:
@@ -507,7 +519,8 @@ class FsdpEngine:
     def _check_lengths(self, tokens: Ragged) -> None:
         """Check that no row changes the position embeddings of the others in its pass (ValueError)."""
         config = self.model.config
-        limit, longest = rope_limit(config), max(tokens.lengths.tolist(), default=0)
+        limit = rope_limit(config)
+        longest = max(tokens.lengths.tolist(), default=0)
         if limit and longest > limit:
             law = f"{config.model_type}: a row has {longest} tokens, and with more than {limit} "
             law += "the position embeddings of all rows in its pass are others"
@@ -596,7 +609,7 @@ class FsdpEngine:
                     loss = 0.0 * self._scores(idle, shared.temperature, "none")[0].sum()
                 loss.backward()
         parameters = self.model.named_parameters()
-        self.parts.add_up({name: local(p.grad) for name, p in parameters if p.grad is not None})
+        self.layer_parts.add_up({name: local(p.grad) for name, p in parameters if p.grad is not None})
 
     def _loss(self, shared: SharedPass, batch: MicroBatch, totals: Sequence[Totals]) -> torch.Tensor:
         """Return the weighed losses of a micro-batch's terms, added up; their metrics are noted."""
@@ -615,7 +628,8 @@ class FsdpEngine:
         return total
 
     def _scored_columns(self, batch: MicroBatch, temperature: float, entropy: bool) -> dict[str, Any]:
-        scores, entropies = self._scores(batch, temperature, "differentiable" if entropy else "detached")
+        entropy_kind: Entropy = "differentiable" if entropy else "detached"
+        scores, entropies = self._scores(batch, temperature, entropy_kind)
         if self.head == "value":
             return {**batch.columns, "new_values": batch.scatter(scores)}
         assert entropies is not None
@@ -637,7 +651,8 @@ class FsdpEngine:
 
 def _budget_of(sharded: ShardedModel, options: TrainOptions, ranks: ModelRanks) -> Budget:
     """Return the limits by which rows of an update are cut into micro-batches."""
-    model, share = sharded.model, None
+    model = sharded.model
+    share = None
     if options.packing and packs(model):
         share = attention_share(model, sharded.layers) / ranks.tensor.ranks
     return Budget(

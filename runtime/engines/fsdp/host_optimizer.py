@@ -45,11 +45,15 @@ class HostAdamW(torch.optim.AdamW):
         together = [*buckets(stepped, lambda p: local(p).numel() * WIDE.itemsize)]
         if not together:
             return
-        device, dtype = stepped[0].device, stepped[0].dtype
-        arrivals, departures = CopyStream(device), CopyStream(device)
+        device = stepped[0].device
+        dtype = stepped[0].dtype
+        arrivals = CopyStream(device)
+        departures = CopyStream(device)
         # of each two: one is worked on while the other's copy runs
-        gradients, weights = _rooms(together, WIDE, device), _rooms(together, dtype, device)
-        arrived, departed = list[Copied](), list[Copied]()
+        gradients = _rooms(together, WIDE, device)
+        weights = _rooms(together, dtype, device)
+        arrived = list[Copied]()
+        departed = list[Copied]()
         for number, (bucket, room, narrow) in enumerate(zip(together, gradients, weights, strict=True)):
             for ahead in range(len(arrived), min(number + 2, len(together))):
                 shards = gradient_shards(together[ahead])
@@ -76,7 +80,8 @@ class HostAdamW(torch.optim.AdamW):
 
     def _step(self, bucket: list[torch.nn.Parameter], gradients: list[torch.Tensor]) -> None:
         masters = [self.masters[parameter] for parameter in bucket]
-        states, (group,) = [self.state[master] for master in masters], self.param_groups
+        states = [self.state[master] for master in masters]
+        (group,) = self.param_groups
         beta1, beta2 = group["betas"]
         adamw(
             params=[local(master) for master in masters],

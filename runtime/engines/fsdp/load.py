@@ -26,7 +26,7 @@ from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sequence import attention as sequence
 from rlgraph.runtime.engines.weights import naming, pretrained
-from rlgraph.runtime.engines.weights.naming import Pieces
+from rlgraph.runtime.engines.weights.naming import WeightViews
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +40,7 @@ class ShardedModel:
         model: the model, which holds this rank's shards.
         shards: the modules that gather their parameters together, the root last; none on a rank alone.
         reshard: whether they free gathered parameters after use.
-        pieces: the weights of the checkpoint that each parameter holds.
+        views: the weights of the checkpoint that each parameter holds.
         parts: the parameters of which this rank has a part.
         layers: the decoder layers.
     """
@@ -48,8 +48,8 @@ class ShardedModel:
     model: PreTrainedModel
     shards: list[FSDPModule]
     reshard: bool
-    pieces: Pieces
-    parts: LayerParts
+    views: WeightViews
+    layer_parts: LayerParts
     layers: list[torch.nn.Module]
 
 
@@ -65,13 +65,14 @@ def load_sharded(
             experts not divided; or the directory lacks weights other than a value head's, or has them in
             another shape; or the adapter names layers that there are not.
     """
-    device, compute = torch.device(ranks.mesh.device_type), options.compute
-    model, pieces, unread = _build(files, options, ranks)
-    parts = divide(model, ranks.tensor)
+    device = torch.device(ranks.mesh.device_type)
+    compute = options.compute
+    model, views, unread = _build(files, options, ranks)
+    layer_parts = divide(model, ranks.tensor)
     placement = None
     if ranks.experts.group:
         divided = dict.fromkeys(experts.divide(model, ranks.experts.group), 0)
-        parts = LayerParts(ranks.experts, divided, mesh=ranks.experts.mesh)
+        layer_parts = LayerParts(ranks.experts, divided, mesh=ranks.experts.mesh)
     repeat_shared_heads(model, device, compute)
     attend_without_mask(model, device, compute)
     sequence.share_attention(model, ranks.sequence)
@@ -82,12 +83,13 @@ def load_sharded(
     if options.compile:
         compile_layers(model)
     if options.recompute and not options.is_frozen:
-        recompute_layers(model, ActivationOffload(device) if options.activation_offload else None)
+        offload = ActivationOffload(device) if options.activation_offload else None
+        recompute_layers(model, offload)
     reshard = options.reshard
     if reshard is None:
         reshard = sum(p.numel() for p in model.parameters()) > SMALL
     if ranks.experts.group:
-        placement = _placement_of_experts(model, parts, ranks.experts)
+        placement = _placement_of_experts(model, layer_parts, ranks.experts)
     is_sharded = _needs_shards(model, options, ranks)
     shards: list[FSDPModule] = []
     if is_sharded:
@@ -95,13 +97,13 @@ def load_sharded(
     if options.head == "lm":
         scoring.prepare(model, options.has_wide_head)
     if borrowed:
-        borrow(model, pieces, borrowed)
+        borrow(model, views, borrowed)
     if unread is not None:
-        pretrained.fill(model, pieces, unread, device, parts.cut)
+        pretrained.fill(model, views, unread, device, layer_parts.cut)
     if not is_sharded:
         module: torch.nn.Module = model
         module.to(device)
-    return ShardedModel(model, shards, reshard, pieces, parts, decoder_layers(model))
+    return ShardedModel(model, shards, reshard, views, layer_parts, decoder_layers(model))
 
 
 def _needs_shards(model: PreTrainedModel, options: TrainOptions, ranks: ModelRanks) -> bool:
@@ -123,9 +125,10 @@ def _new_weights(head: Head) -> tuple[str, ...]:
 
 def _build(
     files: ModelFiles, options: TrainOptions, ranks: ModelRanks
-) -> tuple[PreTrainedModel, Pieces, pretrained.StoredWeights | None]:
-    """Return a model, the pieces of its parameters, and the files whose weights it still lacks, if any."""
-    path, new = files.path, _new_weights(options.head)
+) -> tuple[PreTrainedModel, WeightViews, pretrained.StoredWeights | None]:
+    """Return a model, the views of its parameters, and the files whose weights it still lacks, if any."""
+    path = files.path
+    new = _new_weights(options.head)
     dtype = options.compute if options.is_frozen or options.lora else torch.float32
     with quiet(), torch.random.fork_rng(devices=[]):
         stored = pretrained.weights_of(path)
@@ -136,18 +139,18 @@ def _build(
         sequence.check(model, ranks.sequence.ranks)
         tensor.check(model, ranks.tensor.ranks)
         experts.check(model, ranks.experts.ranks)
-        pieces = naming.pieces_of(model, stored)
-        pretrained.check_experts(path, pieces, stored)
-        reads_by_rows = pretrained.reads_by_rows(model, pieces, stored, new)
+        views = naming.views_of(model, stored)
+        pretrained.check_experts(path, views, stored)
+        reads_by_rows = pretrained.reads_by_rows(model, views, stored, new)
         if reads_by_rows:
-            pretrained.check(path, model, pieces, stored, new)
-            pretrained.compute_the_rest(model, pieces, stored, options.seed)
+            pretrained.check(path, model, views, stored, new)
+            pretrained.compute_the_rest(model, views, stored, options.seed)
         else:
             attention: str = model.config._attn_implementation
             model = load_model(files, options, dtype, attention)
         if options.lora:
             lora.add_adapters(model, decoder_layers(model), options.lora, options.seed)
-    return model, pieces, stored if reads_by_rows else None
+    return model, views, stored if reads_by_rows else None
 
 
 def _choose_trained(model: PreTrainedModel, options: TrainOptions) -> None:
@@ -163,7 +166,8 @@ def load_model(
     files: ModelFiles, options: TrainOptions, dtype: torch.dtype, attention: str
 ) -> PreTrainedModel:
     """Return the whole model in host memory, loaded and converted by transformers."""
-    path, new = files.path, _new_weights(options.head)
+    path = files.path
+    new = _new_weights(options.head)
     auto, changes = pretrained.classes(options.head)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(options.seed)
@@ -196,7 +200,8 @@ def quiet() -> Iterator[None]:
     """Silence transformers' progress bars and loading reports."""
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -208,7 +213,7 @@ def quiet() -> Iterator[None]:
 
 
 def _placement_of_experts(
-    model: torch.nn.Module, parts: LayerParts, group: ExpertGroup
+    model: torch.nn.Module, layer_parts: LayerParts, group: ExpertGroup
 ) -> Callable[..., Any]:
     """Return what tells FSDP2 that experts are sharded over the ranks that have the same.
 
@@ -221,10 +226,12 @@ def _placement_of_experts(
         law = f"torch {torch.__version__} shards all weights of a layer over the same ranks"
         raise ValueError(f"{law}; install torch 2.12 or newer, or set train.expert_parallel to 1")
     assert group.mesh
+    mesh = common.FSDPMeshInfo(group.mesh, 0)
     has_replicas = group.mesh.ndim > 1
-    mesh = common.HSDPMeshInfo(group.mesh, 1, 0) if has_replicas else common.FSDPMeshInfo(group.mesh, 0)
+    if has_replicas:
+        mesh = common.HSDPMeshInfo(group.mesh, 1, 0)
     placement = common.ShardPlacementResult(None, mesh)
-    divided = {id(p) for name, p in model.named_parameters() if name in parts.dimensions}
+    divided = {id(p) for name, p in model.named_parameters() if name in layer_parts.dimensions}
     return lambda parameter: placement if id(parameter) in divided else None
 
 
@@ -249,7 +256,8 @@ def shard_model(
         The modules that gather their parameters together, the root last.
     """
     needs_cast = any(p.dtype != compute for p in model.parameters())
-    policy = MixedPrecisionPolicy(param_dtype=compute if needs_cast else None, reduce_dtype=torch.float32)
+    gathered_dtype = compute if needs_cast else None
+    policy = MixedPrecisionPolicy(param_dtype=gathered_dtype, reduce_dtype=torch.float32)
     ends, layers = (scoring.ends(model), decoder_layers(model)) if reshard else ([], [])
     # The backward pass wants the head at once, and the root: the last norm, with what is tied.
     gathered_for_backward = [*ends[1:], model]

@@ -45,7 +45,8 @@ def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, s
     inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
     generator = torch.Generator().manual_seed(seed)
     for layer in adapted(model).values():
-        down, up = layer.lora_A[NAME], layer.lora_B[NAME]
+        down = layer.lora_A[NAME]
+        up = layer.lora_B[NAME]
         # as peft and torch draw a linear layer: uniform within 1 / sqrt(inputs)
         uniform = torch.rand(down.weight.shape, generator=generator)
         down.weight = torch.nn.Parameter((2 * uniform - 1) / down.in_features**0.5)
@@ -109,7 +110,9 @@ def write_adapter(
     from safetensors.torch import save_file
 
     config = model.peft_config[NAME]
-    config.base_model_name_or_path = str(Path(base).absolute()) if Path(base).exists() else base
+    config.base_model_name_or_path = base
+    if Path(base).exists():
+        config.base_model_name_or_path = str(Path(base).absolute())
     config.task_type = task
     config.inference_mode = True
     config.save_pretrained(str(directory))
@@ -136,7 +139,8 @@ def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: to
     """
     from transformers.integrations.moe import _grouped_linear
 
-    experts, k = outer.get_base_layer(), chosen.shape[1]
+    experts = outer.get_base_layer()
+    k = chosen.shape[1]
     if outer.disable_adapters:
         return experts(hidden, chosen, weights)  # type: ignore[no-any-return]
     expert, order = chosen.flatten().sort(stable=True)
@@ -144,7 +148,8 @@ def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: to
     grouped = partial(_grouped_linear, offs=counts.cumsum(0).int(), is_transposed=experts.is_transposed)
     factors: dict[str, Any] = {}
     while outer is not experts:
-        factors[outer.parameter_name], outer = outer.get_delta_factors(NAME), outer.base_layer
+        factors[outer.parameter_name] = outer.get_delta_factors(NAME)
+        outer = outer.base_layer
 
     def linear(name: str, inputs: torch.Tensor) -> torch.Tensor:
         bias = getattr(experts, f"{name}_bias")[expert] if experts.has_bias else None
@@ -152,7 +157,11 @@ def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: to
         if name not in factors:
             return out
         left, right, scale = factors[name]  # the product has the shape of the experts' weights
-        first, second = (left, right) if experts.is_transposed else (right, left)
+        first = right
+        second = left
+        if experts.is_transposed:
+            first = left
+            second = right
         return out.add_(grouped(scale * grouped(inputs, first), second.contiguous()))
 
     raised = experts._apply_gate(linear("gate_up_proj", hidden[order // k]))
@@ -169,7 +178,9 @@ def targets_of(
     Raises:
         ValueError: a target that no decoder layer has.
     """
-    inside = {id(m) for layer in layers for m in layer.modules() if isinstance(m, torch.nn.Linear)}
+    inside = set[int]()  # the identities of the linear modules of the decoder layers
+    for layer in layers:
+        inside |= {id(module) for module in layer.modules() if isinstance(module, torch.nn.Linear)}
     linear = [name for name, module in model.named_modules() if id(module) in inside]
     if any(name.endswith(".experts") for name, _ in model.named_modules()):
         linear = [name for name in linear if ".self_attn." in name]
@@ -182,8 +193,11 @@ def targets_of(
     available = sorted({*short.values()})
     if wanted == "all-linear":
         return linear, []
-    if unknown := sorted({*wanted} - {*available}):
+    unknown = sorted({*wanted} - {*available})
+    if unknown:
         law = f"lora: no decoder layer has a linear {', '.join(unknown)}"
         suggestions = " ".join(filter(None, (nearest(name, available) for name in unknown)))
         raise ValueError(f"{law}; there are {', '.join(available)}. {suggestions}".strip(" ."))
-    return [name for name in linear if short[name] in wanted], [n for n in fused if short[n] in wanted]
+    wanted_linear = [name for name in linear if short[name] in wanted]
+    wanted_fused = [name for name in fused if short[name] in wanted]
+    return wanted_linear, wanted_fused

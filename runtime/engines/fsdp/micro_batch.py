@@ -122,11 +122,12 @@ def uses_in_turn(cells: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
     The cells are on the host: how many turns there are is a number that a device would be waited for.
     """
+    if len(cells) == 0:
+        return ()
     ordered, places = cells.sort(stable=True)
     is_first_use = torch.ones_like(ordered, dtype=torch.bool)
     is_first_use[1:] = ordered[1:] != ordered[:-1]
     count = torch.arange(len(cells))
-    earlier_uses = count - torch.where(is_first_use, count, 0).cummax(0).values if len(cells) else count
-    return tuple(
-        places[earlier_uses == turn] for turn in range(int(earlier_uses.max()) + 1 if len(cells) else 0)
-    )
+    earlier_uses = count - torch.where(is_first_use, count, 0).cummax(0).values
+    turns = int(earlier_uses.max()) + 1
+    return tuple(places[earlier_uses == turn] for turn in range(turns))

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from rlgraph.costs.muon import ITERATIONS, MatrixShape, batch_of_experts, newton_schulz_flops
 from rlgraph.runtime.engines.fsdp.shards import local
 from rlgraph.runtime.engines.weights.extents import rows_of
-from rlgraph.runtime.engines.weights.naming import Pieces
+from rlgraph.runtime.engines.weights.naming import WeightViews
 from rlgraph.syntax.model_settings import Optimizer
 
 # Jordan's coefficients: they take singular values between 0.7 and 1.2 in five iterations, not to 1
@@ -31,7 +31,7 @@ RMS = 0.2  # of a step in its numbers, about AdamW's, at a learning rate of 1
 
 
 def body_matrices(
-    model: torch.nn.Module, layers: Iterable[torch.nn.Module], pieces: Pieces
+    model: torch.nn.Module, layers: Iterable[torch.nn.Module], views: WeightViews
 ) -> dict[Parameter, MatrixShape]:
     """Return the parameters of the decoder layers that hold matrices, with the shape of each matrix.
 
@@ -41,14 +41,19 @@ def body_matrices(
     inside = {id(p) for layer in layers for p in layer.parameters()}
     shapes = {}
     for name, p in model.named_parameters():
-        if p.requires_grad and id(p) in inside and p.dim() in (2, 3) and min(p.shape[-2:]) > 1:
-            if name.endswith("bias"):
-                continue
-            rows, columns = p.shape[-2:]
-            stored = {weight.shape for weight in pieces.get(name, ()) if len(weight.shape) == 2}
-            if p.dim() == 3 and len(stored) == 1 and (shape := stored.pop())[-1] == columns:
-                rows = shape[0]
-            shapes[p] = (rows, columns)
+        is_trained_here = p.requires_grad and id(p) in inside
+        if not is_trained_here or name.endswith("bias") or p.dim() not in (2, 3):
+            continue
+        rows, columns = p.shape[-2:]
+        if min(rows, columns) == 1:
+            continue
+        if p.dim() == 3:
+            stored = {weight.shape for weight in views.get(name, ()) if len(weight.shape) == 2}
+            if len(stored) == 1:
+                stored_rows, stored_columns = stored.pop()
+                if stored_columns == columns:
+                    rows = stored_rows
+        shapes[p] = (rows, columns)
     return shapes
 
 
@@ -90,7 +95,10 @@ class Muon(torch.optim.Optimizer):
         dtype: torch.dtype,
     ) -> None:
         super().__init__([*shapes], options.model_dump(include={"lr", "weight_decay", "momentum"}))
-        self.shapes, self.rest, self.group, self.dtype = shapes, rest, group, dtype
+        self.shapes = shapes
+        self.rest = rest
+        self.group = group
+        self.dtype = dtype
         rest.state = self.state
         self.param_groups += rest.param_groups
 
@@ -112,13 +120,17 @@ class Muon(torch.optim.Optimizer):
 
     def _round(self, matrices: Sequence[Parameter]) -> None:
         """Step matrices of which each rank of the group orthogonalises one at most."""
-        rank, ranks = self.group.rank(), self.group.size()
+        rank = self.group.rank()
+        ranks = self.group.size()
         sizes = [local(p).numel() for p in matrices]
-        out, back, shape = sizes + [0] * (ranks - len(sizes)), [0] * ranks, (0, 1, 1)
+        out = sizes + [0] * (ranks - len(sizes))
+        back = [0] * ranks
+        shape = (0, 1, 1)
         if rank < len(matrices):
             height, width = self.shapes[matrices[rank]]
             spans = [rows_of(height, other_rank, ranks) for other_rank in range(ranks)]
-            back, shape = [(end_row - start_row) * width for start_row, end_row in spans], (1, height, width)
+            back = [(end_row - start_row) * width for start_row, end_row in spans]
+            shape = (1, height, width)
         # what has no name is freed on the way
         orthogonal_matrix = orthogonal(
             self._exchanged(self._rows(matrices, sizes), out, back).view(shape)
@@ -144,7 +156,8 @@ class Muon(torch.optim.Optimizer):
 
     def _experts(self, p: Parameter) -> None:
         """Step the matrices of a fused parameter that this rank has, as many at a time as memory allows."""
-        count, most = len(self._own_part(p, p)), batch_of_experts(self.shapes[p])
+        count = len(self._own_part(p, p))
+        most = batch_of_experts(self.shapes[p])
         for start in range(0, count, most):
             batch = slice(start, start + most)
             self._apply(p, batch, orthogonal(self._averaged(p, batch).to(self.dtype)))

@@ -26,10 +26,12 @@ def options_of(options: Mapping[str, Any]) -> Optimizer:
         ValueError: an option that is unknown, a missing ``lr``, or a decaying schedule without an end.
     """
     chosen = Optimizer.model_validate(options)
-    ends = chosen.schedule != "constant" or isinstance(chosen.warmup_steps, float)
-    if ends and "total_steps" not in options:
-        asker = "a share of it" if chosen.schedule == "constant" else f"schedule {chosen.schedule}"
-        raise ValueError(f"optimizer: {asker} needs total_steps")
+    if "total_steps" in options:
+        return chosen
+    if chosen.schedule != "constant":
+        raise ValueError(f"optimizer: schedule {chosen.schedule} needs total_steps")
+    if isinstance(chosen.warmup_steps, float):
+        raise ValueError("optimizer: a share of it needs total_steps")
     return chosen
 
 
@@ -110,7 +112,8 @@ def factor_of(options: Optimizer, step: int) -> float:
         >>> [round(factor_of(falls, step), 3) for step in (0, 1, 2, 6, 10)]
         [0.0, 0.5, 1.0, 0.55, 0.1]
     """
-    warm, total = options.warmup_steps, options.total_steps
+    warm = options.warmup_steps
+    total = options.total_steps
     if isinstance(warm, float):
         warm = int(warm * total)
     if step < warm:

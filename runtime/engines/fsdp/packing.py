@@ -79,14 +79,20 @@ def packs(model: PreTrainedModel) -> bool:
     (openai-gpt's).
     """
     config: Any = model.config.get_text_config()
-    full = {*attention_kinds(config)} == {FULL}
-    masked = getattr(model, "_supports_attention_backend", False) or getattr(model, "_supports_sdpa", False)
-    takes_positions = {"position_ids", "attention_mask"} <= {
-        *inspect.signature(type(model).forward).parameters
-    }
-    known = attention.kind_of(model) in ("sdpa", "eager", attention.REPEATED, attention.PACKED)
-    odd = getattr(model, "_is_stateful", False) or getattr(config, "alibi", False) or runs_own_code(model)
-    return bool(full and masked and takes_positions and known and not odd)
+    if {*attention_kinds(config)} != {FULL}:
+        return False
+    if not getattr(model, "_supports_attention_backend", False) and not getattr(
+        model, "_supports_sdpa", False
+    ):
+        return False
+    parameters = inspect.signature(type(model).forward).parameters
+    if not {"position_ids", "attention_mask"} <= parameters.keys():
+        return False
+    if attention.kind_of(model) not in ("sdpa", "eager", attention.REPEATED, attention.PACKED):
+        return False
+    if getattr(model, "_is_stateful", False) or getattr(config, "alibi", False):
+        return False
+    return not runs_own_code(model)
 
 
 def has_mask(model: PreTrainedModel) -> bool:
@@ -104,11 +110,13 @@ def attention_share(model: PreTrainedModel, layers: Sequence[torch.nn.Module]) -
     heads = config.num_attention_heads
     size = attention.head_size(config)
     chosen = getattr(config, "num_experts_per_tok", None) or 1
-    weights = sum(
-        prod(p.shape) * (chosen / p.shape[0] if ".experts." in f".{name}" else 1)
-        for layer in layers
-        for name, p in layer.named_parameters()
-    )
+    weights = 0.0
+    for layer in layers:
+        for name, parameter in layer.named_parameters():
+            if ".experts." in f".{name}":
+                weights += prod(parameter.shape) * (chosen / parameter.shape[0])
+            else:
+                weights += prod(parameter.shape)
     share: float = 2 * len(layers) * heads * size / max(1, weights)
     return share
 
@@ -118,10 +126,11 @@ def _spans_of(wanted: Ragged) -> list[Span]:
     _, row, place = places_of(wanted)
     first_scored = torch.full((len(wanted),), 2**62).scatter_reduce(0, row, place, "amin").tolist()
     last_scored = torch.zeros(len(wanted), dtype=torch.int64).scatter_reduce(0, row, place, "amax").tolist()
-    return [
-        Span(i, f, e) if e else Span(i, 0, 0)
-        for i, (f, e) in enumerate(zip(first_scored, last_scored, strict=True))
-    ]
+    spans = []
+    for index, (start, end) in enumerate(zip(first_scored, last_scored, strict=True)):
+        has_scores = end > 0
+        spans.append(Span(index, start, end) if has_scores else Span(index, 0, 0))
+    return spans
 
 
 def alike(tokens: Ragged, wanted: Ragged) -> list[PromptGroup]:
@@ -130,7 +139,8 @@ def alike(tokens: Ragged, wanted: Ragged) -> list[PromptGroup]:
     What is ``wanted``, bool ``[rows, tokens]``, has scores; before it is the prompt.
     """
     groups: dict[bytes, list[Span]] = {}
-    values, offsets = tokens.values.numpy(), tokens.offsets.tolist()
+    values = tokens.values.numpy()
+    offsets = tokens.offsets.tolist()
     for span in sorted(_spans_of(wanted), key=lambda span: -span.own):
         start = offsets[span.row]
         groups.setdefault(values[start : start + span.prompt].tobytes(), []).append(span)
@@ -149,7 +159,8 @@ def lanes_of(units: Sequence[PromptGroup], width: int) -> list[PackedLane]:
         while unit.spans:
             placed, position = _fit(unit, room)
             if position < 0:
-                placed, position = unit.first(width) or PromptGroup(unit.spans[:1]), len(room)
+                placed = unit.first(width) or PromptGroup(unit.spans[:1])
+                position = len(room)
                 room.append((width, len(lanes)))
                 lanes.append([])
             free, lane = room.pop(position)
@@ -164,6 +175,12 @@ def _fit(unit: PromptGroup, room: Sequence[tuple[int, int]]) -> tuple[PromptGrou
     position = bisect_left(room, (unit.length, -1))
     if position < len(room):
         return unit, position
-    part = unit.first(room[-1][0]) if room else None
-    worth = part is not None and sum(span.own for span in part.spans) > part.spans[0].prompt
-    return (part, len(room) - 1) if part and worth else (unit, -1)
+    if not room:
+        return unit, -1
+    head = unit.first(room[-1][0])
+    if head is None:
+        return unit, -1
+    own_tokens = sum(span.own for span in head.spans)
+    if own_tokens <= head.spans[0].prompt:  # what carrying the prompt once more would cost
+        return unit, -1
+    return head, len(room) - 1

@@ -34,7 +34,7 @@ def unfit(files: ModelFiles, head: Head, train: Train) -> str:
             experts.check(model, train.expert_parallel)
             sequence.check(model, train.sequence_parallel)
             stored = pretrained.weights_of(files.path) if Path(files.path).is_dir() else ()
-            naming.pieces_of(model, stored)
+            naming.views_of(model, stored)
             return _without_targets(model, train.lora) if train.lora else ""
     except ValueError as error:
         return str(error)

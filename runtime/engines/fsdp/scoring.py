@@ -94,7 +94,8 @@ def _gather_once(head: Any) -> None:
 
 def ends(model: Any) -> list[Any]:
     """Return the embeddings, and the head, if any, where they share no weight; else neither."""
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     if head is None:
         return [embeddings]
     return [] if head.weight is embeddings.weight else [embeddings, head]
@@ -237,17 +238,25 @@ class _Scores(torch.autograd.Function):
         *weights: torch.Tensor,
     ) -> Scores:
         ctx.kept = list[Kept]()
-        chunk_scores = [
-            _chunk_scores(model, h, y, temperature, entropy != "none", ctx.kept if keep else None)
-            for h, y in zip(hidden.split(rows), labels.split(rows), strict=True)
-        ]
-        entropies = torch.cat([h for _, h in chunk_scores if h is not None]) if entropy != "none" else None
+        logprobs = list[torch.Tensor]()
+        chunk_entropies = list[torch.Tensor]()
+        kept_for_backward = ctx.kept if keep else None
+        for h, y in zip(hidden.split(rows), labels.split(rows), strict=True):
+            chunk_logprobs, chunk_entropy = _chunk_scores(
+                model, h, y, temperature, entropy != "none", kept_for_backward
+            )
+            logprobs.append(chunk_logprobs)
+            if chunk_entropy is not None:
+                chunk_entropies.append(chunk_entropy)
+        entropies = None
+        if entropy != "none":
+            entropies = torch.cat(chunk_entropies)
         ctx.save_for_backward(labels, hidden)
         ctx.settings = (model, rows, temperature)
         ctx.set_materialize_grads(False)
         if entropy == "detached":
             ctx.mark_non_differentiable(entropies)
-        return torch.cat([logprobs for logprobs, _ in chunk_scores]), entropies
+        return torch.cat(logprobs), entropies
 
     @staticmethod
     @once_differentiable
@@ -256,7 +265,8 @@ class _Scores(torch.autograd.Function):
         if by_logprob is None:
             by_logprob = torch.zeros_like(labels, dtype=_wide(hidden))
         model, rows, temperature = ctx.settings
-        by_hidden, by_weights = torch.empty_like(hidden), list[torch.Tensor]()
+        by_hidden = torch.empty_like(hidden)
+        by_weights = list[torch.Tensor]()
         for start in range(0, max(1, len(hidden)), rows):
             chunk = slice(start, start + rows)
             if not ctx.kept:
@@ -318,7 +328,8 @@ def _chunk_scores(
     with torch.set_grad_enabled(saved_chunks is not None):
         leaf = hidden.detach().requires_grad_()
         logits = logits_of(model, leaf)
-    narrow, place = logits.dtype, get_gradient_edge(logits) if saved_chunks is not None else None
+    narrow = logits.dtype
+    place = get_gradient_edge(logits) if saved_chunks is not None else None
     x, chosen = _shifted(logits.detach(), labels, temperature)
     del logits
     exponentials = x.exp() if entropy else x.exp_()
@@ -344,7 +355,8 @@ def _chunk_entropies(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probs of one chunk, and entropies, in the memory of its logits and an eighth more."""
     x, chosen = _shifted(logits, labels, temperature)
-    totals, means = list[torch.Tensor](), list[torch.Tensor]()
+    totals = list[torch.Tensor]()
+    means = list[torch.Tensor]()
     for slice_of_logits in x.split(max(1, len(x) // 8)):
         exponentials = slice_of_logits.exp()
         total = exponentials.sum(-1)

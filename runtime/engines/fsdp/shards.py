@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from rlgraph.costs.limits import buckets
 from rlgraph.runtime.engines.fsdp.tensor import WHOLE, LayerParts
-from rlgraph.runtime.engines.weights.naming import Piece, Pieces, base_name
+from rlgraph.runtime.engines.weights.naming import WeightView, WeightViews, base_name
 from rlgraph.runtime.engines.weights.transfer import Named
 
 
@@ -24,30 +24,32 @@ def gradient_shards(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tens
     return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
-FrozenWeights = Mapping[tuple[Piece, ...], torch.Tensor]  # parameters, by their weights of the checkpoint
+FrozenWeights = Mapping[
+    tuple[WeightView, ...], torch.Tensor
+]  # parameters, by their weights of the checkpoint
 
 
-def frozen_weights(model: torch.nn.Module, pieces: Pieces) -> FrozenWeights:
+def frozen_weights(model: torch.nn.Module, views: WeightViews) -> FrozenWeights:
     """Return the parameters that do not train, by the weights of the checkpoint that they hold.
 
     These are the same for a language model and for one with a value head, with or without an adapter.
     """
-    frozen: dict[tuple[Piece, ...], torch.Tensor] = {}
+    frozen: dict[tuple[WeightView, ...], torch.Tensor] = {}
     for name, parameter in model.named_parameters():
-        parameter_pieces = pieces.get(base_name(name))
-        if parameter_pieces and not parameter.requires_grad:
-            frozen[tuple(parameter_pieces)] = parameter
+        parameter_views = views.get(base_name(name))
+        if parameter_views and not parameter.requires_grad:
+            frozen[tuple(parameter_views)] = parameter
     return frozen
 
 
-def borrow(model: torch.nn.Module, pieces: Pieces, lender_weights: FrozenWeights) -> None:
+def borrow(model: torch.nn.Module, views: WeightViews, lender_weights: FrozenWeights) -> None:
     """Put a model's frozen parameters into the memory of those that another model holds on this rank.
 
     Both read the same weights on the same ranks; either may be sharded, or alone and plain.
     """
     replacements: dict[int, torch.nn.Parameter] = {}  # by the identity of the parameter that it replaces
     shards: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-    frozen = frozen_weights(model, pieces)
+    frozen = frozen_weights(model, views)
     for key in frozen.keys() & lender_weights.keys():
         parameter = frozen[key]
         rows = local(lender_weights[key])
@@ -154,12 +156,14 @@ def _gather(
     ranks = own_shards.new_empty(group.size(), len(own_shards))
     dist.all_gather(list(ranks.unbind(0)), own_shards, group=group)
     gathered_columns = iter(ranks.split(sizes, dim=1))
-    return [
-        next(gathered_columns).contiguous().view(-1, *t.shape[1:])[: t.shape[0]]
-        if isinstance(t, DTensor)
-        else t.to(dtype)
-        for t in tensors
-    ]
+    full = []
+    for each in tensors:
+        if isinstance(each, DTensor):
+            rows = next(gathered_columns).contiguous().view(-1, *each.shape[1:])
+            full.append(rows[: each.shape[0]])  # the last shards may be shorter
+        else:
+            full.append(each.to(dtype))
+    return full
 
 
 def _largest_shard(tensor: DTensor, ranks: int) -> int:

@@ -76,7 +76,9 @@ class LayerParts:
 
     def shares(self, names: Iterable[str]) -> list[float] | None:
         """Return this rank's share in each parameter of its group; None where it is alone."""
-        return None if self.alike == 1 else [self.times(name) / self.ranks.ranks for name in names]
+        if self.alike == 1:
+            return None
+        return [self.times(name) / self.ranks.ranks for name in names]
 
     def shape(self, name: str, own_part: torch.Tensor) -> list[int]:
         """Return the shape of a whole parameter from that of this rank's part."""
@@ -87,33 +89,28 @@ class LayerParts:
 
     def joined(self, names: Sequence[str], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return whole tensors of one data type, those of a bucket, from every rank's parts. Collective."""
-        divided = [
-            divided_tensor
-            for name, divided_tensor in zip(names, parts, strict=True)
-            if name in self.dimensions
-        ]
+        divided = [index for index, name in enumerate(names) if name in self.dimensions]
         if not divided:
             return list(parts)
-        flat_parts = torch.cat([divided_tensor.flatten() for divided_tensor in divided])
+        flat_parts = torch.cat([parts[index].flatten() for index in divided])
         ranks = flat_parts.new_empty(self.ranks.ranks, len(flat_parts))
         dist.all_gather(list(ranks.unbind(0)), flat_parts, group=self.ranks.group)
-        of_each = iter(ranks.split([divided_tensor.numel() for divided_tensor in divided], dim=1))
-        whole = list(parts)
-        for n, (name, divided_tensor) in enumerate(zip(names, parts, strict=True)):
-            if name in self.dimensions:
-                whole[n] = torch.cat(
-                    [p.view(divided_tensor.shape) for p in next(of_each)], self.dimensions[name]
-                )
-        return whole
+        gathered = ranks.split([parts[index].numel() for index in divided], dim=1)
+        full = list(parts)
+        for index, flat_by_rank in zip(divided, gathered, strict=True):
+            by_rank = [flat.view(parts[index].shape) for flat in flat_by_rank]
+            full[index] = torch.cat(by_rank, self.dimensions[names[index]])
+        return full
 
     def add_up(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Sum the gradients of what is used per head, in place, over the ranks that have the heads."""
-        own = [gradient for name, gradient in gradients.items() if name in self.per_head]
-        if not own:
+        summed = [gradient for name, gradient in gradients.items() if name in self.per_head]
+        if not summed:
             return
-        flat = torch.cat([gradient.flatten() for gradient in own])
+        flat = torch.cat([gradient.flatten() for gradient in summed])
         dist.all_reduce(flat, group=self.ranks.group)
-        for gradient, total in zip(own, flat.split([g.numel() for g in own]), strict=True):
+        totals = flat.split([gradient.numel() for gradient in summed])
+        for gradient, total in zip(summed, totals, strict=True):
             gradient.copy_(total.view_as(gradient))
 
 
@@ -137,7 +134,9 @@ def check(model: Any, ranks: int) -> None:
     Raises:
         ValueError: they can't.
     """
-    if ranks > 1 and (fault := next(_faults(model, ranks), "")):
+    if ranks == 1:
+        return
+    for fault in _faults(model, ranks):
         law = f"{model.config.model_type}: {fault}, so its layers can't be divided among {ranks} ranks"
         raise ValueError(f"{law}; set train.tensor_parallel to 1")
 
@@ -148,7 +147,8 @@ def divide(model: Any, ranks: RowGroup) -> LayerParts:
         return WHOLE
     dimensions: dict[str, int] = {}
     per_head = set[str]()
-    styles, names = _styles(model), {module: name for name, module in model.named_modules()}
+    styles = _styles(model)
+    names = {module: name for name, module in model.named_modules()}
     for module, style in styles.items():
         module_parameters = dict(module.named_parameters(names[module]))
         if style == PER_HEAD:
@@ -203,7 +203,7 @@ def _faults(model: Any, ranks: int) -> Iterator[str]:
         if style == PER_HEAD:
             continue
         if type(module) is not torch.nn.Linear:
-            yield f"its {type(module).__name__} is no linear layer"
+            yield f"its {type(module).__name__} is not a linear layer"
             continue
         columns = module.weight.shape[DIMENSIONS[style]]
         if columns % ranks:

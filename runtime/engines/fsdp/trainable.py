@@ -51,11 +51,11 @@ class TrainableWeights:
         trained = {name: p for name, p in sharded.model.named_parameters() if p.requires_grad}
         matrices = {}
         if OPTIMIZERS[settings.kind].orthogonalises:
-            matrices = body_matrices(sharded.model, sharded.layers, sharded.pieces)
+            matrices = body_matrices(sharded.model, sharded.layers, sharded.views)
         self.ranks = ranks
         self.max_norm = settings.max_grad_norm
         self.parameters = [*trained.values()]
-        self.shares = sharded.parts.shares(trained)
+        self.shares = sharded.layer_parts.shares(trained)
         self.optimizer, self.scheduler = make_optimizer(
             self.parameters,
             settings,

@@ -250,5 +250,7 @@ def _memory(storage: UntypedStorage) -> ctypes.Array[ctypes.c_char]:
 
 def _synchronise(storages: list[UntypedStorage]) -> None:
     """Wait for copies of CUDA storages."""
-    for device in {storage.device for storage in storages if storage.device.type == "cuda"}:
-        torch.cuda.synchronize(device)
+    devices = {storage.device for storage in storages}
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)

@@ -33,7 +33,9 @@ NUMBERS = count()
 @cache
 def memory_saver(device: str) -> Any:
     """Return torch_memory_saver for a type of device; None where there is none or a setting excludes it."""
-    if device != "cuda" or user_lets_grow() or find_spec("torch_memory_saver") is None:
+    if device != "cuda" or user_lets_grow():
+        return None
+    if find_spec("torch_memory_saver") is None:
         return None
     from torch_memory_saver import torch_memory_saver
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Generation, Request, Sampling
-from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.servers.endpoint import Endpoint
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 from rlgraph.runtime.messages.errors import ServerLostError
 
 PREFIX = "token_id:"
@@ -35,7 +35,9 @@ MATCHED = ("stop_reason", "matched_stop")  # where vLLM, and SGLang, name a stop
 class Completions(Endpoint):
     """An endpoint of frozen weights: version 0, as long as it answers."""
 
-    title, variable, generates = "OpenAI-compatible server", "OPENAI_API_KEY", "v1/completions"
+    title = "OpenAI-compatible server"
+    variable = "OPENAI_API_KEY"
+    generates = "v1/completions"
     busy = (429, 502, 503, 504)
 
     def version(self) -> str | None:
@@ -89,25 +91,28 @@ def body(
     }
 
 
-def generation(ask: Ask, pieces: Sequence[dict[str, Any]]) -> Generation:
+def generation(sample_request: SampleRequest, chunks: Sequence[dict[str, Any]]) -> Generation:
     """Return the sample of an answer; where there is none, as it was aborted or goes on, one without tokens.
 
     Raises:
         RunError: the answer has no token ids, or not a log-prob for each, or goes on behind an end token.
     """
-    if not pieces:
+    if not chunks:
         return Generation()
-    (reply,) = pieces
+    (reply,) = chunks
     choice = (reply.get("choices") or [{}])[0]
     versions = choice.get("logprobs") or {}
-    logprobs, tokens = versions.get("token_logprobs") or [], choice.get("token_ids")
+    logprobs = versions.get("token_logprobs") or []
+    tokens = choice.get("token_ids")
     if tokens is None:
         words = versions.get("tokens") or []
         tokens = [int(word.removeprefix(PREFIX)) for word in words if word.startswith(PREFIX)]
-    if len(tokens) != len(logprobs) or None in logprobs or not tokens:
+    is_complete = len(tokens) == len(logprobs) and None not in logprobs
+    if not tokens or not is_complete:
         law = f"a completions endpoint answered with {len(tokens)} token ids and {len(logprobs)} log-probs"
         raise RunError(f"{law}; as many of both are needed, at least one\n  {REMEDY}")
-    if ends := {*ask.body["stop_token_ids"]}.intersection(tokens[:-1]):
+    ends = {*sample_request.body["stop_token_ids"]}.intersection(tokens[:-1])
+    if ends:
         law = f"a completions endpoint went on behind token {min(ends)}, which ends a sample (stop_token_ids)"
         raise RunError(f"{law}\n  {REMEDY}")
     finish = choice["finish_reason"] or "abort"

@@ -20,10 +20,10 @@ from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
 from rlgraph.runtime.engines.model_files import ModelFiles, context_of
 from rlgraph.runtime.engines.openai.completions import FORMS, Completions, body, generation, model_of
-from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.servers.calls import Calls
 from rlgraph.runtime.engines.servers.endpoint import UnknownError
 from rlgraph.runtime.engines.servers.groups import in_turn
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 from rlgraph.runtime.engines.servers.samples import check_lengths, cut, generate
 from rlgraph.runtime.messages.errors import ServerLostError
 
@@ -55,7 +55,8 @@ class OpenAIEngine:
         ServerLostError: a server does not answer.
     """
 
-    overlaps, version = True, 0
+    overlaps = True
+    version = 0
     notes: Sequence[str] = ()  # nothing of it differs from the plan
 
     def __init__(
@@ -72,10 +73,11 @@ class OpenAIEngine:
     ) -> None:
         self.path = path
         files = ModelFiles(path, config or {}, trust_remote_code)
-        self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
+        self.tokenizer = files.tokenizer()
+        text = files.config().get_text_config()
         self.context = context_of(text)
         self.stops = files.stop_ids(text, self.tokenizer)
-        servers = Completions.at(addresses)
+        servers = Completions.of_addresses(addresses)
         self.request_fields = dict(options or {})
         self.request_fields["model"] = self.request_fields.get("model") or model_of(servers[0], path)
         self.request_fields |= self._form(servers)
@@ -129,7 +131,7 @@ class OpenAIEngine:
         """
         self._refuse("load_weights")
 
-    def sleep(self, parts: Sequence[str]) -> None:
+    def sleep(self, components: Sequence[str]) -> None:
         """Refuse to free memory, which is the servers'.
 
         Raises:
@@ -137,7 +139,7 @@ class OpenAIEngine:
         """
         self._refuse("sleep")
 
-    def wake(self, parts: Sequence[str]) -> None:
+    def wake(self, components: Sequence[str]) -> None:
         """Refuse to take memory, which is the servers'.
 
         Raises:
@@ -163,7 +165,7 @@ def _probe(server: Completions, asked: Mapping[str, Any]) -> None:
     """Ask a server for one token, and check that it returns the token's id and log-prob."""
     # SGLang takes a prompt of zeros for none
     call = body(Request([1], [0]), 0, sampling=Sampling(1, 0.0), stops=[], asked=asked)
-    generation(Ask(call, None), [server.post(server.generates, call, PROBE)])
+    generation(SampleRequest(call, None), [server.post(server.generates, call, PROBE)])
 
 
 if TYPE_CHECKING:  # mypy: it has every member that a worker calls

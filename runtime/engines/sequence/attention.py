@@ -58,9 +58,10 @@ def check(model: Any, ranks: int) -> None:
         ),
         "its attention sees later tokens": not all(getattr(m, "is_causal", True) for m in model.modules()),
     }
-    if fault := next((words for words, fits in faults.items() if fits), ""):
-        law = f"{config.model_type}: {fault}, so its sequences can't be shared by {ranks} ranks"
-        raise ValueError(f"{law}; set train.sequence_parallel to 1")
+    for fault, is_so in faults.items():
+        if is_so:
+            law = f"{config.model_type}: {fault}, so its sequences can't be shared by {ranks} ranks"
+            raise ValueError(f"{law}; set train.sequence_parallel to 1")
 
 
 def _kinds(rope: Any) -> Iterable[str]:
@@ -77,7 +78,8 @@ def share_attention(model: Any, group: SequenceGroup) -> None:
     ranks = group.group
     if ranks is None:
         return
-    group, kind = over_heads(group, model), model.config._attn_implementation
+    group = over_heads(group, model)
+    kind = model.config._attn_implementation
     name = f"{kind}{attention.OVER}{ranks.group_name}_{group.ring}"
     AttentionInterface.register(name, partial(_attend, ALL_ATTENTION_FUNCTIONS[kind], group))
     AttentionMaskInterface.register(name, partial(_mask, ALL_MASK_ATTENTION_FUNCTIONS[kind], group))
@@ -98,7 +100,8 @@ def _mask(
     width = kv_length * group.multiple
     if group.ring == 1:
         return mask(batch_size=batch_size, q_length=q_length * group.ranks, kv_length=width, **options)
-    if options["allow_is_causal_skip"] and (options.get("local_size") or width) >= width:
+    window = options.get("local_size") or width
+    if options["allow_is_causal_skip"] and window >= width:
         return None
     options |= {"batch_size": batch_size // len(group.chunks), "allow_is_causal_skip": False}
     chunk = q_length * group.heads

@@ -101,8 +101,10 @@ class SequenceGroup(RowGroup):
         if self.group is None:
             return OwnPart(inputs, cells, slice(None), slice(None), ())
         rows, width = inputs["input_ids"].shape
-        chunk, share = width // (self._last + 1), width // self.multiple
-        number, inside = cells % width // chunk, cells % width % chunk
+        chunk = width // (self._last + 1)
+        share = width // self.multiple
+        number = cells % width // chunk
+        inside = cells % width % chunk
         mirrored = self._last - number
         owner = torch.minimum(number, mirrored) * self.heads + inside // share
         lane = (number > mirrored) * rows + cells // width

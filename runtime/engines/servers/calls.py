@@ -14,10 +14,10 @@ from uuid import uuid4
 
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Enough
-from rlgraph.runtime.engines.servers.asks import Ask, InFlight, events
 from rlgraph.runtime.engines.servers.endpoint import REPLY, Endpoint
 from rlgraph.runtime.engines.servers.lost import LostServers
 from rlgraph.runtime.engines.servers.router import Router
+from rlgraph.runtime.engines.servers.sample_request import InFlight, SampleRequest, events
 from rlgraph.runtime.engines.servers.supervisor import Supervisor
 
 ABORT_INTERVAL = 0.1  # seconds between rounds of aborts
@@ -26,7 +26,7 @@ STAY_SECONDS = 1.0  # after which a call returns whose samples go on
 POLL_INTERVAL = 0.02  # seconds after which ``enough`` is asked again
 TIMED_OUT = 408  # HTTP's status of a request that took too long
 T = TypeVar("T")
-Reply = list[dict[str, Any]]  # the pieces of a reply, one where it is not streamed
+Reply = list[dict[str, Any]]  # the chunks of a reply, one where it is not streamed
 
 
 class Calls:
@@ -34,8 +34,8 @@ class Calls:
 
     Invariants:
         - All state is changed on the event loop alone; other threads go through ``_wait``.
-        - ``asks`` has the requests that nothing was returned for yet; ``staying`` those of them that go on
-          between calls, each with the task that waits for its reply.
+        - ``unanswered`` has the requests that nothing was returned for yet; ``staying`` those of them that go
+          on between calls, each with the task that waits for its reply.
         - ``flying`` has the HTTP requests that were sent; a request to be sent again has none meanwhile.
         - The router counts each request that was sent until ``_give_back``.
     """
@@ -65,8 +65,8 @@ class Calls:
         self.clients = clients
         self.router = Router(len(clients), limit)
         self.lost = LostServers(clients, self.router, patience, wanted, supervisor, self._all_may_look)
-        self.asks: set[Ask] = set()
-        self.staying: dict[Ask, asyncio.Task[Reply]] = {}
+        self.unanswered: set[SampleRequest] = set()
+        self.staying: dict[SampleRequest, asyncio.Task[Reply]] = {}
         self.unfinished: dict[tuple[int, ...], list[Any]] = {}  # samples that go on, by their tokens so far
         self.batches = count()  # numbers of batches of samples
         self.flying: dict[str, InFlight] = {}  # the keys are request ids
@@ -78,7 +78,7 @@ class Calls:
 
     def run(
         self,
-        asks: Sequence[Ask],
+        sample_requests: Sequence[SampleRequest],
         enough: Enough | None = None,
         requests: Sequence[int] = (),
         stay: bool = False,
@@ -89,12 +89,12 @@ class Calls:
             asks: what to send.
             enough: called with the numbers of requests whose replies have come; once it returns True, the
                 others are aborted.
-            requests: the number of the request that each of the ``asks`` belongs to.
+            requests: the number of the request that each of the ``sample_requests`` belongs to.
             stay: whether the others go on instead, then or after ``STAY_SECONDS``. The next such call may ask
                 for them again, and aborts those that it does not.
 
         Returns:
-            for each request the pieces of its reply that have come; nothing if it was aborted before it was
+            for each request the chunks of its reply that have come; nothing if it was aborted before it was
             sent.
 
         Raises:
@@ -102,12 +102,16 @@ class Calls:
             ServerLostError: no server is left.
         """
         if stay:
-            return self._wait(self._run_staying(asks, enough, requests))
-        return self._wait(self._run_all(asks, enough, requests))
+            return self._wait(self._run_staying(sample_requests, enough, requests))
+        return self._wait(self._run_all(sample_requests, enough, requests))
 
     def abort(self, staying: bool = False) -> None:
         """Abort the requests in flight, or with ``staying`` those that go on between calls; wait for them."""
-        chosen = [ask for ask in {*self.asks} if ask.stays or not staying]
+        chosen = [
+            sample_request
+            for sample_request in {*self.unanswered}
+            if sample_request.outlives_call or not staying
+        ]
         self._wait(self._abort(chosen))
 
     def hold(self, servers: Collection[int], version: int) -> None:
@@ -148,46 +152,58 @@ class Calls:
         await self.session.close()
 
     async def _run_all(
-        self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
+        self, sample_requests: Sequence[SampleRequest], enough: Enough | None, requests: Sequence[int]
     ) -> list[Reply]:
-        self.asks |= {*asks}
-        replies = [asyncio.ensure_future(self._complete(ask)) for ask in asks]
+        self.unanswered |= {*sample_requests}
+        replies = [
+            asyncio.ensure_future(self._complete(sample_request)) for sample_request in sample_requests
+        ]
         try:
             if enough:
                 request_of_reply = dict(zip(replies, requests, strict=True))
                 if await self._are_enough(request_of_reply, enough):
-                    await self._abort(asks)
+                    await self._abort(sample_requests)
             return await asyncio.gather(*replies)
         finally:
             for reply in replies:
                 reply.cancel()
-            self._forget(asks)
+            self._forget(sample_requests)
 
-    def _forget(self, asks: Sequence[Ask]) -> None:
+    def _forget(self, sample_requests: Sequence[SampleRequest]) -> None:
         """Forget requests that have ended."""
-        self.asks -= {*asks}
-        self.router.forget(ask.conversation for ask in asks if isinstance(ask.conversation, tuple))
+        self.unanswered -= {*sample_requests}
+        self.router.forget(
+            sample_request.conversation
+            for sample_request in sample_requests
+            if isinstance(sample_request.conversation, tuple)
+        )
 
     async def _run_staying(
-        self, asks: Sequence[Ask], enough: Enough | None, requests: Sequence[int]
+        self, sample_requests: Sequence[SampleRequest], enough: Enough | None, requests: Sequence[int]
     ) -> list[Reply]:
         earlier = self.staying
-        self.staying = {ask: earlier.get(ask) or self._stay(ask) for ask in asks}
+        self.staying = {
+            sample_request: earlier.get(sample_request) or self._stay(sample_request)
+            for sample_request in sample_requests
+        }
         self._in_background(self._abort(earlier.keys() - self.staying.keys()))
         request_of_reply = dict(zip(self.staying.values(), requests, strict=True))
         with suppress(TimeoutError):
             async with asyncio.timeout(STAY_SECONDS):
                 await self._are_enough(request_of_reply, enough or (lambda _: False))
-        return [task.result() if task.done() else [*ask.pieces] for ask, task in self.staying.items()]
+        replies = []
+        for sample_request, task in self.staying.items():
+            replies.append(task.result() if task.done() else [*sample_request.chunks])
+        return replies
 
-    def _stay(self, ask: Ask) -> asyncio.Task[Reply]:
+    def _stay(self, sample_request: SampleRequest) -> asyncio.Task[Reply]:
         """Send a request that goes on whether a call waits for it or not."""
-        ask.stays = True
-        task = asyncio.ensure_future(self._complete(ask))
-        self.asks.add(ask)
+        sample_request.outlives_call = True
+        task = asyncio.ensure_future(self._complete(sample_request))
+        self.unanswered.add(sample_request)
 
         def ended(task: asyncio.Task[Reply]) -> None:
-            self._forget([ask])
+            self._forget([sample_request])
             if not task.cancelled():
                 task.exception()  # marks it as seen: it is raised where a call asks for the sample
 
@@ -207,7 +223,7 @@ class Calls:
                 return True
         return False
 
-    async def _complete(self, ask: Ask) -> Reply:
+    async def _complete(self, sample_request: SampleRequest) -> Reply:
         """Return the reply to a request, behind what was known of it from servers that were lost.
 
         It is sent until a server has answered it whole, or it is aborted.
@@ -215,21 +231,21 @@ class Calls:
         tries = 0
         while True:
             # 1. Send it to a server that has room.
-            server = await self._free_server(ask)
+            server = await self._free_server(sample_request)
             if server is None:  # it was aborted
-                return ask.pieces
+                return sample_request.chunks
             client = self.clients[server]
-            ask.held = False
-            reply = await self._reply(ask, server)
+            sample_request.is_paused = False
+            reply = await self._reply(sample_request, server)
             if reply is None:
                 continue
             status, text = reply
 
             # 2. Send it again where the server is busy or slow, so often.
             if status == TIMED_OUT or status in client.busy:
-                if not ask.aborted:
+                if not sample_request.aborted:
                     tries += 1
-                if ask.aborted or tries <= self.retries:
+                if sample_request.aborted or tries <= self.retries:
                     if status != TIMED_OUT:
                         self.lost.add(server)
                     continue
@@ -243,36 +259,40 @@ class Calls:
                 if other_weights:  # the server was started anew, and has yet to get the wanted weights
                     self.lost.add(server, other_weights)
                     continue
-                ask.pieces.append(answer)
+                sample_request.chunks.append(answer)
 
             # 4. Go on where the server stopped early, as it was to get weights.
-            was_stopped = ask.held and not ask.aborted and client.is_left(ask)
+            was_stopped = (
+                sample_request.is_paused and not sample_request.aborted and client.is_left(sample_request)
+            )
             if not was_stopped:
-                return ask.pieces
-            if not ask.is_cut:
-                ask.pieces = []
+                return sample_request.chunks
+            if not sample_request.is_cut:
+                sample_request.chunks = []
 
-    async def _reply(self, ask: Ask, server: int) -> tuple[int, str] | None:
+    async def _reply(self, sample_request: SampleRequest, server: int) -> tuple[int, str] | None:
         """Return status and text of a server's reply; None where it is lost, or the request was aborted."""
         request = uuid4().hex
         client = self.clients[server]
-        body = ask.body
-        if ask.behind:
-            known_tokens = [token for piece in ask.pieces for token in client.tokens(piece)]
-            body = ask.behind(known_tokens)
-        reply = asyncio.ensure_future(self._post(server, client.generates, client.asked(request, body), ask))
-        self.flying[request] = InFlight(ask, server, reply)
+        body = sample_request.body
+        if sample_request.continued_body:
+            known_tokens = [token for chunk in sample_request.chunks for token in client.tokens(chunk)]
+            body = sample_request.continued_body(known_tokens)
+        reply = asyncio.ensure_future(
+            self._post(server, client.generates, client.request_body(request, body), sample_request)
+        )
+        self.flying[request] = InFlight(sample_request, server, reply)
         try:
             return await reply
         except TimeoutError:
             await self._stop(request, self.flying[request])
-            ask.late = server
+            sample_request.slow_server = server
             text = f"no sample in {self.timeout:g} s (request_timeout), {self.retries + 1} times"
             return TIMED_OUT, text
         except self.losses:
             self.lost.add(server)
         except asyncio.CancelledError:
-            if not (ask.aborted or ask.held):
+            if not (sample_request.aborted or sample_request.is_paused):
                 raise
         finally:
             reply.cancel()
@@ -281,7 +301,7 @@ class Calls:
         return None
 
     async def _post(
-        self, server: int, call: str, body: dict[str, Any], ask: Ask | None = None
+        self, server: int, call: str, body: dict[str, Any], sample_request: SampleRequest | None = None
     ) -> tuple[int, str]:
         client = self.clients[server]
         # the session's limit is one per read, which is right for a stream alone
@@ -289,18 +309,18 @@ class Calls:
             asyncio.timeout(self.timeout) as limit,
             self.session.post(f"{client.url}/{call}", json=body, headers=client.headers) as reply,
         ):
-            if ask is None or reply.content_type != "text/event-stream":
+            if sample_request is None or reply.content_type != "text/event-stream":
                 return reply.status, await reply.text()
             limit.reschedule(None)
-            return await client.heard(ask, events(reply.content))
+            return await client.receive(sample_request, events(reply.content))
 
-    async def _free_server(self, ask: Ask) -> int | None:
+    async def _free_server(self, sample_request: SampleRequest) -> int | None:
         """Return the server that takes a request, once there is one; None if it was aborted before."""
         async with self.freed:
-            while not ask.aborted:
+            while not sample_request.aborted:
                 if self.lost.error:
                     raise self.lost.error
-                server = self.router.take(ask.conversation, ask.late)
+                server = self.router.take(sample_request.conversation, sample_request.slow_server)
                 if server is not None:
                     return server
                 await self.freed.wait()
@@ -309,7 +329,7 @@ class Calls:
     async def _give_back(self, server: int) -> None:
         self.router.give_back(server)
         # a request that may not go to a held server waits on, so that another has to hear of this one
-        waiters = len(self.asks) if self.router.held else 1
+        waiters = len(self.unanswered) if self.router.paused else 1
         async with self.freed:
             self.freed.notify(waiters)
 
@@ -322,19 +342,19 @@ class Calls:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _abort(self, asks: Iterable[Ask]) -> None:
-        aborted = {*asks}
-        for ask in aborted:
-            ask.aborted = True
+    async def _abort(self, sample_requests: Iterable[SampleRequest]) -> None:
+        aborted = {*sample_requests}
+        for sample_request in aborted:
+            sample_request.aborted = True
         await self._all_may_look()
-        await self._land(lambda flight: flight.ask in aborted)
+        await self._land(lambda flight: flight.sample_request in aborted)
 
     async def _hold(self, servers: set[int], version: int) -> None:
-        self.router.held = servers
-        for ask in self.asks:
-            ask.versions.add(version)
+        self.router.paused = servers
+        for sample_request in self.unanswered:
+            sample_request.versions.add(version)
         for flight in self.flying.values():
-            flight.ask.held |= flight.server in servers
+            flight.sample_request.is_paused |= flight.server in servers
         await self._all_may_look()
         await self._land(lambda flight: flight.server in servers)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from rlgraph.errors import RunError
 from rlgraph.nodes.support.user_call import DaemonThreads
-from rlgraph.runtime.engines.servers.asks import Ask
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 from rlgraph.runtime.messages.errors import ServerLostError
 
 REPLY, GLANCE = 3600.0, 5.0  # seconds in which a call has to be answered, and a look at the server
@@ -39,7 +39,7 @@ class Endpoint(ABC):
     busy: ClassVar[Collection[int]] = ()  # statuses after which a sample is asked for again
 
     @classmethod
-    def at(cls, addresses: Sequence[str]) -> list[Self]:
+    def of_addresses(cls, addresses: Sequence[str]) -> list[Self]:
         """Return servers that run already, with the key that the environment holds."""
         key = os.environ.get(cls.variable, "")
         return [cls(address.rstrip("/"), key) for address in addresses]
@@ -59,30 +59,32 @@ class Endpoint(ABC):
         """Return whether it refused a sample since it has yet to be brought the weights asked for."""
         return False
 
-    def asked(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
+    def request_body(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a sample's call, which ``abortion`` can name by ``request``."""
         return body
 
-    def tokens(self, piece: dict[str, Any]) -> Sequence[int]:
+    def tokens(self, chunk: dict[str, Any]) -> Sequence[int]:
         """Return the tokens of what was streamed of a sample; of a server that does not stream none."""
         return ()
 
-    def joined(self, before: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
-        """Return what is known of a sample after an event of its stream, behind one piece or none."""
+    def joined(self, earlier: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
+        """Return what is known of a sample after an event of its stream, after one chunk or none."""
         return event
 
-    async def heard(self, ask: Ask, streamed: AsyncIterator[dict[str, Any]]) -> tuple[int, str]:
-        """Take what is streamed into a piece; return its status, and a text where it is no sample."""
-        known_pieces = len(ask.pieces)
+    async def receive(
+        self, sample_request: SampleRequest, streamed: AsyncIterator[dict[str, Any]]
+    ) -> tuple[int, str]:
+        """Take what is streamed into a chunk; return its status, and a text where it is no sample."""
+        known_chunks = len(sample_request.chunks)
         async for event in streamed:
             if "error" in event:
                 return int(event["error"].get("code") or 500), json.dumps(event)
             if self.own_weights(event) is not None:
                 return 200, json.dumps(event)
-            ask.pieces[known_pieces:] = [self.joined(ask.pieces[known_pieces:], event)]
+            sample_request.chunks[known_chunks:] = [self.joined(sample_request.chunks[known_chunks:], event)]
         return 200, ""
 
-    def is_left(self, ask: Ask) -> bool:
+    def is_left(self, sample_request: SampleRequest) -> bool:
         """Return whether a sample whose reply was ended from outside has more to come."""
         return False
 

@@ -52,7 +52,8 @@ def interface(hosts: set[str]) -> str:
 def own_device(device: str, index: int) -> str:
     """Return a server's name for this process's device: a GPU's number, or as many cores as torch uses."""
     if device == "cpu":
-        cores, count = sorted(os.sched_getaffinity(0)), torch.get_num_threads()
+        cores = sorted(os.sched_getaffinity(0))
+        count = torch.get_num_threads()
         cores_of_process = {cores[(index * count + each) % len(cores)] for each in range(count)}
         return ",".join(map(str, sorted(cores_of_process)))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")

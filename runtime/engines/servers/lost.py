@@ -29,10 +29,14 @@ class LostServers:
         over: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         """Start with none lost; ``over`` is run when one is back, or none will be. Others are as of Calls."""
-        self.clients, self.router, self.patience, self.over = clients, router, patience, over
-        self.wanted, self.supervisor = wanted, supervisor
+        self.clients = clients
+        self.router = router
+        self.patience = patience
+        self.over = over
+        self.wanted = wanted
+        self.supervisor = supervisor
         self.error: RunError | None = None  # once there is no hope
-        self.held: dict[int, str | None] = {}  # the weights that a server had last; None: no answer
+        self.last_versions: dict[int, str | None] = {}  # the weights that a server had last; None: no answer
         self.seeking: set[asyncio.Task[None]] = set()
         self.glances = ThreadPoolExecutor(len(clients))
 
@@ -41,11 +45,11 @@ class LostServers:
         up = sorted(self.router.up)
         for server, has_them in zip(up, await asyncio.gather(*map(self._is_back, up)), strict=True):
             if not has_them:
-                self.add(server, self.held.get(server))
+                self.add(server, self.last_versions.get(server))
 
     def add(self, server: int, version: str | None = None) -> None:
         """Note that a server does not answer, or has these weights in place of those that are wanted."""
-        self.held[server] = version
+        self.last_versions[server] = version
         if self.router.lose(server):
             task = asyncio.ensure_future(self._seek(server))
             self.seeking.add(task)
@@ -75,8 +79,9 @@ class LostServers:
         """Return the message that no server has the weights that are wanted, and what each has."""
         law = f"no {self.clients[0].title} answers any more with weights {self.wanted()}, "
         law += f"after {self.patience:g} s"
-        for server, has in sorted(self.held.items()):
-            law += f"\n  {self.clients[server].url} {f'has weights {has}' if has else 'does not answer'}"
+        for server, has in sorted(self.last_versions.items()):
+            state = f"has weights {has}" if has else "does not answer"
+            law += f"\n  {self.clients[server].url} {state}"
         return law
 
     async def _is_back(self, server: int) -> bool:
@@ -84,9 +89,9 @@ class LostServers:
             self.error = self.supervisor.failed
         version = self.clients[server].version
         try:
-            there = await asyncio.get_running_loop().run_in_executor(self.glances, version)
+            version_there = await asyncio.get_running_loop().run_in_executor(self.glances, version)
         except RunError as error:
             self.error = error
             return False
-        self.held[server] = there
-        return there == str(self.wanted())
+        self.last_versions[server] = version_there
+        return version_there == str(self.wanted())

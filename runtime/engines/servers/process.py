@@ -73,7 +73,7 @@ class Server(Generic[ServerClient]):
         logs: Path,
         devices: Sequence[str],
         host: str,
-        before: Server[ServerClient] | None = None,
+        predecessor: Server[ServerClient] | None = None,
     ) -> None:
         """Start it; ``wait`` says when it answers.
 
@@ -82,12 +82,17 @@ class Server(Generic[ServerClient]):
             logs: the folder of its log, which takes all that it prints and is named after host and port.
             devices: GPUs by their number, or on a CPU the cores of each member of its group, as ``0,1``.
             host: the address of the interface that it answers on.
-            before: the server whose place it takes, port and key.
+            predecessor: the server whose place it takes, port and key.
         """
-        self.launch, self.closed = launch, False
-        self.port: ServerPort = before.port if before else ServerPort(host, _first_number(devices))
-        url = f"http://{host_port(host, self.port.number)}"
-        self.client: ServerClient = before.client if before else launch.kind(url, secrets.token_hex(16))
+        self.launch = launch
+        self.closed = False
+        if predecessor:
+            self.port: ServerPort = predecessor.port
+            self.client: ServerClient = predecessor.client
+        else:
+            self.port = ServerPort(host, _first_number(devices))
+            url = f"http://{host_port(host, self.port.number)}"
+            self.client = launch.kind(url, secrets.token_hex(16))
         self.log = logs / f"{launch.name}-{host}-{self.port.number}.log"
         logs.mkdir(parents=True, exist_ok=True)
         # what it writes to its folder of temporary files, as SGLang its sockets, goes with it or the run
@@ -171,7 +176,9 @@ class Server(Generic[ServerClient]):
             code = self.process.wait(1.0)  # a killed process may outlive its last answer
         except subprocess.TimeoutExpired:
             return f"{law} does not answer any more"
-        return f"{law} ended ({f'exit code {code}' if code >= 0 else f'signal {signal.Signals(-code).name}'})"
+        if code < 0:
+            return f"{law} ended (signal {signal.Signals(-code).name})"
+        return f"{law} ended (exit code {code})"
 
 
 def _die_with_parent() -> None:

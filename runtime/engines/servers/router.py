@@ -30,21 +30,22 @@ class Router:
         """Start with all of some servers up and idle; ``limit`` requests may be in flight on one."""
         self.limit = limit
         self.loads = [0] * servers
-        self.up, self.held = {*range(servers)}, set[int]()
+        self.up = {*range(servers)}
+        self.paused = set[int]()
         self.homes: OrderedDict[Hashable, int] = OrderedDict()  # home of each conversation; the latest last
 
-    def take(self, conversation: Hashable = None, late: int | None = None) -> int | None:
+    def take(self, conversation: Hashable = None, slow_server: int | None = None) -> int | None:
         """Return a server for a request, which counts there until ``give_back``; None: all are full.
 
-        A conversation whose server is full, lost or ``late`` moves to another, and stays there; while its
-        server is ``held`` it waits: it would move back at the next sync, and leave others idle.
+        A conversation whose server is full, lost or the ``slow_server`` moves to another, and stays there;
+        while its server is ``paused`` it waits: it would move back at the next sync, and leave others idle.
         """
-        free = [server for server in sorted(self.up - self.held) if self.loads[server] < self.limit]
+        free = [server for server in sorted(self.up - self.paused) if self.loads[server] < self.limit]
         home: int | None = self.homes.get(conversation) if conversation is not None else None
-        if not free or home in self.held:
+        if not free or home in self.paused:
             return None
-        if home is None or home not in free or home == late:
-            server: int = min(free, key=lambda number: (number == late, self.loads[number]))
+        if home is None or home not in free or home == slow_server:
+            server: int = min(free, key=lambda number: (number == slow_server, self.loads[number]))
         else:
             server = home
         self.loads[server] += 1

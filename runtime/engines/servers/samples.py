@@ -8,10 +8,10 @@ from typing import Any
 
 from rlgraph.nodes.rollout.stop_text import cut_at_text
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling, Tokenizer
-from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.servers.calls import Calls
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 
-Read = Callable[[Ask, Sequence[dict[str, Any]]], Generation]
+Read = Callable[[SampleRequest, Sequence[dict[str, Any]]], Generation]
 
 
 def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int | None) -> None:
@@ -34,13 +34,13 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int 
 class Sample:
     """A sample that a call wants: its request, what was drawn before that, and what was returned already."""
 
-    ask: Ask
+    sample_request: SampleRequest
     earlier: Generation = field(default_factory=Generation)  # drawn by requests that were aborted
     returned_tokens: int = 0  # by earlier calls
 
-    def new_tokens(self, read: Read, pieces: Sequence[dict[str, Any]]) -> Generation:
-        """Return what no call has returned, given the pieces of the reply that have come."""
-        generation = read(self.ask, pieces)
+    def new_tokens(self, read: Read, chunks: Sequence[dict[str, Any]]) -> Generation:
+        """Return what no call has returned, given the chunks of the reply that have come."""
+        generation = read(self.sample_request, chunks)
         if self.earlier.tokens:
             generation = self.earlier.followed(generation)
         start = self.returned_tokens
@@ -74,7 +74,7 @@ def generate(
         sampling: how.
         version: of the weights that tokens have to be of.
         body: returns the HTTP request for one sample, from its request and its seed.
-        read: returns the sample that the pieces of a reply hold, of which some may not have come yet.
+        read: returns the sample that the chunks of a reply hold, of which some may not have come yet.
         enough: called with the numbers of requests that have samples; once it returns True, the others are
             aborted, or go on.
         stays: whether they go on, and the next such call takes them up: see ``ServeEngine``.
@@ -92,9 +92,11 @@ def generate(
         def body_behind(tokens: Sequence[int]) -> dict[str, Any]:
             return body(request.behind(tokens, sampling), seed)
 
-        ask = Ask(body(request, seed), conversation, {version}, behind=body_behind)
-        ask.is_cut = sampling.regex is None and sampling.json_schema is None
-        return Sample(ask, earlier)
+        sample_request = SampleRequest(
+            body(request, seed), conversation, {version}, continued_body=body_behind
+        )
+        sample_request.is_cut = sampling.regex is None and sampling.json_schema is None
+        return Sample(sample_request, earlier)
 
     def sample_of(number: int, index: int, seed: int) -> Sample:
         """Return the sample of a seed: an unfinished one of its prompt, or a new one."""
@@ -104,9 +106,9 @@ def generate(
         if not waiting:
             return new_sample(request, seed, conversation, Generation())
         sample = waiting.pop()
-        if not sample.ask.aborted:
+        if not sample.sample_request.aborted:
             return sample
-        task = calls.staying[sample.ask]
+        task = calls.staying[sample.sample_request]
         earlier = sample.new_tokens(read, task.result()) if task.done() else Generation()
         if earlier.finish != "abort":
             return sample
@@ -116,8 +118,8 @@ def generate(
     for number, request in enumerate(requests):
         for index, seed in enumerate(request.seeds):
             samples.append(sample_of(number, index, seed))
-    replies = calls.run([sample.ask for sample in samples], enough, requested, stays)
-    drawn = [sample.new_tokens(read, pieces) for sample, pieces in zip(samples, replies, strict=True)]
+    replies = calls.run([sample.sample_request for sample in samples], enough, requested, stays)
+    drawn = [sample.new_tokens(read, chunks) for sample, chunks in zip(samples, replies, strict=True)]
     generations: list[list[Generation]] = [[] for _ in requests]
     if stays:
         calls.unfinished = {}

@@ -22,8 +22,8 @@ PORTS = 5  # most ports to try, where other programs take one while the server s
 class Supervisor(ABC, Generic[ServerClient]):
     """Keeps the server that it started, in a thread that watches it.
 
-    ``away`` are the parts of it that sleep: such a server is not started anew before it is woken, since until
-    then others have its memory. Who changes it holds ``lock``.
+    ``sleeping`` are its components that sleep: such a server is not started anew before it is woken, since
+    until then others have its memory. Who changes it holds ``lock``.
     """
 
     def __init__(self, restarts: int, timeout: float = START) -> None:
@@ -37,7 +37,8 @@ class Supervisor(ABC, Generic[ServerClient]):
             RunError: it does not come up: with its last lines.
         """
         self.left = self.restarts = restarts
-        self.timeout, self.away = timeout, frozenset[str]()
+        self.timeout = timeout
+        self.sleeping = frozenset[str]()
         self.lock: AbstractContextManager[Any] = threading.RLock()
         self.closing = threading.Event()
         self.failed: RunError | None = None
@@ -48,7 +49,7 @@ class Supervisor(ABC, Generic[ServerClient]):
         self.watch.start()
 
     @abstractmethod
-    def begin(self, before: Server[ServerClient] | None = None) -> Server[ServerClient]:
+    def begin(self, predecessor: Server[ServerClient] | None = None) -> Server[ServerClient]:
         """Start a server, at the place of one that is lost where there is one."""
 
     @abstractmethod
@@ -118,7 +119,7 @@ class Supervisor(ABC, Generic[ServerClient]):
         """Start a server anew that ends while nothing is asked of it but to generate."""
         while not self.closing.wait(BLINK):
             with self.lock:
-                if self.closing.is_set() or self.away or self.server.is_alive():
+                if self.closing.is_set() or self.sleeping or self.server.is_alive():
                     continue
                 try:
                     self.renew()

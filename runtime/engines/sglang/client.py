@@ -16,8 +16,8 @@ import torch
 from rlgraph.errors import RunError
 from rlgraph.ops.interfaces import Generation, Request, Sampling
 from rlgraph.runtime.engines.routing import OWN
-from rlgraph.runtime.engines.servers.asks import Ask
 from rlgraph.runtime.engines.servers.endpoint import GLANCE, REPLY, Endpoint, UnknownError
+from rlgraph.runtime.engines.servers.sample_request import SampleRequest
 from rlgraph.runtime.messages.errors import ServerLostError
 
 PARTS = {"weights": ["weights"], "kv": ["kv_cache", "cuda_graph"]}  # ours -> SGLang's tags
@@ -28,7 +28,9 @@ STREAMED = 32  # tokens that are streamed together
 class Client(Endpoint):
     """An SGLang server."""
 
-    title, variable, generates = "SGLang server", "SGLANG_API_KEY", "generate"
+    title = "SGLang server"
+    variable = "SGLANG_API_KEY"
+    generates = "generate"
 
     def post(self, call: str, body: dict[str, Any], timeout: float = REPLY) -> Any:
         """Make a call, as of any server; SGLang may refuse one in its answer too."""
@@ -61,46 +63,46 @@ class Client(Endpoint):
         """Return whether it refused a sample since it has yet to be brought its adapter."""
         return "LoRA adapter that has never been loaded" in text
 
-    def asked(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
+    def request_body(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body of a sample's call, with the name that ``abortion`` ends it by."""
         return {"rid": request, **body}
 
-    def tokens(self, piece: dict[str, Any]) -> Sequence[int]:
-        ids: Sequence[int] = piece["output_ids"]
+    def tokens(self, chunk: dict[str, Any]) -> Sequence[int]:
+        ids: Sequence[int] = chunk["output_ids"]
         return ids
 
-    def joined(self, before: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
+    def joined(self, earlier: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
         """Return what is known of a sample: events have new tokens, or all (incremental_streaming_output)."""
         meta = event["meta_info"]
-        if not before or len(event["output_ids"]) >= meta["completion_tokens"]:
+        if not earlier or len(event["output_ids"]) >= meta["completion_tokens"]:
             return event
-        (known,) = before
+        (known,) = earlier
         logprobs = known["meta_info"]["output_token_logprobs"] + meta["output_token_logprobs"]
         ids = [*known["output_ids"], *event["output_ids"]]
         return {"output_ids": ids, "meta_info": meta | {"output_token_logprobs": logprobs}}
 
-    def is_left(self, ask: Ask) -> bool:
+    def is_left(self, sample_request: SampleRequest) -> bool:
         """Return whether a sample has more to come; its last reply is then as of a server that is lost."""
-        meta = ask.pieces[-1]["meta_info"]
+        meta = sample_request.chunks[-1]["meta_info"]
         if meta["finish_reason"]["type"] != "abort":
             return False
         meta["finish_reason"] = None
-        return generation(ask, ask.pieces).finish == "abort"
+        return generation(sample_request, sample_request.chunks).finish == "abort"
 
     def abortion(self, request: str) -> tuple[str, dict[str, Any]]:
         """Return the call that ends a request, which then comes back as far as it is."""
         return "abort_request", {"rid": request}
 
-    def release(self, parts: Iterable[str]) -> None:
-        """Release the memory of parts, the cache first; nothing may run."""
-        for part in sorted(parts):
+    def release(self, components: Iterable[str]) -> None:
+        """Release the memory of components, the cache first; nothing may run."""
+        for component in sorted(components):
             self.flush()
-            self.post("release_memory_occupation", {"tags": PARTS[part]})
+            self.post("release_memory_occupation", {"tags": PARTS[component]})
 
-    def retake(self, parts: Iterable[str]) -> None:
-        """Take the memory of parts again, the weights first, so that they can be synced."""
-        for part in sorted(parts, reverse=True):
-            self.post("resume_memory_occupation", {"tags": PARTS[part]})
+    def retake(self, components: Iterable[str]) -> None:
+        """Take the memory of components again, the weights first, so that they can be synced."""
+        for component in sorted(components, reverse=True):
+            self.post("resume_memory_occupation", {"tags": PARTS[component]})
 
     def flush(self) -> None:
         """Forget cached keys and values, once nothing runs: what was answered is there for a moment more."""
@@ -154,7 +156,7 @@ class Mixture:
     layers: int
     k: int
 
-    def chosen(self, ask: Ask, meta: Mapping[str, Any], new: int) -> torch.Tensor:
+    def chosen(self, sample_request: SampleRequest, meta: Mapping[str, Any], new: int) -> torch.Tensor:
         """Return the experts that a reply tells: int16 ``[prompt and new tokens, mixtures, k]``.
 
         SGLang 0.5.23 tells all layers of all tokens but the last, as int32 in base64; and nothing where a
@@ -163,9 +165,9 @@ class Mixture:
         Raises:
             RunError: it tells nothing.
         """
-        out = torch.full((len(ask.body["input_ids"]) + new, len(self.mixtures), self.k), OWN)
+        out = torch.full((len(sample_request.body["input_ids"]) + new, len(self.mixtures), self.k), OWN)
         encoded = meta.get("routed_experts")
-        if encoded is None and new and not ask.aborted:
+        if encoded is None and new and not sample_request.aborted:
             law = "an SGLang server does not tell the experts that it chose"
             raise RunError(f"{law}\n  start it with --enable-return-routed-experts")
         if encoded is not None:
@@ -199,20 +201,25 @@ def body(
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "regex": sampling.regex,
-        "json_schema": None if sampling.json_schema is None else json.dumps(sampling.json_schema),
+        "json_schema": None,
     }
+    if sampling.json_schema is not None:
+        settings["json_schema"] = json.dumps(sampling.json_schema)
     request_body: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": settings}
-    request_body |= {"lora_path": adapter} if adapter else {}
+    if adapter:
+        request_body["lora_path"] = adapter
     if streamed:
-        settings["stream_interval"], request_body["stream"] = STREAMED, True
-    return (
-        request_body
-        | {"return_logprob": True}
-        | ({"return_routed_experts": True} if sampling.routing else {})
-    )
+        settings["stream_interval"] = STREAMED
+        request_body["stream"] = True
+    request_body["return_logprob"] = True
+    if sampling.routing:
+        request_body["return_routed_experts"] = True
+    return request_body
 
 
-def generation(ask: Ask, pieces: Sequence[dict[str, Any]], mixture: Mixture | None = None) -> Generation:
+def generation(
+    sample_request: SampleRequest, chunks: Sequence[dict[str, Any]], mixture: Mixture | None = None
+) -> Generation:
     """Return the sample of a reply, or what is known of it; it is empty where nothing was sent.
 
     With a ``mixture`` it has the experts that were chosen.
@@ -222,34 +229,40 @@ def generation(ask: Ask, pieces: Sequence[dict[str, Any]], mixture: Mixture | No
             does not tell experts.
     """
     sample = Generation()
-    for reply in pieces:
-        sample = sample.followed(_generation_of(ask, reply))
+    for reply in chunks:
+        sample = sample.followed(_generation_of(sample_request, reply))
     if sample.finish == "abort" and sample.tokens:  # it may be with its last token
-        settings = ask.body["sampling_params"]
+        settings = sample_request.body["sampling_params"]
         if sample.tokens[-1] in settings["stop_token_ids"]:
             sample = replace(sample, finish="stop")
         elif len(sample.tokens) >= settings["max_new_tokens"]:
             sample = replace(sample, finish="length")
-    meta = pieces[-1]["meta_info"] if pieces else {}
-    return replace(sample, routing=mixture.chosen(ask, meta, len(sample.tokens))) if mixture else sample
+    meta = chunks[-1]["meta_info"] if chunks else {}
+    if mixture is None:
+        return sample
+    return replace(sample, routing=mixture.chosen(sample_request, meta, len(sample.tokens)))
 
 
-def _generation_of(ask: Ask, reply: dict[str, Any]) -> Generation:
+def _generation_of(sample_request: SampleRequest, reply: dict[str, Any]) -> Generation:
     """Return what a reply has, or what is streamed of one that goes on: that is of one version."""
-    meta, tokens = reply["meta_info"], reply["output_ids"]
+    meta = reply["meta_info"]
+    tokens = reply["output_ids"]
     logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
     one_version = {"version": meta["weight_version"], "start": 0, "end": len(tokens)}
     stretches = meta.get("weight_versions") or [one_version]
-    if not {stretch["version"] for stretch in stretches} <= {str(version) for version in ask.versions}:
+    promised = sorted(sample_request.versions)
+    if not {stretch["version"] for stretch in stretches} <= {*map(str, promised)}:
         versions_told = ", ".join(stretch["version"] for stretch in stretches)
         law = f"an SGLang server generated with weights {versions_told}"
-        raise RunError(f"{law}; promised were {', '.join(map(str, sorted(ask.versions)))}")
-    reason = meta["finish_reason"] or {"type": "abort"}
-    finish = "text" if isinstance(reason.get("matched"), str) else reason["type"]
-    if reason is meta["finish_reason"] and finish == "abort" and not ask.aborted:
-        raise RunError(f"an SGLang server aborted a request: {reason.get('message')}")
-    versions = [
-        int(stretch["version"]) for stretch in stretches for _ in range(stretch["start"], stretch["end"])
-    ]
+        raise RunError(f"{law}; promised were {', '.join(map(str, promised))}")
+    reason = meta["finish_reason"]
+    finish = "abort"  # of a sample that goes on
+    if reason:
+        finish = "text" if isinstance(reason.get("matched"), str) else reason["type"]
+        if finish == "abort" and not sample_request.aborted:
+            raise RunError(f"an SGLang server aborted a request: {reason.get('message')}")
+    versions = list[int]()
+    for stretch in stretches:
+        versions += [int(stretch["version"])] * (stretch["end"] - stretch["start"])
     assert len(tokens) == len(logprobs) == len(versions), (len(tokens), len(logprobs), len(versions))
     return Generation(tokens, logprobs, finish, versions)

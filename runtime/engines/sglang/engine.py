@@ -128,19 +128,25 @@ class SglangEngine:
         trust_remote_code: bool = False,
         adapter: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.max_rows, self.pool = path, max_rows, pool
-        self.device, self.dtype = torch.device(device).type, getattr(torch, dtype)
+        self.path = path
+        self.max_rows = max_rows
+        self.pool = pool
+        self.device = torch.device(device).type
+        self.dtype = getattr(torch, dtype)
         self.files = files = ModelFiles(path, config or {}, trust_remote_code)
         if law := unfit(files.config()):
             raise ValueError(law)
-        self.tokenizer, text = files.tokenizer(), files.config().get_text_config()
+        self.tokenizer = files.tokenizer()
+        text = files.config().get_text_config()
         self.context = context_of(text)
         self.tied = bool(getattr(text, "tie_word_embeddings", False))
         self.stops = files.stop_ids(text, self.tokenizer)
-        self.version, self.away = -1, frozenset[str]()
+        self.version = -1
+        self.sleeping = frozenset[str]()
         self.notes: Sequence[str] = ()  # what of its server is other than the plan counts
         self.supervisor: SglangSupervisor | Remotes | None = None
-        self.ranks, self.content = ranks, AllWeights() if adapter is None else adapter_of(path, adapter)
+        self.ranks = ranks
+        self.content = AllWeights() if adapter is None else adapter_of(path, adapter)
         self.active_adapter = ""  # the adapter by which it generates
         self.quantization = quantization
         if quantization and self.device == "cuda":
@@ -148,7 +154,8 @@ class SglangEngine:
         settings = {**(options or {}), **options_of(files)}
         settings = overridden(settings) if quantization else settings
         self.follower: Follower | None = None
-        self.group, self.keeps = group, keeps and restarts > 0 and not servers
+        self.group = group
+        self.keeps = keeps and restarts > 0 and not servers
         self.patience = 2 * start_timeout if self.keeps else PATIENCE
         if leads and servers:
             self.supervisor = Remotes(servers, self.device, transport, sync_folder)
@@ -163,7 +170,8 @@ class SglangEngine:
                 self.supervisor = SglangSupervisor(
                     launch, logs, devices, host, restarts, self.keeps, start_timeout, ranks, starts
                 )
-                servers, self.notes = [self.supervisor.client], self.supervisor.notes
+                servers = [self.supervisor.client]
+                self.notes = self.supervisor.notes
         self.calls: Calls | None = None
         self.requests = request_timeout, request_retries
         if servers:
@@ -197,7 +205,7 @@ class SglangEngine:
         the next call asks for the rest. Its replies are streamed.
 
         Raises:
-            RuntimeError: no weights were given yet, or parts of it are asleep.
+            RuntimeError: no weights were given yet, or components of it are asleep.
             ValueError: an empty prompt, or one that with ``max_new_tokens`` exceeds the model's context.
             RunError: a server refused, or answered with other weights than this engine was given.
             ServerLostError: no server is left.
@@ -206,18 +214,19 @@ class SglangEngine:
         check_lengths(requests, sampling, self.context)
         assert self.calls
 
-        def asked(request: Request, seed: int) -> dict[str, Any]:
-            return body(
-                request, seed, sampling, self.stops, self.active_adapter, stays
-            )  # by the adapter of then
+        def http_body(request: Request, seed: int) -> dict[str, Any]:
+            # when the request is sent, so that it names the adapter of that moment
+            return body(request, seed, sampling, self.stops, self.active_adapter, stays)
 
         read_reply = partial(generation, mixture=self.mixture if sampling.routing else None)
-        generations = generate(self.calls, requests, sampling, self.version, asked, read_reply, enough, stays)
+        generations = generate(
+            self.calls, requests, sampling, self.version, http_body, read_reply, enough, stays
+        )
         return cut(self.tokenizer, generations, sampling)
 
     def _check_awake(self) -> None:
-        if self.away:
-            self._refuse(f"{', '.join(sorted(self.away))} asleep; wake them before generate")
+        if self.sleeping:
+            self._refuse(f"{', '.join(sorted(self.sleeping))} asleep; wake them before generate")
         if self.version < 0:
             self._refuse("no weights yet; call load_weights or load_pretrained before generate")
 
@@ -240,20 +249,19 @@ class SglangEngine:
             RunError: a server refused them, or would leave some out for their names.
             ServerLostError: a server is lost, and may not be started anew.
         """
-        if "weights" in self.away:
+        if "weights" in self.sleeping:
             self._refuse("its weights are asleep; wake them before load_weights")
         assert self.calls
-        collects = self._anywhere(bool(self.calls.asks)) and self.keeps
+        collects = self._anywhere(bool(self.calls.unanswered)) and self.keeps
         self.version = -1
         sent_names = list[str]()
-        untied = (
-            (name, t) for name, t in noted(named, sent_names) if not (self.tied and name == "lm_head.weight")
-        )
-        parameters, arrived = cast(untied, self.dtype), True
+        parameters = cast(self._without_tied(noted(named, sent_names)), self.dtype)
+        arrived = True
         if self.quantization:
             parameters = quantized(parameters)
         is_adapter = isinstance(self.content, Adapter)
-        check = partial(check_names, self.path, frozenset() if is_adapter else self.stored, sent_names)
+        stored_names = frozenset[str]() if is_adapter else self.stored
+        check = partial(check_names, self.path, stored_names, sent_names)
         if collects:
             if isinstance(self.supervisor, SglangSupervisor):
                 self.supervisor.collect(parameters, version)
@@ -279,6 +287,12 @@ class SglangEngine:
         self.version = version
         self.calls.leave_out()
 
+    def _without_tied(self, named: Iterable[Named]) -> Iterator[Named]:
+        """Yield weights; a head that shares the embedding's comes with that."""
+        for name, tensor in named:
+            if not self.tied or name != "lm_head.weight":
+                yield name, tensor
+
     def _load(self, parameters: Iterable[Named], version: int) -> bool:
         """Take weights as they come; return whether the server has them."""
         if self.supervisor:
@@ -293,7 +307,8 @@ class SglangEngine:
         """Yield the servers that take weights at a time, by their places in ``calls``, where the own is
         first: all of the pool, or one half after the other."""
         assert self.calls
-        count, turns = len(self.calls.clients), 2 if halves else 1
+        count = len(self.calls.clients)
+        turns = 2 if halves else 1
         own_server = self.pool.rank() // self.group if self.pool else 0
         for turn in range(min(count, turns)):
             yield [server for server in range(count) if (own_server + server) % count % turns == turn]
@@ -320,20 +335,21 @@ class SglangEngine:
         assert not self.quantization, "weights in 8 bits come by a sync"
         self.settle("load_pretrained")
         self.supervisor.load_pretrained()
-        self.version, self.active_adapter = 0, ""
+        self.version = 0
+        self.active_adapter = ""
 
     def checksums(self) -> list[Any]:
         """Return for each server a checksum of every parameter on each of its ranks, as it holds it."""
         clients = self.calls.clients if self.calls else ()
         return [client.post("weights_checker", {"action": "checksum"})["ranks"] for client in clients]
 
-    def sleep(self, parts: Sequence[str]) -> None:
+    def sleep(self, components: Sequence[str]) -> None:
         """Release the memory of ``weights``, ``kv`` or both. Asleep weights come back by a sync alone.
 
         Raises:
-            RuntimeError: a part is asleep already, or something is in flight that does not stay.
+            RuntimeError: a component is asleep already, or something is in flight that does not stay.
         """
-        moved = self._moved(parts, asleep=False)
+        moved = self._moved(components, asleep=False)
         if "weights" in moved and isinstance(self.content, Adapter):
             self._refuse("a sync brings an adapter alone, so weights can't sleep (serve.lora)")
         self.settle("sleep")
@@ -343,36 +359,41 @@ class SglangEngine:
         meet(self.pool)
         if "weights" in moved:
             self.version = -1
-        self.away |= moved
+        self.sleeping |= moved
 
-    def wake(self, parts: Sequence[str]) -> None:
-        """Take the memory of parts again: the weights first, so that they can be synced.
+    def wake(self, components: Sequence[str]) -> None:
+        """Take the memory of components again: the weights first, so that they can be synced.
 
         Raises:
-            RuntimeError: a part is awake.
+            RuntimeError: a component is awake.
         """
-        moved = self._moved(parts, asleep=True)
+        moved = self._moved(components, asleep=True)
         self._fence()
         if self.supervisor:
             self.supervisor.wake(moved)
         meet(self.pool)
-        self.away -= moved
+        self.sleeping -= moved
 
-    def _moved(self, parts: Sequence[str], asleep: bool) -> frozenset[str]:
-        moved = frozenset(parts)
+    def _moved(self, components: Sequence[str], asleep: bool) -> frozenset[str]:
+        """Return the components to move, which must be ``asleep`` or must not be."""
+        moved = frozenset(components)
         unknown = moved - PARTS.keys()
-        wrong = moved - self.away if asleep else moved & self.away
-        if unknown or wrong:
-            state = "no parts of it" if unknown else "awake" if asleep else "asleep already"
-            self._refuse(f"{', '.join(sorted(unknown or wrong))}: {state}")
+        if unknown:
+            self._refuse(f"{', '.join(sorted(unknown))}: no parts of it")
+        awake = moved - self.sleeping
+        if asleep and awake:
+            self._refuse(f"{', '.join(sorted(awake))}: awake")
+        sleeping = moved & self.sleeping
+        if sleeping and not asleep:
+            self._refuse(f"{', '.join(sorted(sleeping))}: asleep already")
         return moved
 
     def settle(self, call: str) -> None:
         """End what stays in flight between calls; the next one goes on from what there is of it."""
         if self.calls:
             self.calls.abort(staying=True)
-            if self.calls.asks:
-                self._refuse(f"{len(self.calls.asks)} samples are in flight; abort them before {call}")
+            if self.calls.unanswered:
+                self._refuse(f"{len(self.calls.unanswered)} samples are in flight; abort them before {call}")
 
     def _refuse(self, law: str) -> None:
         raise RuntimeError(f"{self.path}: {law}")

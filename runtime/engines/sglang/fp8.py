@@ -20,7 +20,8 @@ from rlgraph.runtime.engines.weights.transfer import Named
 DTYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(DTYPE).max
 # the ends of names: of a decoder's linear layers, Mixtral's experts among them, and what scales add
-LINEAR, SCALES = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"), "_scale_inv"
+LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+SCALES = "_scale_inv"
 # what a checkpoint in FP8 says of itself in its config.json
 CONFIG = {
     "quantization_config": {
@@ -65,7 +66,8 @@ def quantized(named: Iterable[Named]) -> Iterator[Named]:
 def in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a weight ``[out, in]`` in 8 bits, and the float32 scale of each block that it is divided by."""
     rows, columns = weight.shape
-    tall, wide = -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)
+    tall = -(-rows // FP8_BLOCK)
+    wide = -(-columns // FP8_BLOCK)
     padding = (0, wide * FP8_BLOCK - columns, 0, tall * FP8_BLOCK - rows)
     blocks = torch.nn.functional.pad(weight.detach().float(), padding)
     blocks = blocks.view(tall, FP8_BLOCK, wide, FP8_BLOCK)

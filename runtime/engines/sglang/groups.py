@@ -48,7 +48,9 @@ def sglang_engine(
     index = pool.rank()
     options |= {"device": device, "pool": pool}
     if addresses:
-        return SglangEngine(path, **options, servers=in_turn(index, Client.at(addresses)), leads=index == 0)
+        return SglangEngine(
+            path, **options, servers=in_turn(index, Client.of_addresses(addresses)), leads=index == 0
+        )
     shared = {"ep_size": expert_parallel, "attn_dp_size": attention_replicas}
     shared = {name: count for name, count in shared.items() if count > 1}
     if shared:
@@ -58,7 +60,8 @@ def sglang_engine(
     members = of_ranks((socket.gethostname(), own_device(device, index)), pool)
     devices_per_host = group // hosts
     check_groups(members, devices_per_host, device)
-    first_of_server, first_of_host = index - index % group, index - index % devices_per_host
+    first_of_server = index - index % group
+    first_of_host = index - index % devices_per_host
     options |= {
         "group": group,
         "devices": [device for _, device in members[first_of_host : first_of_host + devices_per_host]],
@@ -83,7 +86,7 @@ def sglang_engine(
 
 def sender(addresses: Sequence[str], device: str, transport: str, folder: str | None) -> Remotes:
     """Return what brings weights from a worker that trains to servers that run already."""
-    return Remotes(Client.at(addresses), device, transport, folder)
+    return Remotes(Client.of_addresses(addresses), device, transport, folder)
 
 
 def _ranks(pool: dist.ProcessGroup, start: int, size: int) -> ServerRanks | None:

@@ -87,14 +87,17 @@ class FirstServer(Server[Client]):
         logs: Path,
         devices: Sequence[str],
         host: str,
-        before: Server[Client] | None,
+        predecessor: Server[Client] | None,
         starts: Starts,
     ) -> None:
         """Start it, and those of the other hosts; ``wait`` says when they answer."""
-        self.starts, self.meets = starts, ServerPort(host)
+        self.starts = starts
+        self.meets = ServerPort(host)
         meeting = host_port(host, self.meets.number)
         self.number = starts.begin(meeting)
-        super().__init__(replace(launch, hosts=starts.hosts, meeting=meeting), logs, devices, host, before)
+        super().__init__(
+            replace(launch, hosts=starts.hosts, meeting=meeting), logs, devices, host, predecessor
+        )
         threading.Thread(target=self._watch, daemon=True).start()
 
     def obituary(self) -> str:
@@ -125,7 +128,8 @@ class Follower:
     def __init__(self, launch: Launch, logs: Path, devices: Sequence[str], host: str, starts: Starts) -> None:
         """Wait for the first start, in a thread; see ``Server`` for what else is given."""
         self.launch = replace(launch, hosts=starts.hosts, node=starts.node)
-        self.place, self.starts = (logs, devices, host), starts
+        self.place = (logs, devices, host)
+        self.starts = starts
         self.server: Server[Client] | None = None
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._follow, daemon=True)

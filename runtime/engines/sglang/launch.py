@@ -32,7 +32,8 @@ CUDA_ENVIRONMENT = {
 # NCCL would hold on to the memory of graphs that are released (fzyzcjy/torch_memory_saver#88)
 SPANNING = {"NCCL_GRAPH_REGISTER": "0"}
 # A draft model's weights are its file's: no sync brings them, and `load_format` would draw them
-DRAFTS, DRAFT_FORMAT = "speculative_algorithm", {"speculative_draft_load_format": "auto"}
+DRAFTS = "speculative_algorithm"
+DRAFT_FORMAT = {"speculative_draft_load_format": "auto"}
 DRAFT_KEPT = {"enable_draft_weights_cpu_backup": True}  # else they are lost as the server sleeps
 
 

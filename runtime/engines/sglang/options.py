@@ -30,16 +30,24 @@ def words(settings: Mapping[str, Any]) -> list[str]:
     """
     line = []
     for name, value in settings.items():
-        if value is not False:
-            values = value if isinstance(value, list) else [] if value is True else [value]
-            line += [f"--{name.replace('_', '-')}", *map(str, values)]
+        if value is False:
+            continue
+        line.append(f"--{name.replace('_', '-')}")
+        if isinstance(value, list):
+            line += map(str, value)
+        elif value is not True:
+            line.append(str(value))
     return line
 
 
 def options_of(files: ModelFiles) -> dict[str, str | bool]:
     """Return what SGLang is told of a model's files, beside where they are."""
-    changed = {"json_model_override_args": json.dumps(files.resolved())} if files.changed else {}
-    return {**changed, **({"trust_remote_code": True} if files.trusted else {})}
+    options: dict[str, str | bool] = {}
+    if files.changed:
+        options["json_model_override_args"] = json.dumps(files.resolved())
+    if files.trusted:
+        options["trust_remote_code"] = True
+    return options
 
 
 def tokenizer_option(files: ModelFiles, tokenizer: Any, logs: Path) -> dict[str, str]:
@@ -62,7 +70,8 @@ def wrong(settings: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         RunError: it can't be asked.
     """
-    command, settings_text = [sys.executable, "-m", __name__], json.dumps(dict(settings))
+    command = [sys.executable, "-m", __name__]
+    settings_text = json.dumps(dict(settings))
     checked = subprocess.run(command, input=settings_text, capture_output=True, text=True, check=False)
     if checked.returncode:
         raise RunError(

@@ -24,7 +24,8 @@ def problems(serve: ServePlan, device: str) -> Findings:
     """Yield what is wrong: a dtype without kernels, SGLang not installed, settings that it does not take."""
     embedded = "SERVE.engine=transformers"
     chooses_kernels = not serve.addresses and "attention_backend" not in serve.options
-    if device == "cuda" and serve.dtype == "float32" and chooses_kernels:
+    is_float32_on_a_gpu = device == "cuda" and serve.dtype == "float32"
+    if is_float32_on_a_gpu and chooses_kernels:
         law = "SGLang's attention kernels on CUDA take no float32"
         yield wrong(law, f"SERVE.dtype=bfloat16, or {embedded}", "wrong-dtype", ("dtype",))
     if find_spec("sglang") is None:
@@ -40,9 +41,11 @@ def problems(serve: ServePlan, device: str) -> Findings:
 def unfit(config: Any) -> str:
     """Return why SGLang would score a model of a configuration unlike transformers, or nothing."""
     text = config.get_text_config()
-    window, context = getattr(text, "sliding_window", None), context_of(config)
-    slides = "sliding_attention" in attention_kinds(config) and text.model_type not in WINDOWED
-    if not slides or not window or (context and context <= window):
+    window = getattr(text, "sliding_window", None)
+    if not window or text.model_type in WINDOWED or "sliding_attention" not in attention_kinds(config):
+        return ""
+    context = context_of(config)
+    if context and context <= window:
         return ""
     law = f"{config.model_type}: SGLang sees all tokens where this model has windows of {window}"
     remedy = "let training see them too by models.NAME.config={sliding_window: null}, or keep rows within by "

@@ -1,7 +1,7 @@
 """Supervision of SGLang servers: of the one that this process started, or of several that run already.
 
-Both bring servers to what an engine wants of them: weights, parts asleep or awake. A server that this process
-started and that is lost is started anew and brought there again, whatever it was doing.
+Both bring servers to what an engine wants of them: weights, components asleep or awake. A server that this
+process started and that is lost is started anew and brought there again, whatever it was doing.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ HOST = torch.device("cpu")
 
 
 class Moves(ABC):
-    """The moves that an engine asks of its servers, and what it wants of them: parts that sleep."""
+    """The moves that an engine asks of its servers, and what it wants of them: components that sleep."""
 
-    away = frozenset[str]()
+    sleeping = frozenset[str]()
     lock: AbstractContextManager[Any] = nullcontext()
 
     @abstractmethod
     def do(self, action: Callable[[Client], None]) -> None:
         """Carry out an action on the servers."""
 
-    def sleep(self, parts: frozenset[str]) -> None:
-        """Release the memory of parts."""
-        self._want(lambda client: client.release(parts), self.away | parts)
+    def sleep(self, components: frozenset[str]) -> None:
+        """Release the memory of components."""
+        self._want(lambda client: client.release(components), self.sleeping | components)
 
-    def wake(self, parts: frozenset[str]) -> None:
-        """Take the memory of parts again."""
-        self._want(lambda client: client.retake(parts), self.away - parts)
+    def wake(self, components: frozenset[str]) -> None:
+        """Take the memory of components again."""
+        self._want(lambda client: client.retake(components), self.sleeping - components)
 
-    def _want(self, action: Callable[[Client], None], away: frozenset[str]) -> None:
+    def _want(self, action: Callable[[Client], None], sleeping: frozenset[str]) -> None:
         with self.lock:
-            self.away = away
+            self.sleeping = sleeping
             self.do(action)
 
 
@@ -70,17 +70,22 @@ class SglangSupervisor(Moves, Supervisor[Client]):
         starts: Starts | None = None,
     ) -> None:
         """Start it as ``Supervisor`` does; other arguments are as of ``Server`` and ``SglangEngine``."""
-        self.launch, self.logs, self.devices, self.host = launch, logs, devices, host
-        self.keeps, self.ranks, self.starts = keeps, ranks or ServerRanks(), starts
+        self.launch = launch
+        self.logs = logs
+        self.devices = devices
+        self.host = host
+        self.keeps = keeps
+        self.ranks = ranks or ServerRanks()
+        self.starts = starts
         self.content = launch.content
         self.weight_copies: list[Flat] = []
         self.bring: Callable[[], None] | None = None  # gives a new server the weights that it should have
         super().__init__(restarts, start)
 
-    def begin(self, before: Server[Client] | None = None) -> Server[Client]:
+    def begin(self, predecessor: Server[Client] | None = None) -> Server[Client]:
         if self.starts is None:
-            return Server(self.launch, self.logs, self.devices, self.host, before)
-        return FirstServer(self.launch, self.logs, self.devices, self.host, before, self.starts)
+            return Server(self.launch, self.logs, self.devices, self.host, predecessor)
+        return FirstServer(self.launch, self.logs, self.devices, self.host, predecessor, self.starts)
 
     def shortage(self) -> str:
         """Return that the server's cache is not of the size that the plan counts, or ""."""
@@ -95,7 +100,8 @@ class SglangSupervisor(Moves, Supervisor[Client]):
     def collect(self, parameters: Iterable[Named], version: int) -> None:
         """Keep a copy of weights on the host, while the server generates with those before; see ``take``."""
         with self.lock:
-            earlier_copies, self.weight_copies = self.weight_copies, []
+            earlier_copies = self.weight_copies
+            self.weight_copies = []
             for index, bucket in enumerate(self.content.buckets(parameters)):
                 self.weight_copies.append(flat_of(bucket, HOST, earlier_copies[index : index + 1]))
             self._has_copy(version)
@@ -114,7 +120,9 @@ class SglangSupervisor(Moves, Supervisor[Client]):
             Whether it has them: not, where it was lost and is started anew without a copy of them.
         """
         with self.lock:
-            earlier_copies, self.weight_copies, self.bring = self.weight_copies, [], None
+            earlier_copies = self.weight_copies
+            self.weight_copies = []
+            self.bring = None
             lost = not self.tried(lambda: self.content.begin(self.client))
             for index, bucket in enumerate(self.content.buckets(parameters)):
                 earlier = earlier_copies[index : index + 1]
@@ -142,12 +150,13 @@ class SglangSupervisor(Moves, Supervisor[Client]):
         if not self.tried(lambda: action(self.client)):
             self.renew()
 
-    def sleep(self, parts: frozenset[str]) -> None:
-        """Release the memory of parts, and the copy of weights that sleep."""
+    def sleep(self, components: frozenset[str]) -> None:
+        """Release the memory of components, and the copy of weights that sleep."""
         with self.lock:
-            if "weights" in parts:
-                self.weight_copies, self.bring = [], None
-            super().sleep(parts)
+            if "weights" in components:
+                self.weight_copies = []
+                self.bring = None
+            super().sleep(components)
 
     def _load_from_disk(self) -> None:
         self.client.begin_update()
@@ -161,7 +170,7 @@ class SglangSupervisor(Moves, Supervisor[Client]):
         self._forget()
 
     def _forget(self) -> None:
-        if "kv" not in self.away:  # else there is no cache of older weights
+        if "kv" not in self.sleeping:  # else there is no cache of older weights
             self.client.flush()
 
     def _has_copy(self, version: int) -> None:
@@ -181,8 +190,8 @@ class SglangSupervisor(Moves, Supervisor[Client]):
         if self.bring:
             self.bring()
         self.client.resume()
-        if self.away:
-            self.client.release(self.away)
+        if self.sleeping:
+            self.client.release(self.sleeping)
 
 
 class Remotes(Moves):
@@ -196,7 +205,10 @@ class Remotes(Moves):
         Weights travel from a ``device``, ``cpu`` or ``cuda``, by a ``transport`` as the plan says:
         ``broadcast``, or ``disk`` by a folder that all of them see; "": another process sends.
         """
-        self.clients, self.device, self.transport, self.folder = clients, device, transport, folder or ""
+        self.clients = clients
+        self.device = device
+        self.transport = transport
+        self.folder = folder or ""
         self.peers: Servers | None = None
 
     def load(self, parameters: Iterable[Named], version: int) -> bool:
@@ -205,7 +217,7 @@ class Remotes(Moves):
             self.bring(Weights(version, parameters))
         else:
             deque(parameters, maxlen=0)
-        if "kv" not in self.away:
+        if "kv" not in self.sleeping:
             self.do(Client.flush)
         return True
 

@@ -34,11 +34,13 @@ class Flat:
         from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
         names, tensors = zip(*bucket, strict=True)
-        dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
+        dtypes = [t.dtype for t in tensors]
+        shapes = [t.shape for t in tensors]
         self.device = device or tensors[0].device
         with shareable(self.device):
             empty = FlattenedTensorBucket.empty(names, dtypes, shapes, self.device)
-        self.flat, self.metadata = empty.get_flattened_tensor(), empty.get_metadata()
+        self.flat = empty.get_flattened_tensor()
+        self.metadata = empty.get_metadata()
         if self.device.type == "cpu":  # a server that did not start this process may not open its descriptors
             torch.multiprocessing.set_sharing_strategy("file_system")
             self.flat.share_memory_()
@@ -48,14 +50,14 @@ class Flat:
 
     def fits(self, bucket: Sequence[Named], device: torch.device) -> bool:
         """Return whether it was made for such a bucket on such a device."""
-        own = [(part.name, part.shape, part.dtype) for part in self.metadata]
-        return device == self.device and own == [(name, t.shape, t.dtype) for name, t in bucket]
+        layout = [(tensor_span.name, tensor_span.shape, tensor_span.dtype) for tensor_span in self.metadata]
+        return device == self.device and layout == [(name, t.shape, t.dtype) for name, t in bucket]
 
     def fill(self, bucket: Sequence[Named]) -> None:
         """Take the tensors of a bucket that fits; from CUDA to the host they are still on their way then."""
-        for part, (_, tensor) in zip(self.metadata, bucket, strict=True):
-            there = self.flat[part.start_idx : part.end_idx].view(part.dtype)
-            there.copy_(tensor.detach().reshape(-1), non_blocking=True)
+        for tensor_span, (_, tensor) in zip(self.metadata, bucket, strict=True):
+            target = self.flat[tensor_span.start_idx : tensor_span.end_idx].view(tensor_span.dtype)
+            target.copy_(tensor.detach().reshape(-1), non_blocking=True)
 
     def handle(self) -> str:
         """Return what one rank of a server on this host opens it by, once."""
@@ -64,13 +66,13 @@ class Flat:
 
         if self.device.type == "cuda":  # else a GPU that has another number in the server is not found there
             monkey_patch_torch_reductions()
-        held = {"flattened_tensor": self.flat, "metadata": self.metadata}
-        return str(MultiprocessingSerializer.serialize(held, output_str=True))
+        contents = {"flattened_tensor": self.flat, "metadata": self.metadata}
+        return str(MultiprocessingSerializer.serialize(contents, output_str=True))
 
 
-def flat_of(bucket: Sequence[Named], device: torch.device, before: Sequence[Flat]) -> Flat:
+def flat_of(bucket: Sequence[Named], device: torch.device, earlier_buckets: Sequence[Flat]) -> Flat:
     """Return a bucket on a device, in memory of an earlier sync where it fits: new costs as much again."""
-    for flat in before:
+    for flat in earlier_buckets:
         if flat.fits(bucket, device):
             flat.fill(bucket)
             return flat
@@ -79,7 +81,8 @@ def flat_of(bucket: Sequence[Named], device: torch.device, before: Sequence[Flat
 
 def _pin(flat: Flat) -> None:
     """Lock its memory on the host, which a device then copies to at full speed, until it is given up."""
-    runtime, address = torch.cuda.cudart(), flat.flat.data_ptr()
+    runtime = torch.cuda.cudart()
+    address = flat.flat.data_ptr()
     torch.cuda.check_error(int(runtime.cudaHostRegister(address, flat.flat.nbytes, 0)))
     weakref.finalize(flat, runtime.cudaHostUnregister, address)
 
@@ -135,11 +138,12 @@ class Servers:
             ServerLostError: one does not answer.
             RunError: one holds several copies of the model, or the model in stages.
         """
-        self.clients, self.device = tuple(clients), device
+        self.clients = tuple(clients)
+        self.device = device
         self.ranks = [ranks_of(client) for client in clients]
         self.pool = ThreadPoolExecutor(len(clients))
         self.group: dist.ProcessGroup | None = None
-        self.asked: list[Future[Any]] = []
+        self.calls: list[Future[Any]] = []
 
     def tell(self, note: Any) -> None:
         """Announce the bucket that is broadcast next, or the folder and version of files to read."""
@@ -154,13 +158,13 @@ class Servers:
                 "flush_cache": False,
                 "weight_version": str(note.version),
             }
-            self.asked = self._all("update_weights_from_distributed", [body] * len(self.clients))
+            self.calls = self._all("update_weights_from_distributed", [body] * len(self.clients))
         elif isinstance(note, tuple):
             path, version = note
             # the format is not that of the start, which may be of random weights
             body = {"model_path": path, "weight_version": str(version), "load_format": "auto"}
             body |= {"flush_cache": False}
-            self.asked = self._all("update_weights_from_disk", [body] * len(self.clients))
+            self.calls = self._all("update_weights_from_disk", [body] * len(self.clients))
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Bring a bucket into the memory of all of them."""
@@ -169,7 +173,7 @@ class Servers:
 
     def wait(self) -> None:
         """Return when all of them have what was sent, or raise what one of them answered."""
-        for call in self.asked:
+        for call in self.calls:
             call.result()
 
     def _join(self) -> None:
@@ -177,7 +181,8 @@ class Servers:
             return
         from sglang.srt.utils import init_custom_process_group
 
-        self.port, backend = ServerPort(""), "nccl" if self.device == "cuda" else "gloo"
+        self.port = ServerPort("")
+        backend = "nccl" if self.device == "cuda" else "gloo"
         port = self.port.number
         self.name = f"rlgraph-{port}"
         shared = {"world_size": 1 + sum(self.ranks), "group_name": self.name, "backend": backend}
@@ -186,7 +191,7 @@ class Servers:
             shared | {"master_address": client.local_address(), "master_port": port, "rank_offset": start}
             for client, start in zip(self.clients, starts, strict=False)
         ]
-        self.asked = self._all("init_weights_update_group", bodies)
+        self.calls = self._all("init_weights_update_group", bodies)
         self.group = init_custom_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=0, **shared)
         self.wait()
 

@@ -302,7 +302,8 @@ class BatchRun:
         is_running = torch.ones(len(ended), dtype=torch.bool, device=ended.device)  # rows from ``live`` on
         is_running[ended[len(holes) :] - self.live] = False
         movers = is_running.nonzero()[:, 0] + self.live
-        target, source = holes, movers
+        target = holes
+        source = movers
         if len(cut_short):
             end = self.rows - len(self.set_aside)
             aside = torch.arange(end - 1, end - 1 - len(cut_short), -1, device=cut_short.device)

@@ -34,7 +34,7 @@ from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
 from rlgraph.runtime.engines.transformers.load import cache_name, copy_into, empty_model, named_weights
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
 from rlgraph.runtime.engines.weights.adapters import MergedAdapter
-from rlgraph.runtime.engines.weights.naming import in_pieces, pieces_of
+from rlgraph.runtime.engines.weights.naming import as_stored, views_of
 from rlgraph.runtime.engines.weights.pretrained import read_weight, reads_by_rows, weights_of
 
 if TYPE_CHECKING:
@@ -83,14 +83,16 @@ class TransformersEngine:
         trust_remote_code: bool = False,
         adapter: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.device = path, torch.device(device)
-        self.max_rows, self.max_cached_tokens = max_rows, max_cached_tokens
+        self.path = path
+        self.device = torch.device(device)
+        self.max_rows = max_rows
+        self.max_cached_tokens = max_cached_tokens
         self.prefill_tokens = prefill_tokens
         self.files = ModelFiles(path, config or {}, trust_remote_code)
         self.tokenizer = self.files.tokenizer()
         self.model = empty_model(self.files, self.device, getattr(torch, dtype))
         self.cached = cache_name(type(self.model)) or "past_key_values"
-        self.pieces = pieces_of(self.model, weights_of(path))
+        self.views = views_of(self.model, weights_of(path))
         self.fused = fused(self.model)
         self.weights = named_weights(self.model)
         text = self.model.config.get_text_config()
@@ -102,7 +104,8 @@ class TransformersEngine:
         self._texts: StopTexts | None = None
         self.kept: KeptSlots | None = None  # slots of what may go on with these weights
         self.routing: Routing | None = None  # made when somebody asks for choices
-        self.version, self.away = -1, frozenset[str]()
+        self.version = -1
+        self.sleeping = frozenset[str]()
         self._memory = SavedMemory(self.device)
         self._last_places: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
@@ -110,31 +113,32 @@ class TransformersEngine:
         if adapter:
             self._load_files()
 
-    def sleep(self, parts: Iterable[str]) -> None:
-        """Free the memory of ``weights``, the only part, and of slots that were kept.
+    def sleep(self, components: Iterable[str]) -> None:
+        """Free the memory of ``weights``, the only component, and of slots that were kept.
 
         Raises:
             RuntimeError: they sleep already, or syncs bring an adapter alone.
-            ValueError: a part that there is not.
+            ValueError: a component that there is not.
         """
-        if chosen := chosen_parts(self.path, "sleep", parts, PARTS, self.away, "wake"):
+        if chosen := chosen_parts(self.path, "sleep", components, PARTS, self.sleeping, "wake"):
             if self.adapter:
                 law = f"{', '.join(chosen)} can't sleep: a sync brings an adapter alone (serve.lora)"
                 raise RuntimeError(f"{self.path}: {law}")
             self.kept = None
             self._memory.give(distinct_storages(self.weights.values()))
-            self.version, self.away = -1, PARTS
+            self.version = -1
+            self.sleeping = PARTS
 
-    def wake(self, parts: Iterable[str]) -> None:
+    def wake(self, components: Iterable[str]) -> None:
         """Take memory for ``weights`` again; what stands in it is undefined until ``load_weights``.
 
         Raises:
             RuntimeError: they are awake.
-            ValueError: a part that there is not.
+            ValueError: a component that there is not.
         """
-        if chosen_parts(self.path, "wake", parts, PARTS, PARTS - self.away, "sleep"):
+        if chosen_parts(self.path, "wake", components, PARTS, PARTS - self.sleeping, "sleep"):
             self._memory.take()
-            self.away = frozenset()
+            self.sleeping = frozenset()
 
     def load_weights(self, named: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take every weight by its name in the checkpoint, a tied one once, and persistent buffers; or of an
@@ -148,12 +152,13 @@ class TransformersEngine:
             ValueError: an unknown name, a wrong shape, or weights that were not given.
         """
         self._need("load_weights")
-        self.version, self.kept = -1, None
+        self.version = -1
+        self.kept = None
         (self.adapter.load if self.adapter else self._load)(named)
         self.version = version
 
     def _load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        waiting = dict(in_pieces(self.weights.items(), self.pieces))
+        waiting = dict(as_stored(self.weights.items(), self.views))
         known = frozenset(waiting)
         for name, tensor in named:
             if name not in waiting:
@@ -172,20 +177,20 @@ class TransformersEngine:
         self.version = 0
 
     def _load_files(self) -> None:
-        """Take weights as they stand in the files, where these hold them by the model's own pieces.
+        """Take weights as they stand in the files, where these hold them by the model's own views.
 
         transformers draws some anew behind reading them: the padding row of Youtu's embeddings (5.23.0).
         """
         stored = weights_of(self.path)
-        names = {name for name, _ in in_pieces(self.weights.items(), self.pieces)}
-        if names <= stored.keys() and reads_by_rows(self.model, self.pieces, stored, ()):
+        names = {name for name, _ in as_stored(self.weights.items(), self.views)}
+        if names <= stored.keys() and reads_by_rows(self.model, self.views, stored, ()):
             self._load((name, read_weight(stored[name], name)) for name in sorted(names))
             return
         dtype = next(self.model.parameters()).dtype
         model = AutoModelForCausalLM.from_pretrained(
             self.path, config=self.files.config(), dtype=dtype, trust_remote_code=self.files.trusted
         )
-        self._load(in_pieces(named_weights(model).items(), self.pieces))
+        self._load(as_stored(named_weights(model).items(), self.views))
 
     def settle(self, call: str) -> None:
         """Free the memory of slots that were kept: the next call reads again what it goes on with."""
@@ -236,7 +241,8 @@ class TransformersEngine:
         self._check(requests, limits)
         if not any(limits):
             return [[] for _ in requests]
-        kept_slots, self.kept = self.kept if stays else None, None
+        kept_slots = self.kept if stays else None
+        self.kept = None
         run = BatchRun(self, requests, sampling, limits, stops, stays, kept_slots)
         del kept_slots  # its memory is needed
         generations = run.finish(enough)
@@ -250,7 +256,8 @@ class TransformersEngine:
             law = "no weights yet; call load_weights or load_pretrained before generate"
             raise RuntimeError(f"{self.path}: {law}")
         for index, (request, counts) in enumerate(zip(requests, limits, strict=True)):
-            prompt, new = len(request.prompt), max(counts, default=1)
+            prompt = len(request.prompt)
+            new = max(counts, default=1)
             if not prompt or min(counts, default=1) < 1:
                 law = f"{prompt} prompt tokens, {new} new tokens; each must be at least 1"
                 raise ValueError(f"request {index}: {law}")
@@ -260,12 +267,14 @@ class TransformersEngine:
 
     def stop_texts(self, texts: Sequence[str]) -> StopTexts | None:
         """Return what looks for these texts, made once; None where there are none."""
-        if texts and (self._texts is None or [*self._texts.texts] != [*texts]):
+        if not texts:
+            return None
+        if self._texts is None or [*self._texts.texts] != [*texts]:
             self._texts = StopTexts(self.tokenizer, texts, self.device)
-        return self._texts if texts else None
+        return self._texts
 
     def _need(self, call: str) -> None:
-        if self.away:
+        if self.sleeping:
             law = f"{call} when weights are asleep; call wake(['weights']) and load_weights first"
             raise RuntimeError(f"{self.path}: {law}")
 
@@ -289,7 +298,9 @@ class TransformersEngine:
 
     def decode(self, tokens: Tensor, target: Decode, cache: SlotCache) -> Tensor:
         """Return the logits ``[live, vocabulary]`` after one more token ``[live]`` per row."""
-        tokens, positions, masks = tokens[:, None], target.positions[:, None], self._masks(target)
+        tokens = tokens[:, None]
+        positions = target.positions[:, None]
+        masks = self._masks(target)
         cache.aim(target)
         if self.fused:
             return self.fused(tokens, positions, masks, cache)
@@ -304,13 +315,15 @@ class TransformersEngine:
         """
         if target.aligned:
             return None
-        columns, positions = torch.arange(target.width, device=self.device), target.positions[:, None]
-        is_hidden, masks = columns > positions, {}
+        columns = torch.arange(target.width, device=self.device)
+        positions = target.positions[:, None]
+        is_hidden = columns > positions
+        masks = {}
         for kind in sorted(set(self.attentions)):
-            slides = kind == "sliding_attention"
-            masks[kind] = self._additive(
-                is_hidden | (columns <= positions - self.window) if slides else is_hidden
-            )
+            is_hidden_of_kind = is_hidden
+            if kind == "sliding_attention":
+                is_hidden_of_kind = is_hidden | (columns <= positions - self.window)
+            masks[kind] = self._additive(is_hidden_of_kind)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _additive(self, hidden: Tensor) -> Tensor:

@@ -29,10 +29,15 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 def fused(model: PreTrainedModel) -> Fused | None:
     """Return the model's forward over its parameters, which become views; None where not covered."""
     family = model.config.model_type
-    known = family in FAMILIES and type(model).__module__ == f"transformers.models.{family}.modeling_{family}"
-    full = {*(getattr(model.config, "layer_types", None) or ["full_attention"])} == {"full_attention"}
-    plain = all(p.dtype == torch.float32 and p.is_cpu for p in model.parameters())
-    return Fused(model) if known and full and plain else None
+    if family not in FAMILIES or type(model).__module__ != f"transformers.models.{family}.modeling_{family}":
+        return None
+    layer_types = getattr(model.config, "layer_types", None) or ["full_attention"]
+    if {*layer_types} != {"full_attention"}:
+        return None
+    for parameter in model.parameters():
+        if parameter.dtype != torch.float32 or not parameter.is_cpu:
+            return None
+    return Fused(model)
 
 
 class Fused:
@@ -40,7 +45,9 @@ class Fused:
 
     def __init__(self, model: Any) -> None:
         decoder = model.model
-        self.embed, self.rotary, self.head = decoder.embed_tokens, decoder.rotary_emb, model.lm_head
+        self.embed = decoder.embed_tokens
+        self.rotary = decoder.rotary_emb
+        self.head = model.lm_head
         self.layers = [_Layer(layer) for layer in decoder.layers]
         self.norm = _Norm(decoder.norm)
 
@@ -76,16 +83,21 @@ class _Layer:
     """One decoder layer."""
 
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        self.size, self.scaling = attention.head_dim, attention.scaling
+        attention = layer.self_attn
+        mlp = layer.mlp
+        self.size = attention.head_dim
+        self.scaling = attention.scaling
         self.keys = attention.k_proj.out_features // self.size  # there are as many values
         self.queries = attention.q_proj.out_features // self.size
-        self.is_first, self.second = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self.is_first = _Norm(layer.input_layernorm)
+        self.second = _Norm(layer.post_attention_layernorm)
         names = [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
         self.head_norms = [_Norm(getattr(attention, name)) for name in names]
         self.project = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.widen = _joined(mlp.gate_proj, mlp.up_proj)
-        self.out, self.down, self.activate = attention.o_proj, mlp.down_proj, mlp.act_fn
+        self.out = attention.o_proj
+        self.down = mlp.down_proj
+        self.activate = mlp.act_fn
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, slots: Any) -> Tensor:
         """Return the hidden states ``[rows, length, hidden]`` behind this layer."""
@@ -122,7 +134,8 @@ class _Norm:
     """x / sqrt(mean(x^2) + epsilon), times a weight (RMSNorm, arXiv 1910.07467), over the last dimension."""
 
     def __init__(self, norm: Any) -> None:
-        self.weight, self.epsilon = norm.weight, torch.tensor(norm.variance_epsilon)
+        self.weight = norm.weight
+        self.epsilon = torch.tensor(norm.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

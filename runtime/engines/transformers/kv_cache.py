@@ -65,7 +65,9 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, rows: int, max_length: int, sliding: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers gives it no types
-        self.rows, self.max_length, self.is_sliding = rows, max_length, sliding
+        self.rows = rows
+        self.max_length = max_length
+        self.is_sliding = sliding
         self.target: Prefill | Decode | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 from rlgraph.runtime.engines.attention import repeat_shared_heads
 from rlgraph.runtime.engines.causal import sees_later_tokens
 from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds
-from rlgraph.runtime.engines.weights.naming import pieces_of
+from rlgraph.runtime.engines.weights.naming import views_of
 
 WINDOWED = "create_sliding_window_causal_mask"  # by which transformers' models see windows
 ATTENTIONS = ("full_attention", "sliding_attention")
@@ -44,11 +44,14 @@ def unfit(config: Any) -> str:
     """Return why this engine can't run a model of a configuration, or nothing."""
     kind: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     kinds = {*attention_kinds(config)}
-    if kind and "sliding_attention" in kinds and not hasattr(sys.modules[kind.__module__], WINDOWED):
-        kinds |= {"windows of its own"}
+    is_odd = False
+    if kind:
+        if "sliding_attention" in kinds and not hasattr(sys.modules[kind.__module__], WINDOWED):
+            kinds |= {"windows of its own"}
+        takes_both = _has_parameter(kind, "position_ids") and cache_name(kind)
+        is_odd = kind._is_stateful or not takes_both
     unknown = sorted(kinds - {*ATTENTIONS})
-    odd = kind and (kind._is_stateful or not _has_parameter(kind, "position_ids") or not cache_name(kind))
-    if not unknown and not odd:
+    if not unknown and not is_odd:
         return _unfit_form(config, kind) if kind else ""
     law = f"{config.model_type}: the embedded engine runs {' and '.join(ATTENTIONS)} with position_ids"
     law += f" and a cache, not {', '.join(unknown) or kind.__name__}"
@@ -63,7 +66,7 @@ def _unfit_form(config: Any, kind: Any) -> str:
         law = f"{config.model_type}: its attention sees later tokens, as an encoder's does"
         return f"{law}; take a model of another type for models.NAME.path"
     try:
-        pieces_of(model, ())
+        views_of(model, ())
     except ValueError as error:
         return str(error)
     return ""

@@ -67,10 +67,12 @@ def penalise(logits: Tensor, drawn: Tensor, sampling: Sampling) -> None:
     """
     times = torch.zeros_like(logits).scatter_add_(1, drawn.clamp(min=0), (drawn >= 0).to(logits.dtype))
     logits.sub_(times, alpha=sampling.frequency_penalty)
-    came = times > 0
-    logits.sub_(times.copy_(came), alpha=sampling.presence_penalty)
-    if (by := sampling.repetition_penalty) != 1:
-        logits.copy_(logits.where(~came, (logits / by).where(logits >= 0, logits * by)))
+    is_present = times > 0
+    logits.sub_(times.copy_(is_present), alpha=sampling.presence_penalty)
+    penalty = sampling.repetition_penalty
+    if penalty != 1:
+        penalised = (logits / penalty).where(logits >= 0, logits * penalty)
+        logits.copy_(logits.where(~is_present, penalised))
 
 
 def _cut(probs: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -79,7 +81,10 @@ def _cut(probs: Tensor, top_k: int, top_p: float) -> Tensor:
     if k == probs.shape[-1] and top_p >= 1:
         return probs
     # Tokens keep their places: order by id does not flip when rounding swaps two equal probabilities.
-    survives, tokens = probs.topk(k) if k < probs.shape[-1] else probs.sort(-1, descending=True)
+    if k < probs.shape[-1]:
+        survives, tokens = probs.topk(k)
+    else:
+        survives, tokens = probs.sort(-1, descending=True)
     if top_p < 1:
         cumulative = survives.cumsum(-1, dtype=torch.float64) - survives
         survives = survives.where(

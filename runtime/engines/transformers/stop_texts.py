@@ -31,15 +31,18 @@ class StopTexts:
     """
 
     def __init__(self, tokenizer: VocabularyTokenizer, texts: Sequence[str], device: torch.device) -> None:
-        self.tokenizer, self.texts = tokenizer, texts
+        self.tokenizer = tokenizer
+        self.texts = texts
         self.reach = reach(texts)
         last_letters = {text[-1] for text in texts}
         decoded = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
         # alone, a token may lose the white space that it has behind another
         has_white_space = any(letter.isspace() for letter in last_letters)
-        can_complete = [
-            has_white_space or PARTIAL in piece or not last_letters.isdisjoint(piece) for piece in decoded
-        ]
+        can_complete = []
+        for text in decoded:
+            is_partial = PARTIAL in text
+            has_last_letter = not last_letters.isdisjoint(text)
+            can_complete.append(has_white_space or is_partial or has_last_letter)
         self.completes = torch.tensor([*can_complete, False], device=device)
 
     def candidates(self, tokens: Tensor) -> Tensor:

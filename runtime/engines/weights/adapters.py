@@ -37,7 +37,8 @@ class MergedAdapter:
     """
 
     def __init__(self, model: torch.nn.Module, options: Mapping[str, Any]) -> None:
-        self.model, self.scale = model, options["alpha"] / options["rank"]
+        self.model = model
+        self.scale = options["alpha"] / options["rank"]
         names = ("gate_up_proj", "down_proj")
         self.experts = [name for name in names if f"experts.{name}" in options["targets"]]
         self.base: dict[str, torch.Tensor] = {}  # by the name of the weight
@@ -65,12 +66,16 @@ class MergedAdapter:
         """Merge one layer's pair; return the name of its weight."""
         module = self.model.get_submodule(base_name(layer))
         # peft wraps experts once for each weight that it adapts, the last one outside
-        leaf = "weight" if hasattr(module, "weight") else self.experts[~layer.count(".base_layer")]
-        name, weight = f"{base_name(layer)}.{leaf}", getattr(module, leaf)
+        leaf = "weight"
+        if not hasattr(module, "weight"):
+            leaf = self.experts[~layer.count(".base_layer")]
+        name = f"{base_name(layer)}.{leaf}"
+        weight = getattr(module, leaf)
         if name in self.base:
             weight.copy_(self.base[name])
         else:
             self.base[name] = weight.clone()
-        device, transposed = weight.device, getattr(module, "is_transposed", False)
+        device = weight.device
+        transposed = getattr(module, "is_transposed", False)
         add(weight, down.to(device), up.to(device), self.scale, transposed)
         return name

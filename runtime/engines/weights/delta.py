@@ -42,8 +42,11 @@ class Delta:
         """Send the changes of every tensor, or all of it."""
         self.versions_sent_whole = max(self.versions_sent_whole - 1, 0)
         if self.compared and self.sent_bytes > MOST * self.total_bytes:
-            self.versions_sent_whole, self.sent_bits = REST, {}
-        self.compared, self.sent_bytes, self.total_bytes = bool(self.sent_bits), 0, 0
+            self.versions_sent_whole = REST
+            self.sent_bits = {}
+        self.compared = bool(self.sent_bits)
+        self.sent_bytes = 0
+        self.total_bytes = 0
         self.way.send(Weights(weights.version, self._changes(weights.tensors)))
 
     def receive(self, version: int) -> Weights:
@@ -60,10 +63,13 @@ class Delta:
     def _changes(self, named: Iterable[Named]) -> Iterator[Named]:
         for name, tensor in named:
             self.total_bytes += tensor.nbytes
-            change, mark = None, ""
+            change = None
+            mark = ""
             if not self.versions_sent_whole:
-                bits, sent_bits = _bits(tensor), self.sent_bits.get(name)
-                self.sent_bits[name], mark = bits, KEPT
+                bits = _bits(tensor)
+                sent_bits = self.sent_bits.get(name)
+                self.sent_bits[name] = bits
+                mark = KEPT
                 change = None if sent_bits is None else _change(sent_bits, bits)
             if change is None:
                 self.sent_bytes += tensor.nbytes
@@ -82,7 +88,8 @@ class Delta:
                 continue
             self.sent_bits.pop(name, None)
             if mark:
-                self.sent_bits[name], self.kinds[name] = _bits(tensor), (tensor.shape, tensor.dtype)
+                self.sent_bits[name] = _bits(tensor)
+                self.kinds[name] = (tensor.shape, tensor.dtype)
             yield name, tensor
 
 

@@ -1,8 +1,8 @@
 """Maps each weight of a checkpoint to its place in the parameters that transformers makes of it.
 
 transformers holds a mixture's experts in fused parameters, and renames weights of some families. Checkpoints
-keep the names that others know, such as SGLang. A ``Piece`` is one weight of the checkpoint as a view of a
-parameter::
+keep the names that others know, such as SGLang. A ``WeightView`` is one weight of the checkpoint as a view of
+a parameter::
 
     model.layers.0.mlp.experts.7.up_proj.weight  [width, hidden]  =  experts.gate_up_proj[7, width:]
     model.layers.0.mlp.experts.7.down_proj.weight [hidden, width] =  experts.down_proj[7]
@@ -23,7 +23,7 @@ from rlgraph.runtime.engines.weights.transfer import Named
 
 
 @dataclass(frozen=True)
-class Piece:
+class WeightView:
     """A weight of the checkpoint: its name there, and where it lies in a contiguous parameter.
 
     ``stride`` and ``offset`` count numbers, as ``torch.as_strided`` does.
@@ -34,44 +34,48 @@ class Piece:
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return the piece as a view of its parameter."""
-        return whole.as_strided(self.shape, self.stride, whole.storage_offset() + self.offset)
+    def in_parameter(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the weight as a view of its parameter."""
+        return parameter.as_strided(self.shape, self.stride, parameter.storage_offset() + self.offset)
 
-    def rows_of(self, rows: torch.Tensor, first: int, width: int) -> tuple[slice, torch.Tensor] | None:
-        """Return a shard's part of the piece: rows of the piece, and the view of the shard that holds them.
+    def rows_of(self, rows: torch.Tensor, first_row: int, width: int) -> tuple[slice, torch.Tensor] | None:
+        """Return a shard's part of the weight: rows of the weight, and the view of the shard that holds them.
 
-        The shard is consecutive ``rows`` of the parameter, contiguous, from number ``first`` on; each has
+        The shard is consecutive ``rows`` of the parameter, contiguous, from number ``first_row`` on; each has
         ``width`` numbers.
         """
         start, inside = divmod(self.offset, width)
-        spans = self._spans(width)
-        stop = start + (self.shape[0] if spans else 1)
-        low, high = max(start, first), min(stop, first + (len(rows) if rows.dim() else 1))
+        has_rows = self._has_rows(width)
+        stop = start + (self.shape[0] if has_rows else 1)
+        shard_stop = first_row + (len(rows) if rows.dim() else 1)
+        low = max(start, first_row)
+        high = min(stop, shard_stop)
         if low >= high:
             return None
-        shape = (high - low, *self.shape[1:]) if spans else self.shape
-        offset = rows.storage_offset() + (low - first) * width + inside
-        return (
-            slice(low - start, high - start) if spans else slice(None),
-            rows.as_strided(shape, self.stride, offset),
-        )
+        offset = rows.storage_offset() + (low - first_row) * width + inside
+        if not has_rows:
+            return slice(None), rows.as_strided(self.shape, self.stride, offset)
+        shape = (high - low, *self.shape[1:])
+        return slice(low - start, high - start), rows.as_strided(shape, self.stride, offset)
 
     def is_of_rows(self, width: int) -> bool:
         """Return whether it is the same part of consecutive rows, or a part of one row."""
-        steps = list(zip(self.shape, self.stride, strict=True))[self._spans(width) :]
-        return self.offset % width + sum((size - 1) * step for size, step in steps) < width
+        row_axes = 1 if self._has_rows(width) else 0
+        position = self.offset % width  # becomes the place in the row of its last number
+        for size, step in zip(self.shape[row_axes:], self.stride[row_axes:], strict=True):
+            position += (size - 1) * step
+        return position < width
 
-    def _spans(self, width: int) -> bool:
+    def _has_rows(self, width: int) -> bool:
         """Return whether its rows are rows of the parameter."""
         return bool(self.stride) and self.stride[0] == width
 
 
-Pieces = Mapping[str, list[Piece]]  # pieces by the parameter's name
+WeightViews = Mapping[str, list[WeightView]]  # views by the parameter's name
 
 
-def pieces_of(model: Any, stored: Iterable[str]) -> Pieces:
-    """Return the pieces of every parameter and persistent buffer; a tied one has some per name.
+def views_of(model: Any, stored: Iterable[str]) -> WeightViews:
+    """Return the views of every parameter and persistent buffer; a tied one has some per name.
 
     Args:
         model: a transformers model, neither adapted nor sharded, whose weights may have no memory.
@@ -89,23 +93,24 @@ def pieces_of(model: Any, stored: Iterable[str]) -> Pieces:
     with _NoCopies():
         saved = revert_weight_conversion(model, dict(state))
     owners = {tensor.untyped_storage()._cdata: name for name, tensor in state.items()}
-    pieces: dict[str, list[Piece]] = {name: [] for name in state}
-    for name, view in saved.items():
-        piece = Piece(name, tuple(view.shape), view.stride(), int(view.storage_offset()))
-        owner = owners.get(view.untyped_storage()._cdata)
-        if owner is None or not piece.is_of_rows(math.prod(state[owner].shape[1:])):
+    views: dict[str, list[WeightView]] = {name: [] for name in state}
+    for name, tensor in saved.items():
+        view = WeightView(name, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        owner = owners.get(tensor.untyped_storage()._cdata)
+        if owner is None or not view.is_of_rows(math.prod(state[owner].shape[1:])):
             raise ValueError(
-                f"{model.config.model_type}: the checkpoint's {name} is no part of rows of one parameter in "
-                f"transformers; models of this type can't be trained or served"
+                f"{model.config.model_type}: the checkpoint's {name} is not a part of the rows of one "
+                f"parameter in transformers; models of this type can't be trained or served"
             )
-        pieces[owner].append(piece)
-    return pieces
+        views[owner].append(view)
+    return views
 
 
-def in_pieces(tensors: Iterable[Named], pieces: Pieces) -> Iterator[Named]:
+def as_stored(tensors: Iterable[Named], views: WeightViews) -> Iterator[Named]:
     """Yield full parameters and buffers as the checkpoint's weights: views, under its names."""
     for name, parameter in tensors:
-        yield from ((piece.name, piece.of(parameter)) for piece in pieces[name])
+        for view in views[name]:
+            yield view.name, view.in_parameter(parameter)
 
 
 def _used(model: Any, names: list[str]) -> list[Any]:
@@ -127,7 +132,7 @@ def _used(model: Any, names: list[str]) -> list[Any]:
 
 
 class _NoCopies(TorchFunctionMode):
-    """Leaves tensors as they lie, so that pieces cut from one stay views of it."""
+    """Leaves tensors as they lie, so that weights cut from one stay views of it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func is torch.Tensor.contiguous else func(*args, **(kwargs or {}))

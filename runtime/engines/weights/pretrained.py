@@ -2,7 +2,7 @@
 
     shape_of        the model without memory for its weights
     weights_of      what its safetensors files hold
-    reads_by_rows   whether the files hold every piece of every parameter (``naming``)
+    reads_by_rows   whether the files hold every view of every parameter (``naming``)
     fill            after sharding: memory for this rank's rows, and the rows
 
 Of a mixture's fused experts a rank reads those whose rows it owns. What else transformers converts on its
@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.weights.extents import Cut, extent
-from rlgraph.runtime.engines.weights.naming import Piece, Pieces, base_name
+from rlgraph.runtime.engines.weights.naming import WeightView, WeightViews, base_name
 
 NEW_HEAD = ("score", "classifier")  # transformers' names for a value head
 
@@ -131,8 +131,8 @@ def read_weight(stored: StoredWeight, name: str) -> torch.Tensor:
         return weight
 
 
-def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> bool:
-    """Return whether the files hold each weight once, as pieces of the model's parameters.
+def reads_by_rows(model: Any, views: WeightViews, files: StoredWeights, new: tuple[str, ...]) -> bool:
+    """Return whether the files hold each weight once, as views of the model's parameters.
 
     They may lack weights whose names start as ``new`` says.
     """
@@ -145,10 +145,12 @@ def reads_by_rows(model: Any, pieces: Pieces, files: StoredWeights, new: tuple[s
     if _has_wider_weights(model):
         return False
     for names in _tied(model):
-        stored_names = [name for name in names if _stored(pieces[name], files)]
-        may_lack = names[0].startswith(new)
+        stored_names = [name for name in names if _stored(views[name], files)]
         # transformers would compare both copies of a tied weight
-        if len(stored_names) > 1 or (not stored_names and not may_lack):
+        if len(stored_names) > 1:
+            return False
+        may_lack = names[0].startswith(new)
+        if not stored_names and not may_lack:
             return False
     return True
 
@@ -165,15 +167,15 @@ def _has_key(name: str, keys: Iterable[str]) -> bool:
     return any(key in name for key in keys)
 
 
-def check_experts(path: str, pieces: Pieces, files: StoredWeights) -> None:
-    """Check that no weight of an expert is missing: files have all pieces of a parameter or none of them.
+def check_experts(path: str, views: WeightViews, files: StoredWeights) -> None:
+    """Check that no weight of an expert is missing: files have all views of a parameter or none of them.
 
     Raises:
         ValueError: they have some of them.
     """
     missing: list[str] = []
-    for parameter_pieces in pieces.values():
-        names = [piece.name for piece in parameter_pieces]
+    for parameter_views in views.values():
+        names = [view.name for view in parameter_views]
         absent = [name for name in names if name not in files]
         if len(absent) < len(names):
             missing += absent
@@ -181,11 +183,11 @@ def check_experts(path: str, pieces: Pieces, files: StoredWeights) -> None:
         raise ValueError(f"{path} holds no weights for {shortened_list(missing)}")
 
 
-def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int) -> None:
+def compute_the_rest(model: Any, views: WeightViews, files: StoredWeights, seed: int) -> None:
     """Draw the weights that the files lack, and compute buffers: on the CPU, as ``from_pretrained`` does."""
     lacking = set[str]()
     for names in _tied(model):
-        if not any(_stored(pieces[name], files) for name in names):
+        if not any(_stored(views[name], files) for name in names):
             lacking.update(names)
     strict = model._keep_in_fp32_modules_strict or ()
     for prefix, module in model.named_modules():
@@ -202,12 +204,12 @@ def compute_the_rest(model: Any, pieces: Pieces, files: StoredWeights, seed: int
     model.initialize_weights()
 
 
-def check(path: str, model: Any, pieces: Pieces, files: StoredWeights, new: tuple[str, ...]) -> None:
+def check(path: str, model: Any, views: WeightViews, files: StoredWeights, new: tuple[str, ...]) -> None:
     """Check that the files' weights are of the model's shapes (else ValueError), and warn of others."""
     shapes: dict[str, list[int]] = {}
-    for parameter_pieces in pieces.values():
-        for piece in parameter_pieces:
-            shapes[piece.name] = list(piece.shape)
+    for parameter_views in views.values():
+        for view in parameter_views:
+            shapes[view.name] = list(view.shape)
     mismatches: list[str] = []
     for name, shape in shapes.items():
         if name in files and files[name].shape != shape:
@@ -216,17 +218,18 @@ def check(path: str, model: Any, pieces: Pieces, files: StoredWeights, new: tupl
         raise ValueError(f"{path}: {shortened_list(mismatches)}")
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     unexpected: list[str] = []
-    for name in files:
-        is_ignored = any(re.search(pattern, name) for pattern in ignored)
-        if name not in shapes and not is_ignored:
+    for name in files.keys() - shapes.keys():
+        if not any(re.search(pattern, name) for pattern in ignored):
             unexpected.append(name)
     report_unexpected(path, model, unexpected, new)
 
 
 def report_unexpected(path: str, model: Any, names: Iterable[str], new: tuple[str, ...]) -> None:
     """Warn of weights that the model has no place for. A model with a new head has none for the old one."""
-    base = f"{model.base_model_prefix}."
-    unplaced = [name for name in sorted(names) if not new or name.startswith(base)]
+    unplaced = sorted(names)
+    if new:
+        base = f"{model.base_model_prefix}."
+        unplaced = [name for name in unplaced if name.startswith(base)]
     if unplaced:
         names_text = shortened_list(unplaced)
         warnings.warn(f"{path}: the model has no place for {names_text}; left out", stacklevel=2)
@@ -234,7 +237,7 @@ def report_unexpected(path: str, model: Any, names: Iterable[str], new: tuple[st
 
 def fill(
     model: torch.nn.Module,
-    pieces: Pieces,
+    views: WeightViews,
     files: StoredWeights,
     device: torch.device,
     cut_of: Callable[[str], Cut | None] = lambda name: None,
@@ -247,10 +250,10 @@ def fill(
     filled: dict[int, torch.Tensor] = {}  # by the identity of a tensor, which tied ones share
     state = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
-        tensor_pieces = pieces.get(base_name(name), [])
+        tensor_views = views.get(base_name(name), [])
         has_memory = isinstance(tensor, torch.nn.Parameter) and not tensor.is_meta
-        if _stored(tensor_pieces, files) and not has_memory:
-            filled[id(tensor)] = _read_tensor(tensor, tensor_pieces, files, device, cut_of(name))
+        if _stored(tensor_views, files) and not has_memory:
+            filled[id(tensor)] = _read_tensor(tensor, tensor_views, files, device, cut_of(name))
     filled_state = {name: filled.get(id(tensor), tensor) for name, tensor in state.items()}
     model.load_state_dict(filled_state, assign=True)
 
@@ -264,22 +267,22 @@ def shortened_list(names: list[str], limit: int = 5) -> str:
 @torch.no_grad()
 def _read_tensor(
     tensor: torch.Tensor,
-    pieces: Sequence[Piece],
+    views: Sequence[WeightView],
     files: StoredWeights,
     device: torch.device,
     cut: Cut | None = None,
 ) -> torch.Tensor:
     """Read a buffer in place, or a parameter as a new one: of a sharded one, this rank's rows."""
     if not tensor.is_meta and not isinstance(tensor, DTensor):
-        _copy_pieces(tensor, 0, tensor, pieces, files)
+        _copy_views(tensor, 0, tensor, views, files)
         return tensor
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     rows = torch.empty(local.shape, dtype=local.dtype, device=device)
     own_extent = extent(tensor, cut)
     if cut and cut[0]:
-        _copy_columns(rows, own_extent, pieces, files)
+        _copy_columns(rows, own_extent, views, files)
     else:
-        _copy_pieces(rows, own_extent[0].start if own_extent else 0, tensor, pieces, files)
+        _copy_views(rows, own_extent[0].start if own_extent else 0, tensor, views, files)
     if isinstance(tensor, DTensor):
         rows = DTensor.from_local(
             rows, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
@@ -287,8 +290,12 @@ def _read_tensor(
     return torch.nn.Parameter(rows, requires_grad=tensor.requires_grad)
 
 
-def _copy_pieces(
-    rows: torch.Tensor, first_row: int, parameter: torch.Tensor, pieces: Sequence[Piece], files: StoredWeights
+def _copy_views(
+    rows: torch.Tensor,
+    first_row: int,
+    parameter: torch.Tensor,
+    views: Sequence[WeightView],
+    files: StoredWeights,
 ) -> None:
     """Fill consecutive rows of a ``parameter``, from number ``first_row`` on, and read nothing else.
 
@@ -297,35 +304,35 @@ def _copy_pieces(
     from safetensors import safe_open
 
     width = math.prod(parameter.shape[1:])
-    for file, file_pieces in groupby(pieces, key=lambda piece: files[piece.name].file):
-        overlaps = [(piece.name, piece.rows_of(rows, first_row, width)) for piece in file_pieces]
+    for file, file_views in groupby(views, key=lambda view: files[view.name].file):
+        overlaps = [(view.name, view.rows_of(rows, first_row, width)) for view in file_views]
         if not any(overlap for _, overlap in overlaps):
             continue
         with safe_open(file, "pt") as weights:
             for name, overlap in overlaps:
                 if overlap is None:
                     continue
-                in_file, view = overlap
-                if view.dim():
-                    view.copy_(weights.get_slice(name)[in_file])
+                in_file, target = overlap
+                if target.dim():
+                    target.copy_(weights.get_slice(name)[in_file])
                 else:
-                    view.copy_(weights.get_tensor(name))
+                    target.copy_(weights.get_tensor(name))
 
 
 def _copy_columns(
-    rows: torch.Tensor, own_extent: tuple[slice, ...], pieces: Sequence[Piece], files: StoredWeights
+    rows: torch.Tensor, own_extent: tuple[slice, ...], views: Sequence[WeightView], files: StoredWeights
 ) -> None:
     """Fill a part of the columns of a parameter that is one weight of the checkpoint."""
     from safetensors import safe_open
 
-    (piece,) = pieces
-    with safe_open(files[piece.name].file, "pt") as weights:
-        rows.copy_(weights.get_slice(piece.name)[own_extent])
+    (view,) = views
+    with safe_open(files[view.name].file, "pt") as weights:
+        rows.copy_(weights.get_slice(view.name)[own_extent])
 
 
-def _stored(pieces: Sequence[Piece], files: StoredWeights) -> bool:
-    """Return whether the files hold all pieces of a parameter."""
-    return bool(pieces) and all(piece.name in files for piece in pieces)
+def _stored(views: Sequence[WeightView], files: StoredWeights) -> bool:
+    """Return whether the files hold all views of a parameter."""
+    return bool(views) and all(view.name in files for view in views)
 
 
 def _tied(model: torch.nn.Module) -> list[list[str]]:

@@ -65,7 +65,9 @@ class Ranks:
     """``Peers`` that are workers of a process group, one of which sends: ``sender`` is its global rank."""
 
     def __init__(self, group: dist.ProcessGroup, sender: int, device: str) -> None:
-        self.group, self.sender, self.device = group, sender, device
+        self.group = group
+        self.sender = sender
+        self.device = device
 
     def tell(self, note: Any) -> Any:
         message = [note]

@@ -34,7 +34,8 @@ class Handover:
 
     def receive(self, version: int) -> transfer.Weights:
         """Take the weights that were laid down, once."""
-        weights, self.weights = self.weights, None
+        weights = self.weights
+        self.weights = None
         assert weights, "nothing was sent"
         transfer.check_version(weights.version, version)
         return weights
@@ -86,7 +87,8 @@ class Disk:
     """
 
     def __init__(self, peers: transfer.Peers, folder: str) -> None:
-        self.peers, self.folder = peers, Path(folder)
+        self.peers = peers
+        self.folder = Path(folder)
 
     def send(self, weights: transfer.Weights) -> None:
         """Write every tensor, and wait until all have read them."""
@@ -136,7 +138,8 @@ class RemoteTransport:
     """
 
     def __init__(self, peers: transfer.Peers, sender: Sender | None) -> None:
-        self.peers, self.sender = peers, sender
+        self.peers = peers
+        self.sender = sender
 
     def send(self, weights: transfer.Weights) -> None:
         """Send every tensor to the servers, once all who use them are ready, and tell those."""

@@ -1,4 +1,4 @@
-"""Where the parts of an execution's columns are, and which steps still read them."""
+"""Where the chunks of an execution's columns are, and which steps still read them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlgraph.runtime.messages.tasks import STORE, WORKER, ColumnRef, Place
 EXECUTIONS = count()
 
 
-class PartTable:
-    """References of column parts, from when a step that writes them is called until nobody reads them.
+class RefTable:
+    """References to the chunks of columns, from the call of the step that writes them to their last reader.
 
     Invariants:
         - ``refs`` has a column from when its step is called until its last reader is, or longer if it is
           kept.
-        - A column in ``staying`` has no part outside the worker that made it, and is named as early as its
+        - A column in ``staying`` has no chunk outside the worker that made it, and is named as early as its
           step
           starts; all others are named when the calls are made.
         - A column in ``shared`` is over, on every worker of its pool, when the last step that reads or
@@ -41,7 +41,7 @@ class PartTable:
         off_worker: Collection[int],
         may_share: bool,
     ) -> None:
-        """Start without parts.
+        """Start without chunks.
 
         Args:
             steps: of the execution.
@@ -66,7 +66,7 @@ class PartTable:
         ] = {}  # device -> what each column of its samples has so far
 
     def name(self, column: str) -> str:
-        """Return the name of a column's parts on workers."""
+        """Return the name of a column's chunks on workers."""
         return f"{column} of execution {self.number}"
 
     def destinations(self, step: Step, shared: str) -> tuple[ColumnRef, ...]:
@@ -82,7 +82,7 @@ class PartTable:
         return tuple(refs)
 
     def drops(self, step: Step) -> tuple[str, ...]:
-        """Return the names of parts that a step is the last to need."""
+        """Return the names of columns that a step is the last to need."""
         return tuple(self.name(column) for column in step.frees if column in self.staying)
 
     def start(self, step: Step) -> set[str]:
@@ -122,7 +122,7 @@ class PartTable:
         return over
 
     def reference(self, column: str, device: int) -> ColumnRef:
-        """Return the reference of a column's part on a device of the pool that wrote it."""
+        """Return the reference of a column's chunk on a device of the pool that wrote it."""
         ref = self.refs[column][device]
         assert ref, f"device {device} has no rows of {column}"
         return ref

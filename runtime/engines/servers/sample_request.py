@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 @dataclass(eq=False)
-class Ask:
+class SampleRequest:
     """A request for one sample.
 
     It goes to the server of its ``conversation`` where that is not full: a key of turns, or in a tuple one of
@@ -21,19 +21,21 @@ class Ask:
     conversation: Hashable
     versions: set[int] = field(default_factory=set)  # its tokens may be of these weights
     aborted: bool = False  # what there is of it is wanted back
-    held: bool = False  # its server is to get new weights: what comes back of it goes on behind them
-    late: int | None = None  # the server that has not answered in time
-    stays: bool = False  # it goes on between calls
+    is_paused: bool = False  # its server is to get new weights: what comes back of it goes on behind them
+    slow_server: int | None = None  # the server that has not answered in time
+    outlives_call: bool = False  # it goes on between calls
     # its reply; before that what servers streamed that were lost, and what is streamed now, which is replaced
-    pieces: list[dict[str, Any]] = field(default_factory=list)
-    behind: Callable[[Sequence[int]], dict[str, Any]] | None = None  # its body once it has these tokens
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    continued_body: Callable[[Sequence[int]], dict[str, Any]] | None = (
+        None  # its body once it has these tokens
+    )
     is_cut: bool = True  # whether it can go on behind tokens: not, where a grammar would begin anew
 
 
 class InFlight(NamedTuple):
     """A sample that was sent: the number of its server, and the future of its answer."""
 
-    ask: Ask
+    sample_request: SampleRequest
     server: int
     reply: asyncio.Future[tuple[int, str]]
 
