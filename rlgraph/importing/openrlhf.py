@@ -66,7 +66,19 @@ def draft_of(options: Options) -> Draft:
     elif kind in ("dpo", "rm"):
         draft.set("pairs.batch", options["train.batch_size"])
         draft.set("pairs.question", options["data.prompt_key"])
+    if kind == "dpo":
+        _preference_loss(draft, options)
     return draft
+
+
+def _preference_loss(draft: Draft, options: Options) -> None:
+    """Give DPO OpenRLHF's loss where it is another than the graph's: IPO, or labels that are smoothed."""
+    smoothing = options["model.label_smoothing"]
+    if options.is_on("model.ipo_enable"):
+        # OpenRLHF's IPO is of summed log-probs, and smooths nothing (DPOLoss, dpo_trainer.py)
+        draft.set("preference.losses", {"ipo": {"kind": "ipo", "mean": False}})
+    elif isinstance(smoothing, int | float) and smoothing > 0:
+        draft.set("preference.losses", {"sigmoid": {"kind": "sigmoid", "smoothing": float(smoothing)}})
 
 
 def _policy_gradient(options: Options) -> Draft:

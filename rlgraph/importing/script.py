@@ -312,9 +312,10 @@ class _Script:
     def _read_adapter(self, peft: ast.expr | None, settings: ScriptSettings) -> None:
         """Read the LoraConfig that a trainer is given, or the only one where a model is wrapped by hand."""
         value = None if peft is None else self.value_of(peft)
-        configs = [call for call, name in self.calls if name == "LoraConfig"]
-        if value is None and len(configs) == 1:
-            value = configs[0]
+        if value is None:
+            configs = self.calls_of({"LoraConfig": settings.kind})
+            if len(configs) == 1:
+                value, _ = configs[0]
         if self.is_call_of(value, "LoraConfig"):
             adapter = ScriptSettings(settings.kind)
             self._read_keywords(value, adapter, "LoraConfig")
@@ -372,9 +373,7 @@ def _unconditional(tree: ast.Module) -> Iterator[ast.stmt]:
     while bodies:
         for statement in bodies.pop():
             yield statement
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.With) or _is_main(
-                statement
-            ):
+            if isinstance(statement, UNCONDITIONAL) or _is_main(statement):
                 bodies.append(statement.body)
 
 

@@ -180,11 +180,25 @@ def test_openrlhf_other_trainers_and_older_flags() -> None:
     dpo = openrlhf("--pretrain", "m", "--ref_pretrain", "r", "--beta", "0.2", trainer="dpo")
     assert dpo["models"]["ref"]["path"] == "r"
     assert dpo["nodes"]["preference"]["beta"] == 0.2
+    assert "losses" not in dpo["nodes"]["preference"]
     sft = openrlhf("--pretrain", "m", "--input_key", "q", "--output_key", "a", trainer="sft")
     assert (sft["nodes"]["examples"]["question"], sft["nodes"]["examples"]["answer"]) == ("q", "a")
     old = openrlhf("--pretrain", "m", "--n_samples_per_prompt", "4", "--advantage_estimator", "rloo")
     assert old["models"]["policy"]["path"] == "m"
     assert old["nodes"]["rollout"]["n"] == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "losses"),
+    [
+        (("--model.ipo_enable",), {"ipo": {"kind": "ipo", "mean": False}}),
+        (("--model.label_smoothing", "0.1"), {"sigmoid": {"kind": "sigmoid", "smoothing": 0.1}}),
+        (("--ipo", "--label_smoothing", "0.1"), {"ipo": {"kind": "ipo", "mean": False}}),
+    ],
+)
+def test_openrlhf_losses_of_pairs_become_the_graphs(flags: tuple[str, ...], losses: dict[str, Any]) -> None:
+    graph = openrlhf("--pretrain", "m", *flags, trainer="dpo")
+    assert graph["nodes"]["preference"]["losses"] == losses
 
 
 def test_what_openrlhf_trains_on_images_is_said() -> None:
