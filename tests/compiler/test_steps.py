@@ -29,7 +29,7 @@ def test_a_kind_that_copies_columns_is_named_where_it_is_decided_about() -> None
     found = {path.relative_to(ROOT).as_posix() for path in PRODUCT if name.search(path.read_text("utf-8"))}
     assert found == {
         "rlgraph/ir/actions.py",  # its record
-        "rlgraph/frontend/parts.py",  # the pass that inserts it
+        "rlgraph/frontend/partitions.py",  # the pass that inserts it
         "rlgraph/passes/partition.py",  # how its rows lie
         "rlgraph/costs/step_rates.py",  # its price
         "rlgraph/printing/step_text.py",  # its sentence
