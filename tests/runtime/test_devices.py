@@ -276,7 +276,7 @@ def test_a_column_that_is_read_where_it_was_made_stays_on_its_device(model: str)
         engine = FsdpEngine.of(model, optimizer=ADAM, device=str(far.DEVICE))
         columns = {"tokens": tokens(), "loss_mask": loss_mask()}
         scores = engine.logprobs(**columns)
-        kept, store = Task("run", (), makes=(ColumnRef("old_logprobs"),)), Store("")
+        kept, store = Task("run", (), outputs=(ColumnRef("old_logprobs"),)), Store("")
         before = seen.host_bytes, seen.device_bytes
         assert not store.put(kept, [pack(scores)])
         (part,) = store.arguments(Task("run", (), (ColumnRef("old_logprobs"),)), ())
@@ -292,7 +292,7 @@ def test_a_column_that_is_read_where_it_was_made_stays_on_its_device(model: str)
 
         nearby = old.to(far.CPU)
         assert moved(nearby) - moved(old) == 4 * len(old.values)
-        (sent,) = store.put(Task("run", (), makes=(ColumnRef("", STORE),)), [part])
+        (sent,) = store.put(Task("run", (), outputs=(ColumnRef("", STORE),)), [part])
         assert sent.values.tolist() == nearby.values.tolist()  # another worker gets it from the host
 
 
