@@ -31,7 +31,7 @@ from rlgraph.runtime.cluster.interface import WorkerCluster
 from rlgraph.runtime.driver.control import ControlCalls, moment_after
 from rlgraph.runtime.driver.driver import Driver
 from rlgraph.runtime.driver.iteration import Entry, Execution
-from rlgraph.runtime.driver.metrics import evaluation_details, metrics, performance, times
+from rlgraph.runtime.driver.metrics import evaluation_details, failed_rewards, metrics, performance, times
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, gathering
 from rlgraph.runtime.driver.stages import stages
 from rlgraph.runtime.due import Clocks, DueTimes
@@ -71,6 +71,7 @@ class Line:
 
     values: dict[str, Any]
     end: int  # iterations after which the run may end, where a metric is reached
+    failed: tuple[int, int] = (0, 0)  # samples without a reward, and samples
     evaluation: Evaluation | None = None
 
 
@@ -225,7 +226,7 @@ class TrainingRun:
                     self._write_samples(execution)
 
                 # 7. Begin the evaluation that is due, with the weights as they are now.
-                self.line = Line(values, end)
+                self.line = Line(values, end, failed_rewards(execution.finished_steps))
                 if self.plan.eval_steps and self._is_due(due.EVALUATE):
                     self.line.evaluation = self._begin_evaluation()
 
@@ -268,7 +269,7 @@ class TrainingRun:
         self.folder.metrics(line.values)
         self._rank(line.values)
         self.skipped.add(line.values)
-        self.progress.iteration(line.values)
+        self.progress.iteration(line.values, line.failed)
         for alarm in self.watchdog.add(line.values):
             self.folder.alarm(alarm)
             self.progress.note(alarm_text(alarm))

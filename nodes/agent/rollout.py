@@ -103,7 +103,8 @@ def agent(
     ``rollout/prompt_length``, ``rollout/truncated``, ``rollout/repetitive`` (of last turns),
     ``rollout/turns``, ``rollout/called`` (the fraction of samples that call a tool), ``rollout/tool_calls``
     (calls per sample), ``rollout/tool_errors`` (the fraction of calls that fail), ``tokens/generated`` (a
-    total), and how many seconds a conversation waited for the policy and for tools. ReAct: arXiv 2210.03629.
+    total), and how many seconds a conversation waited for the policy and for tools; with ``forgets``,
+    ``rollout/forgot``, how often a conversation forgot tokens. ReAct: arXiv 2210.03629.
 
     With ``chunk``, as where generation streams, conversations that go on when a round ends stay on their
     worker, tools and all, and go on in the next one, with newer weights where there are such. A group goes
@@ -302,6 +303,11 @@ def _record(ctx: Context, chats: Sequence[Chat]) -> None:
     ctx.record("rollout/turns_", turns, kind=("min", "max"))
     ctx.record("rollout/called", [chat.calls > 0 for chat in chats], kind="share")
     ctx.record("rollout/tool_calls", [chat.calls for chat in chats])
+    forgets = any(chat.limits.forgets for chat in chats)
+    if forgets:
+        forgot = [len({*chat.forgotten} - {0}) for chat in chats]
+        ctx.record("rollout/forgot", forgot)
+        ctx.record("rollout/forgot_", forgot, kind=("min", "max"))
     tool_errors = sum(chat.tools.errors for chat in chats)
     tool_calls = sum(chat.calls for chat in chats)
     ctx.record("rollout/tool_errors", tool_errors, tool_calls, kind="share", over="calls")

@@ -15,7 +15,7 @@ from pydantic import Field, PositiveFloat
 
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged, offsets_of
-from rlgraph.ops import op
+from rlgraph.ops import Context, op
 from rlgraph.ops.column_types import boolean, float32, int64, other_tokens, samples, segments, tokens
 
 
@@ -30,6 +30,7 @@ class Contexts(NamedTuple):
 
 @op(makes="segments", counts="segment_count", roles={"expected": "expected", "most": "most"})
 def contexts(
+    ctx: Context,
     tokens: int64[samples, other_tokens],
     loss_mask: boolean[samples, other_tokens],
     forgotten: int64[samples, other_tokens],
@@ -44,7 +45,8 @@ def contexts(
     which something was forgotten to the next, behind what was still seen then; ``segment_mask`` is the loss
     mask on its own tokens, so that each is trained once. A segment without such a token is left out, and a
     sample that has none at all has no segment. ``segment_places`` says where in the sample each token stands,
-    from 0, and ``segment_count`` how many segments it has.
+    from 0, and ``segment_count`` how many segments it has. Records ``rollout/segments``, the segments of a
+    sample, and ``rollout/segments_min`` and ``rollout/segments_max``.
 
     Attributes:
         most: segments of a sample, at most; one that has more ends the run.
@@ -69,6 +71,8 @@ def contexts(
             lengths.append(int(seen.sum()))
             segments_of_row += 1
         counts.append(segments_of_row)
+    ctx.record("rollout/segments", counts, over="samples")
+    ctx.record("rollout/segments_", counts, kind=("min", "max"), over="samples")
     count = torch.tensor(counts, dtype=torch.int64)
     token_places = Ragged(_joined(places, torch.int64), offsets_of(torch.tensor(lengths, dtype=torch.int64)))
     row_start = token_places.spread(tokens.offsets[:-1].repeat_interleave(count)).values

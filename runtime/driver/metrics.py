@@ -31,12 +31,9 @@ def metrics(finished: Sequence[FinishedStep]) -> dict[str, float]:
     Raises:
         RunError: a name is of two kinds, or a sum over two domains.
     """
-    reports: dict[str, list[Mapping[str, Metric]]] = defaultdict(list)  # node -> of all devices and rounds
-    for item in finished:
-        reports[item.step.node] += [report.metrics for report in item.reports.values()]
     owners: dict[str, tuple[str, Metric]] = {}  # name -> the node that recorded it first
     values: dict[str, Metric] = {}
-    for node, reports_of_node in reports.items():
+    for node, reports_of_node in _metrics_by_node(finished).items():
         for name, metric in add_up(reports_of_node, node).items():
             owner, owned = owners.setdefault(name, (node, metric))
             if metric.kind != owned.kind:
@@ -50,6 +47,26 @@ def metrics(finished: Sequence[FinishedStep]) -> dict[str, float]:
             else:
                 values[f"{node}/{name}"] = metric
     return {name: metric.value for name, metric in values.items()}
+
+
+def failed_rewards(finished: Sequence[FinishedStep]) -> tuple[int, int]:
+    """Return how many samples have no reward, of how many, by the first node that records ``reward/failed``.
+
+    Both are 0 where no node does.
+    """
+    for node, reports in _metrics_by_node(finished).items():
+        metric = add_up(reports, node).get("reward/failed")
+        if metric is not None:
+            return round(metric.parts["total"]), round(metric.parts["count"])
+    return 0, 0
+
+
+def _metrics_by_node(finished: Sequence[FinishedStep]) -> dict[str, list[Mapping[str, Metric]]]:
+    """Return what each node recorded, on all devices and in all rounds."""
+    by_node: dict[str, list[Mapping[str, Metric]]] = defaultdict(list)
+    for item in finished:
+        by_node[item.step.node] += [report.metrics for report in item.reports.values()]
+    return by_node
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:

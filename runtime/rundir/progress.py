@@ -10,6 +10,7 @@ eval       accuracy 0.326 -> 0.610
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -135,10 +136,10 @@ class Progress:
         self.first_step = None
         self.running = {}
 
-    def iteration(self, values: Mapping[str, Any]) -> None:
-        """Note that an iteration is done."""
+    def iteration(self, values: Mapping[str, Any], failed: tuple[int, int] = (0, 0)) -> None:
+        """Note that an iteration is done; ``failed`` samples of how many have no reward."""
         self.done = int(values["step"])
-        self.numbers = numbers(values)
+        self.numbers = numbers(values, failed)
         if self.is_live:
             return
         now = time.monotonic()
@@ -280,12 +281,19 @@ RESULTS = {
 }
 
 
-def numbers(values: Mapping[str, Any]) -> str:
-    """Return the few metrics that say how a run goes: reward or loss, speed, and seconds per iteration."""
+def numbers(values: Mapping[str, Any], failed: tuple[int, int] = (0, 0)) -> str:
+    """Return the few metrics that say how a run goes: reward or loss, speed, and seconds per iteration.
+
+    Example:
+        >>> numbers({"reward/mean": 0.25, "time/step": 0.5}, failed=(3, 16))
+        'reward 0.250 (3 of 16 failed)  0.50 s'
+        >>> numbers({"reward/mean": float("nan"), "time/step": 0.5}, failed=(16, 16))
+        'reward - (16 of 16 failed)  0.50 s'
+    """
     texts: list[str] = []
     loss = next((name for name in values if name.endswith("/loss")), None)
     if "reward/mean" in values:
-        texts.append(f"reward {values['reward/mean']:.3f}")
+        texts.append(f"reward {_reward_text(values['reward/mean'], *failed)}")
     elif loss is not None:
         _, _, name_in_node = loss.partition("/")
         texts.append(f"{name_in_node} {values[loss]:.3f}")
@@ -293,3 +301,9 @@ def numbers(values: Mapping[str, Any]) -> str:
         texts.append(f"{values['tokens/generated'] / values['time/step']:,.0f} tokens/s")
     texts.append(f"{values['time/step']:.2f} s")
     return "  ".join(texts)
+
+
+def _reward_text(mean: float, failed: int, samples: int) -> str:
+    """Return the mean reward, a dash where no sample has one, and how many samples have none."""
+    text = f"{mean:.3f}" if math.isfinite(mean) else "-"
+    return f"{text} ({failed} of {samples} failed)" if failed else text

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rlgraph.ir.domains import ancestors
 from rlgraph.ir.plan import Plan
 
 BASELINE_LINES = 5  # the first lines that have a metric: their mean is its baseline
@@ -121,7 +122,9 @@ class Watchdog:
                 edit = template.format_map(edit_values)
                 if not _is_set(self.plan, edit):
                     edits.append(edit)
-        law = f"{rule.law.format_map(numbers)}: `{name}`, {rule.times} iterations in a row"
+        law = f"{rule.law.format_map(numbers)}: `{name}`"
+        if rule.times > 1:
+            law += f", {rule.times} iterations in a row"
         return {"rule": rule.name, "law": law, "why": rule.why.format_map(numbers), "edits": edits}
 
 
@@ -161,6 +164,9 @@ def _edit_values(plan: Plan, node: str) -> dict[str, Any]:
         if samples_per_prompt:
             values["more_n"] = 2 * samples_per_prompt
 
+    if _may_refill(plan, node):
+        values["filter"] = node
+
     node = node or _policy_update(plan)
     if node not in functions:
         return values
@@ -178,6 +184,15 @@ def _edit_values(plan: Plan, node: str) -> dict[str, Any]:
     if isinstance(kl_coef, float) and "kl_coef" not in functions[node].courses:
         values["more_kl"] = 4 * kl_coef or 0.001
     return values
+
+
+def _may_refill(plan: Plan, node: str) -> bool:
+    """Return whether a node is a filter that may draw more rows from a data source, and does not yet."""
+    step = next((step for step in plan.steps if step.node == node and step.run), None)
+    if step is None or not step.run or not step.run.filters or plan.regions:
+        return False
+    source = ancestors(plan.domains["train"], plan.columns["train"][step.writes[0]].domain)[-1]
+    return not source.held and not source.parts
 
 
 def _policy_update(plan: Plan) -> str:

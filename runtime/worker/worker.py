@@ -40,6 +40,7 @@ from rlgraph.runtime.worker.process import FORMATTER, Process, redirect, see_own
 from rlgraph.runtime.worker.process_groups import meet
 from rlgraph.runtime.worker.sample_file import write_samples
 from rlgraph.runtime.worker.usage import StepRange, begin, begin_profile, end_profile, held, work
+from rlgraph.runtime.worker.written_metrics import record_written
 from rlgraph.variables import hide
 
 
@@ -197,7 +198,10 @@ class Worker(Process):
         if resumed and not reads:  # rows of a source that come again, ahead of new ones
             outputs = [concat([again, new]) for again, new in zip(resumed, outputs, strict=True)]
 
-        # 3. Report.
+        # 3. Report, with metrics of rewards and filters that the op did not record itself.
+        if scope.phase == "train":
+            written = dict(zip(function.outs.values(), outputs, strict=True))
+            record_written(context, self.plan, function, written)
         engine = registry.load(function.target).engine
         inputs = {port: columns[column] for port, column in function.ins.items() if column in columns}
         used = work(engine, inputs)

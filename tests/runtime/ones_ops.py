@@ -20,11 +20,17 @@ from rlgraph.ops import (
 
 
 @op()
-def ones(ctx: Context, responses: text[samples], *, per: int = 4) -> float32[samples]:
-    """The number of ones in a response, divided by ``per``."""
+def ones(responses: text[samples], *, per: int = 4) -> float32[samples]:
+    """The number of ones in a response, divided by ``per``; it records nothing, as most rewards of users."""
     import torch
 
-    rewards = torch.tensor([response.count("1") / per for response in responses], dtype=torch.float32)
+    return torch.tensor([response.count("1") / per for response in responses], dtype=torch.float32)
+
+
+@op()
+def recorded_ones(ctx: Context, responses: text[samples], *, per: int = 4) -> float32[samples]:
+    """The same; it records its metrics itself."""
+    rewards = ones(responses, per=per)
     ctx.record("reward/", rewards, kind=SPREAD)
     return rewards
 
@@ -35,7 +41,7 @@ def ones_served(
 ) -> float32[samples]:
     """The same, on the engine that generates; records the version of its weights."""
     ctx.record("served/version", [model.version])
-    return ones(ctx, responses, per=per)
+    return ones(responses, per=per)
 
 
 @op(updates=True)

@@ -239,7 +239,8 @@ def test_segments_are_the_contexts_that_the_engine_read(engine: Recorded) -> Non
     decode, mark = engine.tokenizer.decode, "e"
     loop, tools = looped(tool_loop, forget=mark), {"echo": tool(echo)}
     found = converse(engine, n=3, max_new_tokens=80, tools=tools, parser=ALWAYS, loop=loop, forgets=True)
-    made = contexts(found.tokens, found.loss_mask, found.forgotten, most=8)
+    ctx = Context("segments", 0, 0, over="segments")
+    made = contexts(ctx, found.tokens, found.loss_mask, found.forgotten, most=8)
     rows = made.segment_tokens.tolist()
     assert len(rows) > len(found.tokens) == int((made.segment_count > 0).sum())
     trained = {(tuple(row[:end]), end) for row in rows for end in range(len(row) + 1)}

@@ -71,7 +71,7 @@ def test_a_failing_run_takes_its_table_away_and_says_all_of_the_error() -> None:
     assert "\x1b[2J" not in text, "the screen is never wiped"
     shown = words(table)
     assert re.search(r"ones +iteration 1 of 4 ", shown) and re.search(r"main +evaluate: rollout \d", shown)
-    assert re.search(r"last +loss [\d.]+ +[\d,]+ tokens/s ", shown) and re.search(
+    assert re.search(r"last +reward [\d.]+ +[\d,]+ tokens/s ", shown) and re.search(
         r"eval +accuracy \d\.\d{3}\s", shown
     )
     # as many lines are taken away as the table had when it was drawn last

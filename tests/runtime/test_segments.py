@@ -24,7 +24,7 @@ from rlgraph.nodes.loss.policy import reinforce
 from rlgraph.nodes.score.segment import align, contexts
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import policy_objective
-from rlgraph.ops import Loss
+from rlgraph.ops import Context, Loss
 from rlgraph.printing.column_text import lineage_text
 from rlgraph.runtime.columns import layouts
 from rlgraph.runtime.demo_tools import make_model
@@ -185,7 +185,14 @@ def test_a_segment_is_what_the_policy_saw() -> None:
     mask = Ragged.of([[0, 0, 1, 1, 0, 1, 1, 0, 1], [0, 0], [0, 1]], torch.bool)
     mask = mask.like(mask.values.bool())
     forgotten = Ragged.of([[0, 0, 4, 0, 0, 7, 0, 0, 0], [0, 0], [0, 0]])
-    made = contexts(tokens, mask, forgotten, most=4)
+    ctx = Context("segments", 0, 0, over="segments")
+    made = contexts(ctx, tokens, mask, forgotten, most=4)
+    measured = {name: (metric.value, metric.over) for name, metric in ctx.metrics.items()}
+    assert measured == {
+        "rollout/segments": (4 / 3, "samples"),
+        "rollout/segments_min": (0, "samples"),
+        "rollout/segments_max": (3, "samples"),
+    }
     assert made.segment_tokens.tolist() == [
         [10, 11, 20, 21],
         [10, 11, 21, 30, 40, 41],
@@ -270,6 +277,9 @@ def test_a_run_on_two_devices_is_that_on_one(
         # what the engine scores in a segment is what it sampled behind the tokens that it saw
         assert one["update/rollout_gap_max"] < 1e-5
         assert 0 < one["trained/none"] < 1 and one["update/grad_norm"] > 0
+        assert 0 < one["rollout/forgot"] <= one["rollout/forgot_max"]
+        assert one["rollout/segments"] == pytest.approx(one["trained/segments"])
+        assert two["rollout/segments_max"] == one["rollout/segments_max"] <= 3
         for name in ("trained/segments", "trained/none", "update/loss", "update/grad_norm"):
             assert two[name] == pytest.approx(one[name], rel=2e-3, abs=1e-6), name
     # two optimizer steps an iteration, whatever the segments: the warm-up is that of steps 1, 2, and 3, 4

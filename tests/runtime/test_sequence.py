@@ -142,7 +142,10 @@ def measured(engine: FsdpEngine) -> dict[str, Any]:
     columns = cut(batch_columns(), rows)
     given = columns["tokens"], columns["loss_mask"]
     value = engine.head == "value"
-    scores = [engine.values(*given)] if value else [engine.logprobs(*given), *engine.squares(*given)]
+    if value:
+        scores = [engine.values(*given)]
+    else:
+        scores = [engine.logprobs(*given), *engine.squares(*given), *engine.entropies(*given)]
     gradients: dict[str, torch.Tensor] = {}
     step = engine._step
 

@@ -31,6 +31,7 @@ BEGAN = {
     "reward/mean": 0.24,
     "reward/std": 0.43,
     "reward/unparsed": 0.01,
+    "keep/kept": 0.6,
     "rollout/length": 120.0,
     "rollout/truncated": 0.02,
     "rollout/repetitive": 0.0,
@@ -52,6 +53,7 @@ WELL = BEGAN | {"reward/mean": 0.58, "update_policy/entropy": 0.27, "update_poli
 # What goes wrong in a run, by the rule that says so: metrics from some iteration on.
 WRONG: Mapping[str, Mapping[str, float]] = {
     "reward-flat": {"reward/mean": 0.0, "reward/std": 0.0},
+    "kept-nothing": {"keep/kept": 0.0},
     "groups-alike": {"update_policy/no_advantage": 0.95},
     "answers-unread": {"reward/unparsed": 0.97},
     "cut-off": {"rollout/truncated": 0.8},
@@ -78,8 +80,21 @@ NEARLY: Mapping[str, Mapping[str, float]] = {
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
-    return compile_graph("ppo", ("update_policy.kl_coef=0.01",), 1)
+def graph(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PPO with a filter."""
+    path = tmp_path_factory.mktemp("graph") / "filtered.yaml"
+    edits = (
+        "set: {update_policy.kl_coef: 0.01}",
+        "add: {keep: {op: filter.mixed}}",
+        "set: {shaped.rows: keep}",
+    )
+    path.write_text("graph: filtered\nextends: ppo\nedits:\n" + "".join(f"  - {edit}\n" for edit in edits))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def plan(graph: str) -> Plan:
+    return compile_graph(graph, (), 1)
 
 
 def stale(plan: Plan) -> Plan:
@@ -153,12 +168,12 @@ def test_what_is_no_number_counts_for_nothing(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_what_it_proposes_can_be_typed(rule: Rule, plan: Plan) -> None:
+def test_what_it_proposes_can_be_typed(rule: Rule, plan: Plan, graph: str) -> None:
     every = said(stale(plan) if rule.stale else plan, lines(WRONG[rule.name]))
     (alarm,) = (alarm for alarm in every if alarm["rule"] == rule.name)
     assert len(alarm["edits"]) == len(rule.edits) - SET.count(rule.name) and "{" not in alarm["law"]
     for edit in alarm["edits"]:
-        now = compile_graph("ppo", ("update_policy.kl_coef=0.01", edit), 1)
+        now = compile_graph(graph, (edit,), 1)
         assert now.json() != plan.json(), f"{edit} changes the plan"
         assert edit in alarm_text(alarm)
 
@@ -187,6 +202,16 @@ def test_settings_that_another_graph_has_not_are_proposed() -> None:
     assert "update_policy.epochs=1" in edits["clipped"]
     assert "update_policy.aggregate=token-mean" in edits["length-gone"]
     assert edits["engines-apart"] == ["models.policy.serve.dtype=bfloat16"]
+
+
+def test_more_rows_are_drawn_only_where_a_filter_can_draw_them(plan: Plan) -> None:
+    nothing = {"informative/kept": 0.0}
+    (alarm,) = said(compile_graph("dapo", (), 1), lines(nothing))
+    assert alarm["rule"] == "kept-nothing" and alarm["edits"] == [], "it draws more rows already"
+    (alarm,) = said(compile_graph("rest", (), 1), lines({"correct/kept": 0.0}))
+    assert alarm["edits"] == [], "rows that are held come from no source"
+    (alarm,) = said(plan, lines({"keep/kept": 0.0}))
+    assert alarm["law"].endswith(": `keep/kept`")
 
 
 def test_settings_follow_from_what_the_graph_has(plan: Plan) -> None:
