@@ -245,7 +245,7 @@ def no_idle_iteration(graph: Graph) -> Iterator[Problem]:
     """Yield the first iteration in which nothing would run."""
     roots = [node for node in graph.nodes if not (node.writes or node.inserted or node.joins)]
     when = [node.when for node in roots]
-    if not all(when):
+    if not roots or not all(when):
         return
     end = min(settled(when) + cycle(when), COUNTED)
     for iteration in range(1, end):
