@@ -97,13 +97,13 @@ class RlgraphError(Exception):
 
 
 class GraphError(RlgraphError):
-    """The graph is wrong. ``problems`` holds every problem that was found.
+    """The graph is wrong. ``problems`` holds every problem that was found, each once.
 
     ``rest`` is the graph's tree without what is wrong, where more can be found in it.
     """
 
     def __init__(self, problems: Iterable[Problem], rest: Any = None):
-        self.problems, self.rest = tuple(problems), rest
+        self.problems, self.rest = tuple(dict.fromkeys(problems)), rest
         super().__init__("\n\n".join(problem.render() for problem in self.problems))
 
 
@@ -226,9 +226,9 @@ def warning(kind: str, law: str, mark: Mark | None, remedy: str = "") -> Problem
 
 def raise_problems(problems: Iterable[Problem]) -> None:
     """Raise the problems, each once, as a ``GraphError``; do nothing where there is none."""
-    unique = tuple(dict.fromkeys(problems))
-    if unique:
-        raise GraphError(unique)
+    found = tuple(problems)
+    if found:
+        raise GraphError(found)
 
 
 def fail(

@@ -24,6 +24,7 @@ from rlgraph.nodes.support.data_file import local_path, matching
 from rlgraph.nodes.support.mixture import mixture_of
 from rlgraph.nodes.support.sandbox import check_sandbox
 from rlgraph.ops import Parser
+from rlgraph.ops.declare import loading_attributes
 from rlgraph.ops.registry import load
 from rlgraph.ops.tools import Tool
 from rlgraph.runtime.engines.findings import Findings, folder_findings
@@ -32,8 +33,6 @@ from rlgraph.runtime.engines.model_inspection import inspect_model
 from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
-
-NOT_LOADING = ("shuffle", "weights")  # attributes that say what to take of the data, not what it is
 
 
 @dataclass(frozen=True)
@@ -386,8 +385,8 @@ class Preflight:
 
     def _loaded(self, function: Function, load_data: Callable[..., Any], files: Sequence[str]) -> Any:
         """Return all that a source gives; None where its rows are not counted, or it lacks its tokenizer."""
-        unused = (*NOT_LOADING, function.roles.get("rows"))
-        attributes = {name: value for name, value in function.attributes.items() if name not in unused}
+        names = loading_attributes(function.attributes, function.roles)
+        attributes = {name: function.attributes[name] for name in names}
         tools = _tools(function)
         if tools:
             attributes["template_options"] = shown(attributes.get("template_options"), tools)

@@ -16,13 +16,13 @@ from rlgraph.nodes.reward.per_sample import (
     OnError,
     RewardError,
     as_json,
-    as_number,
     at_once,
     each,
     is_reward,
     settled,
 )
 from rlgraph.nodes.support.lazy import asyncio, torch
+from rlgraph.nodes.support.row_field import as_number
 from rlgraph.nodes.support.user_call import UserExitError, call, needs_main_thread
 from rlgraph.ops import Context, FileFunction, anything, boolean, int64, op, samples, text, tokens
 from rlgraph.ops.registry import absent_module, load_function, load_module
@@ -184,6 +184,7 @@ def trl(
         **(arguments or {}),
     }
     scorer = load_function(function) if factory is None else _built_reward(function, json.dumps(factory))
+    _check_parameters(scorer, function, keyword_arguments)
     try:
         results = asyncio.run(call(scorer, None, **keyword_arguments)) if prompts else []
     except UserExitError as error:
@@ -194,6 +195,26 @@ def trl(
     failed = torch.tensor([score is None for score in scores], dtype=torch.bool)
     rewards = torch.tensor([score or 0.0 for score in scores], dtype=torch.float32)
     return settled(ctx, rewards, failed)
+
+
+def _check_parameters(scorer: Callable[..., Any], target: str, arguments: Mapping[str, Any]) -> None:
+    """Check that a function of TRL's takes the arguments that it is called with.
+
+    Raises:
+        RewardError: it does not; the message lists what it is called with.
+    """
+    try:
+        signature = inspect.signature(scorer)
+    except (TypeError, ValueError):  # a callable of C has none
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        law = (
+            f"the reward function {target} can't be called: {error}; it is called with {', '.join(arguments)}"
+        )
+        remedy = "write it as def reward(prompts, completions, **kwargs)"
+        raise RewardError(f"{law}; {remedy}") from error
 
 
 @cache  # it may have a state, which lasts as long as the process
@@ -292,6 +313,8 @@ def _numbers(results: Sequence[Any], count: int) -> list[float | None]:
     """
     if not hasattr(results, "__len__") or isinstance(results, str | bytes | Mapping):
         law = f"a reward function owes a list of {count} numbers, and gave {type(results).__name__}"
+        if results is None:
+            raise RewardError(f"{law}: end it with a return statement that gives the list")
         raise RewardError(f"{law}: {shortened(repr(results), 80)}")
     scores: list[Any] = []
     wrong = []

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from rlgraph.errors import RunError, shortened, visible
 from rlgraph.nodes.support.lazy import asyncio, torch
-from rlgraph.nodes.support.row_field import LARGEST
+from rlgraph.nodes.support.row_field import LARGEST, as_number
 from rlgraph.nodes.support.user_call import DaemonThreads, UserExitError, call, error_text
 from rlgraph.ops import SPREAD, Context, boolean, float32, samples
 from rlgraph.ops.registry import absent_module
@@ -187,21 +187,6 @@ def record_some(
 def shown(value: object) -> str:
     """Return what a response or a service wrote as a few lines at most, in which nothing is an escape."""
     return visible(shortened(str(value), SHOWN))
-
-
-def as_number(value: Any) -> Any:
-    """Return a number of NumPy's or torch's as Python's; anything else as it is.
-
-    Example:
-        >>> as_number(True), as_number("1")
-        (True, '1')
-    """
-    if not callable(getattr(value, "item", None)):
-        return value
-    try:
-        return value.item()
-    except (TypeError, ValueError, RuntimeError):  # an array of several numbers
-        return value
 
 
 def is_reward(value: object) -> bool:

@@ -61,6 +61,21 @@ FileColumn = Annotated[str | dict[str, Any], AfterValidator(_checked)]
 FileColumns = dict[str, FileColumn]
 
 
+def as_number(value: Any) -> Any:
+    """Return a number of NumPy's or torch's as Python's; anything else as it is.
+
+    Example:
+        >>> as_number(True), as_number("1")
+        (True, '1')
+    """
+    if not callable(getattr(value, "item", None)):
+        return value
+    try:
+        return value.item()
+    except (TypeError, ValueError, RuntimeError):  # an array of several numbers
+        return value
+
+
 def path_of(name: str, column: str | Mapping[str, Any]) -> str:
     """Return the field of the files that a column of ``columns`` comes from."""
     return name if isinstance(column, str) else str(column.get("from", name))

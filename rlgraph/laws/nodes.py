@@ -7,6 +7,7 @@ that would make the graph legal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 from rlgraph.engines.registry import GRAMMARS, SERVING
 from rlgraph.errors import Problem
@@ -16,6 +17,7 @@ from rlgraph.laws.off_policy import behaviour_logprobs, greedy_baseline, on_poli
 from rlgraph.laws.places import section_of_nodes
 from rlgraph.laws.rows import unfiltered_domains
 from rlgraph.laws.views import CallView
+from rlgraph.ops.declare import Law
 
 
 def _groups(view: CallView) -> Iterator[Problem]:
@@ -268,7 +270,7 @@ def _replayed(view: CallView) -> Iterator[Problem]:
 
 
 # the names that ops give these laws
-CALL_LAWS: Mapping[str, Callable[[CallView], Iterator[Problem]]] = {
+CALL_LAWS: Mapping[Law, Callable[[CallView], Iterator[Problem]]] = {
     "groups": _groups,
     "tries": _tries,
     "answered": _answered,
@@ -289,3 +291,4 @@ CALL_LAWS: Mapping[str, Callable[[CallView], Iterator[Problem]]] = {
     "grammar": _grammar,
     "replayed": _replayed,
 }
+assert {*CALL_LAWS} == {*get_args(Law)}, "`Law` of rlgraph/ops/declare.py lists these names for @op"

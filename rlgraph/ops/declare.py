@@ -16,19 +16,46 @@ op writes: one column, a ``NamedTuple`` of columns, or nothing.
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, create_model
 
 from rlgraph.ops.attribute_group import AttributeGroup
+from rlgraph.ops.check_arguments import checked_arguments
 from rlgraph.ops.column_types import ColumnType
 from rlgraph.ops.docstring import Docstring, read_docstring
+from rlgraph.ops.op_error import OpError
 from rlgraph.records import dataclass
 from rlgraph.text_value import Referring
 
 RowScope = Literal["each", "group", "all"]
+ModelHead = Literal["lm", "value", "any"]
+StateUse = Literal["", "keeps", "reads"]
+Stored = Literal["int8", "int16", "int32"]
+# the laws of rlgraph/laws/nodes.py, which has one function for each name
+Law = Literal[
+    "groups",
+    "tries",
+    "answered",
+    "sampling_logprobs",
+    "on_policy",
+    "behaviour_logprobs",
+    "greedy_baseline",
+    "reference",
+    "critic_values",
+    "constant_norm",
+    "signed",
+    "dropped",
+    "one_step",
+    "sequence_sum",
+    "token_sum",
+    "weighed_losses",
+    "routed",
+    "grammar",
+    "replayed",
+]
 # what an attribute decides for others: the rows that a source gives; the most tokens of a prompt, of a
 # response, of both together; at which temperature samples are drawn or scored; whether sampling is cut to a
 # nucleus (below 1);
@@ -64,8 +91,10 @@ STRUCTURE: tuple[Role, ...] = (
 STRICT = ConfigDict(
     extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=(), defer_build=True
 )
+NOT_LOADING = ("shuffle", "weights")  # attributes that say what to take of the data, not what it is
 PLACE = re.compile(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})")  # of a column in a text; {{name}} stands for itself
 Body = TypeVar("Body", bound=Callable[..., Any])
+OpArguments = ParamSpec("OpArguments")
 
 
 class Hook:
@@ -211,10 +240,10 @@ class Declaration:
     of_each: int = 1
     counts: str | None = None
     updates: bool = False
-    head: str = "lm"
+    head: ModelHead = "lm"
     when: Mapping[str, str] = field(default_factory=dict)
     own: tuple[str, ...] = ()
-    assumes: tuple[str, ...] = ()
+    assumes: tuple[Law, ...] = ()
     filters: bool = False
     leaves: int = 0
     leaves_with: str = ""
@@ -225,18 +254,65 @@ class Declaration:
     reads: tuple[str, ...] = ()
     measures: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
-    state: Literal["", "keeps", "reads"] = ""
+    state: StateUse = ""
     holds: bool = False
-    stores: Mapping[str, str] = field(default_factory=dict)
+    stores: Mapping[str, Stored] = field(default_factory=dict)
     roles: Mapping[Role, str] = field(default_factory=dict)
 
-    def __call__(self, body: Body) -> Body:
-        """Declare a function as an op."""
-        setattr(body, "__op__", self)  # noqa: B010
-        return body
+
+def loading_attributes(names: Iterable[str], roles: Mapping[Role, str]) -> list[str]:
+    """Return the attributes of a data source that its function ``load`` gets by name.
+
+    Example:
+        >>> loading_attributes(["files", "batch", "shuffle"], {"rows": "batch"})
+        ['files']
+    """
+    unused = (*NOT_LOADING, roles.get("rows"))
+    return [name for name in names if name not in unused]
 
 
-op = Declaration
+class OpDecorator(Protocol[OpArguments]):
+    """``@op``, ``@op()`` and ``@op(rows="group")``: declares a function, and returns it as it is."""
+
+    @overload
+    def __call__(self, body: Body, /) -> Body: ...
+    @overload
+    def __call__(self, *args: OpArguments.args, **kwargs: OpArguments.kwargs) -> Callable[[Body], Body]: ...
+
+
+def _decorator(record: Callable[OpArguments, Declaration]) -> OpDecorator[OpArguments]:
+    """Return the decorator that takes the arguments of a declaration, and checks them at the function."""
+
+    def op(*functions: Any, **arguments: Any) -> Any:
+        if not functions:
+            return lambda body: _declared(body, arguments)
+        is_bare = len(functions) == 1 and callable(functions[0]) and not arguments
+        if not is_bare:
+            law = f"@op takes its arguments by name, and {functions[0]!r} has none"
+            raise OpError(law, remedy='as @op(rows="group")')
+        return _declared(functions[0], arguments)
+
+    op.__doc__ = record.__doc__
+    op.__signature__ = inspect.signature(record)  # type: ignore[attr-defined]  # for help() and editors
+    return op
+
+
+def _declared(body: Body, arguments: Mapping[str, Any]) -> Body:
+    """Declare a function as an op.
+
+    Raises:
+        OpError: an argument is not one of ``Declaration``, or has a value that it does not take.
+    """
+    try:
+        declaration = Declaration(**checked_arguments(Declaration, arguments))
+    except OpError as error:
+        error.function = body
+        raise
+    setattr(body, "__op__", declaration)  # noqa: B010
+    return body
+
+
+op = _decorator(Declaration)
 
 
 @dataclass(frozen=True)
@@ -351,10 +427,6 @@ class Op:
     def source(self) -> bool:
         """Return whether it makes rows from nothing."""
         return self.declared.makes is not None and not self.inputs
-
-
-class OpError(Exception):
-    """A function that can't be an op: says which part of its signature, and what to write instead."""
 
 
 class Attributes(Referring):

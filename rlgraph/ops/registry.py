@@ -11,15 +11,17 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Mark, fail, few_of, nearest
+from rlgraph.errors import GraphError, Mark, Problem, fail, few_of, nearest
 from rlgraph.nodes import HOOKS, OPS
-from rlgraph.ops.declare import Hook, Op, OpError
+from rlgraph.ops.declare import Hook, Op
+from rlgraph.ops.op_error import OpError
 from rlgraph.ops.signature import signature
+from rlgraph.ops.source_places import place_in_file, place_of_function
 
 SHIPPED_NAMES = {target: name for name, target in OPS.items()}
 USER = "rlgraph_user_"  # how the names of modules of users' files begin
@@ -77,13 +79,12 @@ def find_function(name: str, noun: str, mark: Mark) -> str:
         module = load_module(target)
         value = getattr(module, function, None)
     except Exception as error:  # the code is the user's: loading it may raise anything
-        law = f"{noun} `{name}`: {_error_text(error, name, path)}"
         is_beside_graph = path.with_name(f"{path.name}.py").is_file()
         if is_beside_graph and not in_file:
             remedy = f"a file beside the graph is named {place}.py:{function}"
         else:
             remedy = absent_module(error, path.parent)
-        raise fail("bad-op", law, mark, remedy=remedy) from error
+        raise _loading_error(error, noun, name, path, mark, remedy) from error
     if not callable(value):
         known = [name for name, member in vars(module).items() if callable(member)]
         law = f"{place} has no function `{function}`"
@@ -155,13 +156,12 @@ def _find(name: str, noun: str, known: dict[str, str], mark: Mark, kind: Any = N
         module = _load_file(path)
         op = load(target, name, kind) if hasattr(module, function) else None
     except Exception as error:  # the file is the user's: loading it may raise anything
-        law = f"{noun} `{name}`: {_error_text(error, name, Path(path))}"
-        raise fail("bad-op", law, mark, remedy=absent_module(error, Path(path).parent)) from error
+        remedy = absent_module(error, Path(path).parent)
+        raise _loading_error(error, noun, name, Path(path), mark, remedy) from error
     if op is None:
         ops = [name for name, value in vars(module).items() if _is_candidate(name, value, kind)]
         law = f"{place} has no function `{function}`"
         raise fail(f"unknown-{noun}", law, mark, ops, nearest(function, ops))
-    _check_declaration(op, mark)
     return op, target
 
 
@@ -180,17 +180,50 @@ def _is_module_name(place: str) -> bool:
     return all(name.isidentifier() for name in place.split("."))
 
 
-def _error_text(error: Exception, name: str, path: Path) -> str:
-    """Return what went wrong in a user's file, with its line where there is one."""
+def _loading_error(error: Exception, noun: str, name: str, path: Path, mark: Mark, remedy: str) -> GraphError:
+    """Return what went wrong in a user's file, at its line in this file where there is one.
+
+    Args:
+        error: what loading the file, or reading the function's declaration, raised.
+        noun: what the graph names: op, loss, ...
+        name: by what the graph names it, as my_ops.py:name.
+        path: the user's file.
+        mark: the place in the graph.
+        remedy: what to do, where the error does not say it.
+    """
+    accepted: tuple[str, ...] = ()
+    is_refused_on_load = False
+    place = _line_of_error(error, path)
     if isinstance(error, OpError):
-        return str(error).removeprefix(f"op {name}: ")
-    if isinstance(error, SyntaxError):
-        line = (error.text or "").strip()
-        return f"{error}: {line}" if line else str(error)
-    text = f"{type(error).__name__}: {error}"
+        text = error.law.removeprefix(f"op {name}: ")
+        accepted, remedy = error.accepted, error.remedy
+        place = place_of_function(error.function, error.argument) or place
+        function_name = getattr(error.function, "__name__", "")
+        is_refused_on_load = bool(function_name) and not error.law.startswith("op ")
+        if is_refused_on_load:  # whichever of the file's functions the graph names
+            noun, name = "op", f"{path.name}:{function_name}"
+    elif isinstance(error, SyntaxError):
+        text = f"SyntaxError: {error.msg}"
+        if place and error.filename != place[0]:
+            text += f" ({error.filename}, line {error.lineno})"
+    else:
+        text = f"{type(error).__name__}: {error}"
+    law = f"{noun} `{name}`: {text}"
+    code_mark = place_in_file(*place) if place else None
+    if code_mark is None:
+        return fail("bad-op", law, mark, accepted, remedy)
+    is_in_file = mark.source.name != "command line"
+    graph_place = f"named in {mark}" if is_in_file and not is_refused_on_load else ""
+    return GraphError([Problem("bad-op", law, code_mark, accepted, remedy, graph_place)])
+
+
+def _line_of_error(error: Exception, path: Path) -> tuple[str, int, int] | None:
+    """Return the file, line and column of an error in a user's file; None where no line of it took part."""
+    if isinstance(error, SyntaxError) and error.filename == str(path) and error.lineno:
+        return str(path), error.lineno, max(error.offset or 1, 1)
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    return f"{text} ({path.name}, line {lines[-1]})" if lines else text
+    lines = [frame.lineno for frame in frames if frame.filename == str(path) and frame.lineno]
+    return (str(path), lines[-1], 1) if lines else None
 
 
 def _is_candidate(name: str, value: Any, kind: type[Hook] | None) -> bool:
@@ -202,30 +235,6 @@ def _is_candidate(name: str, value: Any, kind: type[Hook] | None) -> bool:
         return False
     module = str(getattr(value, "__module__", ""))
     return module.startswith(USER)
-
-
-def _check_declaration(op: Op, mark: Mark) -> None:
-    """Check that what ``@op`` names stands in the signature."""
-    declared = op.declared
-    if declared.state == "keeps" and declared.rows != "all":
-        law = f"op `{op.name}` keeps a state, and may see some of the rows"
-        raise fail("bad-op", law, mark, remedy='declare it @op(state="keeps", rows="all")')
-
-    attributes = op.attributes.model_fields
-    columns_and_attributes = [*(port.name for port in op.inputs), *attributes]
-    references: tuple[tuple[str, Iterable[str], Collection[str]], ...] = (
-        ("times", filter(None, [declared.times]), attributes),
-        ("leaves_with", filter(None, [declared.leaves_with]), attributes),
-        ("when", declared.when, columns_and_attributes),
-        ("when", declared.when.values(), attributes),
-        ("measures", declared.measures, attributes),
-        ("roles", declared.roles.values(), attributes),
-    )
-    for setting, names, known in references:
-        for name in names:
-            if name not in known:
-                law = f"op `{op.name}`: its `{setting}` names `{name}`, which is not in its signature"
-                raise fail("bad-op", law, mark, known, nearest(name, known))
 
 
 @functools.cache

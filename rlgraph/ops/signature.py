@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlgraph.ops.attribute_group import AttributeGroup
+from rlgraph.ops.check_declaration import check_declaration
 from rlgraph.ops.column_types import DOMAINS, ColumnType, is_column, strip_none
-from rlgraph.ops.declare import Declaration, Hook, Op, OpError, Port, attributes_model
+from rlgraph.ops.declare import Declaration, Hook, Op, Port, attributes_model
 from rlgraph.ops.interfaces import Context, ServeEngine, Tokenizer, TrainEngine
+from rlgraph.ops.op_error import OpError
 
 HANDLES = {TrainEngine: "train", ServeEngine: "serve", Tokenizer: "tokenizer", Context: "context"}
 
@@ -20,8 +22,20 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     ``kind`` is the hook that it is, if it is not an op.
 
     Raises:
-        OpError: a parameter without an annotation, a type that is not one of ours, or a default on a column.
+        OpError: a parameter or the result has no annotation, or one that is not a column type; or what
+            ``@op`` says does not fit the signature. The error has the function.
     """
+    try:
+        op = _read(name, body, kind)
+        check_declaration(op)
+    except OpError as error:
+        error.function = body
+        raise
+    return op
+
+
+def _read(name: str, body: Callable[..., Any], kind: type[Hook] | None) -> Op:
+    """Return a function's declaration, whose names are not checked yet."""
     if kind is None and isinstance(body, type):
         raise OpError(f"op {name}: it is a class; an op is a function")
     hints = type_hints(name, body)
@@ -36,6 +50,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
         parameters.add(parameter, hints[parameter.name])
 
     declared = getattr(body, "__op__", Declaration())
+    if "return" not in hints:
+        _check_silent(name, kind, parameters)
     outputs = _outputs(name, hints.get("return"), declared, kind)
     _check_outputs(name, outputs, declared)
     _check_named_outputs(name, outputs, declared, parameters)
@@ -58,7 +74,8 @@ def signature(name: str, body: Callable[..., Any], kind: type[Hook] | None = Non
     )
     reads_only_columns = bool(op.inputs) and op.engine is None
     if declared.beside and not reads_only_columns:
-        raise OpError(f"op {name}: what runs beside the devices reads columns, and no model")
+        law = f"op {name}: what runs beside the devices reads columns, and no model"
+        raise OpError(law, argument="beside")
     return op
 
 
@@ -115,6 +132,20 @@ class _Parameters:
         self.attributes[name] = (settings | None if is_optional else settings, default)
 
 
+def _check_silent(name: str, kind: type[Hook] | None, parameters: _Parameters) -> None:
+    """Refuse a function without a return annotation, unless what it returns is no column (OpError)."""
+    if kind and not kind.writes:
+        return
+    domains = [port.type.domain for port in parameters.inputs]
+    domain = domains[0] if domains else "samples"
+    column = f"float32[{domain}, tokens]" if kind else f"float32[{domain}]"
+    law = f"op {name}: it declares no output: its signature has no return annotation"
+    remedy = f"annotate what it returns, as -> {column}"
+    if kind is None:
+        remedy += "; -> None if it returns nothing"
+    raise OpError(law, remedy=remedy)
+
+
 def _check_outputs(name: str, outputs: tuple[Port, ...], declared: Declaration) -> None:
     domains = set()
     for port in outputs:
@@ -127,7 +158,8 @@ def _check_outputs(name: str, outputs: tuple[Port, ...], declared: Declaration) 
         raise OpError(f"{law}; an op writes rows of one")
     dtypes = [port.type.dtype for port in outputs]
     if declared.filters and dtypes != ["boolean"]:
-        raise OpError(f"op {name}: a filter returns one boolean column: which rows stay")
+        law = f"op {name}: a filter returns one boolean column: which rows stay"
+        raise OpError(law, argument="filters")
 
 
 def _check_named_outputs(
@@ -139,7 +171,8 @@ def _check_named_outputs(
     returns_record = all(port.name for port in outputs)
     if declared.columns not in parameters.attributes or not returns_record:
         law = f"op {name}: `{declared.columns}` names columns beside those of a NamedTuple, which it returns"
-        raise OpError(f"{law}; {declared.columns}: dict[str, str] stands behind the * of its signature")
+        law += f"; {declared.columns}: dict[str, str] stands behind the * of its signature"
+        raise OpError(law, argument="columns")
 
 
 def _check_named_inputs(name: str, declared: Declaration, parameters: _Parameters) -> None:
@@ -151,12 +184,13 @@ def _check_named_inputs(name: str, declared: Declaration, parameters: _Parameter
         is_right = takes_more and declared.reads[0] in parameters.attributes
     if not is_right:
         law = f"op {name}: `reads` names the attribute with the names of what `**` of its signature takes"
-        raise OpError(f'{law}: @op(reads=("prompt",)), *, prompt: str, **more: anything[samples]')
+        law += ': @op(reads=("prompt",)), *, prompt: str, **more: anything[samples]'
+        raise OpError(law, argument="reads")
 
 
 def _check_counts(name: str, declared: Declaration, outputs: tuple[Port, ...]) -> None:
     """Check that an op says how many rows each one has become, and how many that are at most (OpError)."""
-    if not declared.counts:
+    if not declared.counts or declared.makes is None:
         return
     parent = DOMAINS[declared.makes].made_of if declared.makes in DOMAINS else None
     types = {port.name: port.type for port in outputs}
@@ -164,7 +198,8 @@ def _check_counts(name: str, declared: Declaration, outputs: tuple[Port, ...]) -
     if not is_counted or "most" not in declared.roles:
         law = f"op {name}: its `counts` names a column int64[{parent}] that it writes, how many "
         law += f"{declared.makes} each of the {parent} has become, and an attribute has the role `most`"
-        raise OpError(f'{law}: @op(makes="segments", counts="count", roles={{"most": "most"}})')
+        law += ': @op(makes="segments", counts="count", roles={"most": "most"})'
+        raise OpError(law, argument="counts")
 
 
 def _hook(hint: Any) -> tuple[type[Hook], bool] | None:

@@ -20,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.errors import PydanticUserError
 
 from rlgraph.ops.column_types import is_column
-from rlgraph.ops.declare import Hook, OpError
+from rlgraph.ops.declare import Hook
 from rlgraph.ops.docstring import Docstring, read_docstring
+from rlgraph.ops.op_error import OpError
 from rlgraph.ops.signature import type_hints
 
 FIRST = ("type", "items", "enum", "properties", "description")  # order of a schema's first keys

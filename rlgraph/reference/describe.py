@@ -144,8 +144,14 @@ def _find_in_file(name: str) -> Op:
     mark = Mark(Source("command line", name), 1, 1)
     try:
         op, _ = find_op(name, mark)
-    except GraphError:
-        for kind in (PairLoss, Loop, Parser, Tool):  # the first kind whose signature fits
+    except GraphError as error:
+        kinds: list[Any] = [PairLoss, Loop, Parser]
+        function = getattr(error.__cause__, "function", None)
+        if not hasattr(
+            function, "__op__"
+        ):  # any function may be a tool; one that is declared as an op is not
+            kinds.append(Tool)
+        for kind in kinds:  # the first kind whose signature fits
             with suppress(GraphError):
                 hook, _ = find_hook(kind, name, mark)
                 return hook

@@ -25,6 +25,7 @@ from rlgraph.runtime.worker.engine_host import EngineHost
 from rlgraph.runtime.worker.joining import JoiningEngine
 from rlgraph.runtime.worker.nan_guard import FiniteEngine
 from rlgraph.runtime.worker.outputs import ColumnError, Wanted, together
+from rlgraph.runtime.worker.unchanged_inputs import UnchangedInputs
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,12 @@ class OpCall:
         attributes: dict[str, Any] = dict(function.attributes)
         if self.scope.requested_rows is not None:
             attributes[function.roles["rows"]] = self.scope.requested_rows
+        inputs = UnchangedInputs()
         for path, hook in function.hooks.items():
             name, _, key = path.partition(".")
             bound = self._hook(op.hooks[name], hook, columns, op.engine)
+            for parameter, value in bound.columns.items():
+                inputs.add(parameter, function.ins[parameter], value)
             if key:
                 attributes[name] = {**attributes.get(name, {}), key: bound}
             else:
@@ -79,8 +83,11 @@ class OpCall:
             model = function.of if parameter == "of" else function.model
             arguments[parameter] = self._handle(handle, model, context)
         for port in (*op.inputs, *op.further(function.attributes)):
-            column = columns.get(function.ins.get(port.name, ""))
-            arguments[port.name] = None if column is None else self._unpacked(column, op.engine)
+            name = function.ins.get(port.name, "")
+            column = columns.get(name)
+            value = None if column is None else self._unpacked(column, op.engine)
+            arguments[port.name] = value
+            inputs.add(port.name, name, value)
         if columns:
             context.given = {
                 name: self._unpacked(columns[function.ins[name]], None) for name in function.holds
@@ -90,6 +97,7 @@ class OpCall:
         body = partial(guarded, op.body)
         ends_early = self.scope.may_end_early
         result = self._round(body, arguments, context) if ends_early else body(**arguments)
+        inputs.check(self._op_name)
         if op.declared.updates and function.model and not function.joins:
             assert self.engines
             self.engines.versions[function.model] += 1

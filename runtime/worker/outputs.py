@@ -9,14 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlgraph.errors import RunError
+from rlgraph.errors import RunError, shortened
 from rlgraph.ir.plan import ColumnPlan
 from rlgraph.nodes.support.ragged import Ragged
-from rlgraph.nodes.support.row_field import is_json
+from rlgraph.nodes.support.row_field import LARGEST, as_number, is_json
 from rlgraph.ops.column_types import LISTED
 from rlgraph.runtime.columns.chunk import DTYPES, Chunk, pack
 
-REMEDY = "return one value per row that the op reads, in their order; of a source, as many as it is asked for"
+ROWS_REMEDY = (
+    "return one value per row that the op reads, in their order; of a source, as many as it is asked for"
+)
+TOKENS_REMEDY = (
+    "return a Ragged with the rows and tokens of a column that the op reads, as by COLUMN.like(values)"
+)
+# dtype -> what an element of a list may be, its largest size, and what errors call it
+NUMBERS = {"float32": (int, float), "int64": (int,), "boolean": (bool,)}
+MOST = {"float32": LARGEST, "int64": 2**63 - 1, "boolean": 1}
+NAMES = {"float32": "number", "int64": "whole number", "boolean": "True or False"}
 FORMS = {"text": "a list of str", "json": "a list of values of JSON"}  # of columns that are no tensors
 FINITE = "correct the op, or go on with what it returns: schedule.on_nan=skip"
 
@@ -64,15 +73,17 @@ class Wanted:
         Raises:
             ColumnError: it is not what is wanted.
         """
+        description = _description(value)
+        value = self._converted(value)
         if not _has_form(self.plan, value):
-            raise self._error(_description(value))
+            raise self._error(description, _remedy(self.plan, value))
         packed = pack(value)
         if self.rows is not None and len(packed) != self.rows:
-            raise self._error(f"{_description(value)} with {len(packed)} rows")
+            raise self._error(f"{description} with {len(packed)} rows", ROWS_REMEDY)
         if self.lengths is not None and not np.array_equal(packed.lengths, self.lengths):
             row = int(np.flatnonzero(packed.lengths != self.lengths)[0])
             tokens = f"{packed.lengths[row]} tokens in row {row}, which has {self.lengths[row]}"
-            raise self._error(f"{_description(value)} with {tokens}")
+            raise self._error(f"{description} with {tokens}", TOKENS_REMEDY)
         if self.finite and self.plan.type.dtype == "float32":
             self._check_finite(packed)
         return packed
@@ -86,14 +97,52 @@ class Wanted:
         row = places[0]
         if packed.offsets is not None:  # the place of a token
             row = np.searchsorted(packed.offsets, places[0], "right") - 1
-        row_number = self.numbers[row] if len(self.numbers) else row
+        row_number = self._row_number(row)
         value = values[~is_finite][0].item()
         law = f"{self.op}: column `{self.column}` holds {value} in row {row_number}"
         raise ColumnError(f"{law}; {len(places)} of {values.numel()} values are not finite\n  {FINITE}")
 
-    def _error(self, returned: str) -> ColumnError:
+    def _converted(self, value: Any) -> Any:
+        """Return a list of numbers, an array, or a tensor of another dtype as the tensor that is wanted.
+
+        Whole numbers and booleans become floats, and narrow integers int64; floats never become integers.
+        What can't be converted so is returned as it is.
+
+        Raises:
+            ColumnError: an element of a list is not such a number; the message names its row.
+        """
+        dtype = self.plan.stored or self.plan.type.dtype
+        if dtype not in NUMBERS:
+            return value
+        if isinstance(value, Ragged):
+            return Ragged(_cast(value.values, dtype), value.offsets)
+        has_one_number_per_row = self.plan.type.axis is None and not self.plan.sizes
+        if has_one_number_per_row and isinstance(value, list | tuple):
+            return self._tensor(value, dtype)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            value = torch.as_tensor(value)
+        return _cast(value, dtype)
+
+    def _tensor(self, values: Sequence[Any], dtype: str) -> torch.Tensor:
+        """Return a list of numbers as a tensor ``[rows]``."""
+        numbers = []
+        for row, value in enumerate(values):
+            number = as_number(value)
+            is_number = isinstance(number, NUMBERS[dtype])
+            fits = is_number and (number != number or abs(number) <= MOST[dtype] or abs(number) == np.inf)
+            if not fits:
+                returned = f"a list with {shortened(repr(value), 80)} in row {self._row_number(row)}"
+                raise self._error(returned, f"return one {NAMES[dtype]} for each row")
+            numbers.append(number)
+        return torch.tensor(numbers, dtype=DTYPES[dtype])
+
+    def _row_number(self, row: int) -> int:
+        """Return the number in the whole batch of one of the rows, where it is known."""
+        return self.numbers[row] if row < len(self.numbers) else row
+
+    def _error(self, returned: str, remedy: str) -> ColumnError:
         law = f"{self.op} returned {returned} as column `{self.column}`; wanted {self}"
-        return ColumnError(f"{law}\n  {REMEDY}")
+        return ColumnError(f"{law}\n  {remedy}")
 
 
 def together(op: str, columns: Sequence[str], outputs: Sequence[Chunk]) -> None:
@@ -105,7 +154,7 @@ def together(op: str, columns: Sequence[str], outputs: Sequence[Chunk]) -> None:
     counts = [len(output) for output in outputs]
     if len(set(counts)) > 1:
         rows = ", ".join(f"`{name}` {count}" for name, count in zip(columns, counts, strict=True))
-        raise ColumnError(f"{op} returned columns of different numbers of rows: {rows}\n  {REMEDY}")
+        raise ColumnError(f"{op} returned columns of different numbers of rows: {rows}\n  {ROWS_REMEDY}")
 
 
 def _has_form(column: ColumnPlan, value: Any) -> bool:
@@ -120,6 +169,33 @@ def _has_form(column: ColumnPlan, value: Any) -> bool:
     if not isinstance(value, Ragged):
         return False
     return _is_flat(value.values, dtype, column.sizes) and _has_rows(value)
+
+
+def _cast(value: Any, dtype: str) -> Any:
+    """Return a tensor in a dtype that can hold its numbers; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.is_complex():
+        return value
+    is_integer = not value.is_floating_point() and value.dtype != torch.bool
+    can_hold = dtype == "float32" or (dtype == "int64" and is_integer)
+    return value.to(DTYPES[dtype]) if can_hold else value
+
+
+def _remedy(column: ColumnPlan, value: Any) -> str:
+    """Return how to mend a value that has not the form of its column."""
+    dtype = column.stored or column.type.dtype
+    if value is None:
+        return "end the function with a return statement that gives the column, one value per row"
+    if dtype in LISTED:
+        return f"return {FORMS[dtype]}, one for each row"
+    if column.type.axis:
+        return TOKENS_REMEDY
+    if not isinstance(value, torch.Tensor):
+        return f"return a tensor of {dtype} or a list of numbers, one for each row"
+    wanted_dim = 1 + len(column.sizes)
+    if value.dim() != wanted_dim or value.shape[1:] != tuple(column.sizes):
+        shape = ", ".join(["rows", *map(str, column.sizes)])
+        return f"give it the shape [{shape}], as by squeeze, sum or reshape"
+    return f"convert it, as value.to({DTYPES[dtype]})"
 
 
 def _is_flat(value: Any, dtype: str, sizes: Sequence[int] = ()) -> bool:

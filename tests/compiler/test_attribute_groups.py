@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from rlgraph.nodes import OPS
 from rlgraph.ops import float32, op, samples
 from rlgraph.ops.attribute_group import AttributeGroup
-from rlgraph.ops.declare import OpError
+from rlgraph.ops.op_error import OpError
 from rlgraph.ops.registry import load
 from rlgraph.ops.signature import signature
 

@@ -128,7 +128,7 @@ def test_an_op_of_ones_own_says_what_it_measures(tmp_path: Path, monkeypatch: py
 def test_what_it_measures_names_an_attribute(tmp_path: Path) -> None:
     (tmp_path / "ops.py").write_text(OP % "prize")
     setting = f"rewards={{op: '{tmp_path / 'ops.py'}:dear'}}"
-    with pytest.raises(GraphError, match="its `measures` names `prize`, which is not in its signature"):
+    with pytest.raises(GraphError, match="`measures` of @op names `prize`, which is not an attribute"):
         planned(setting)
 
 

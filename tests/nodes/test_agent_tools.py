@@ -20,7 +20,7 @@ from rlgraph.nodes.support.chat_template import TemplateError
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.nodes.tools.search import search
 from rlgraph.ops import prompts, text
-from rlgraph.ops.declare import OpError
+from rlgraph.ops.op_error import OpError
 from rlgraph.ops.signature import signature
 from rlgraph.ops.tools import Tool, tool_schema
 from rlgraph.runtime.demo_tools import make_tokenizer

@@ -16,7 +16,7 @@ from rlgraph.nodes.data.pairs import pairs
 from rlgraph.nodes.data.prompts import examples, prompts
 from rlgraph.nodes.support.data_file import DataError
 from rlgraph.ops import Context, anything, float32, op, samples
-from rlgraph.ops.declare import OpError
+from rlgraph.ops.op_error import OpError
 from rlgraph.ops.signature import signature
 from rlgraph.runtime.demo import make_tokenizer
 

@@ -231,6 +231,7 @@ def test_a_function_of_trl_may_return_any_row_of_numbers(tmp_path: Path) -> None
         ("import sys; sys.exit(2)", "ended by SystemExit: 2"),
         ("return 1.0", "gave float: 1.0"),
         ("return {'score': 1}", "gave dict"),
+        ("pass", "gave NoneType: end it with a return statement"),
         ("return ['1', '2']", "owes 2 finite numbers"),
         ("return [1.0]", "gave 1"),
         ("return [1.0, float('inf')]", "owes 2 finite numbers"),
@@ -239,6 +240,13 @@ def test_a_function_of_trl_may_return_any_row_of_numbers(tmp_path: Path) -> None
 def test_a_function_of_trl_that_gives_no_numbers_ends_the_run(body: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=why):
         scored_by_trl(tmp_path, body)
+
+
+def test_a_function_of_trl_with_other_parameters_is_told_which_are_given(tmp_path: Path) -> None:
+    (tmp_path / "scorer.py").write_text("def score(a, b):\n    return [1.0, 1.0]\n")
+    law = r"can't be called: .*'a'; it is called with prompts, completions, completion_ids.*\*\*kwargs"
+    with pytest.raises(RewardError, match=law):
+        trl(context(2), ["q", "r"], ["a", "b"], TOKENS, MASK, function=f"{tmp_path}/scorer.py:score")
 
 
 def leave(code: int) -> str:

@@ -12,7 +12,8 @@ from ran import metrics
 from rlgraph.compiler import compile_graph
 from rlgraph.errors import RunError
 from rlgraph.ops import TrainEngine, float32, int64, samples, tokens
-from rlgraph.ops.declare import OpError, op
+from rlgraph.ops.declare import op
+from rlgraph.ops.op_error import OpError
 from rlgraph.ops.signature import signature
 from rlgraph.runtime.driver.iteration import Entry, Execution
 from rlgraph.runtime.run import run_graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,10 @@ def ragged(offsets: list[int], dtype: torch.dtype = torch.int64) -> Ragged:
 
 CAME = [
     (PLAIN, None, "None"),
-    (PLAIN, [1.0, 2.0, 3.0], "a list of 3 (float)"),
-    (PLAIN, np.zeros(3, np.float32), "a ndarray"),
-    (PLAIN, torch.zeros(3, dtype=torch.float64), "a tensor of float64 [3]"),
+    (PLAIN, [1.0, 2.0], "a list of 2 (float) with 2 rows"),
+    (PLAIN, {"a": 1.0}, "a dict"),
+    ("int64[samples]", torch.zeros(3), "a tensor of float32 [3]"),
+    ("boolean[samples]", torch.zeros(3, dtype=torch.int64), "a tensor of int64 [3]"),
     (PLAIN, torch.zeros(3, 1), "a tensor of float32 [3, 1]"),
     (PLAIN, torch.zeros(()), "a tensor of float32 []"),
     (PLAIN, torch.zeros(2), "a tensor of float32 [2] with 2 rows"),
@@ -82,6 +84,80 @@ def test_what_is_not_wanted_is_an_error_of_the_op(kind: str, value: Any, came: s
 )
 def test_what_is_wanted_is_packed(kind: str, value: Any) -> None:
     assert len(wanted(kind, lengths=[3, 0, 1] if kind == RAGGED else None).packed(value)) == 3
+
+
+CONVERTED = [
+    (PLAIN, [1, 0.5, True], [1.0, 0.5, 1.0]),
+    (PLAIN, (1, 2, 3), [1.0, 2.0, 3.0]),
+    (PLAIN, [np.float64(0.5), torch.tensor(2), np.int32(1)], [0.5, 2.0, 1.0]),
+    (PLAIN, np.arange(3), [0.0, 1.0, 2.0]),
+    (PLAIN, torch.tensor([1, 2, 3]), [1.0, 2.0, 3.0]),
+    (PLAIN, torch.tensor([True, False, True]), [1.0, 0.0, 1.0]),
+    (PLAIN, torch.tensor([0.5, 1, 2], dtype=torch.float64), [0.5, 1.0, 2.0]),
+    (PLAIN, torch.tensor([0.5, 1, 2], dtype=torch.bfloat16), [0.5, 1.0, 2.0]),
+    ("int64[samples]", [1, 2, 3], [1, 2, 3]),
+    ("int64[samples]", torch.tensor([1, 2, 3], dtype=torch.int32), [1, 2, 3]),
+    ("boolean[samples]", [True, False, True], [True, False, True]),
+    ("float32[samples, tokens]", Ragged.of(ROWS), [1.0, 2.0, 3.0, 4.0]),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "values"), CONVERTED)
+def test_numbers_of_other_kinds_become_the_column(kind: str, value: Any, values: list[Any]) -> None:
+    column = wanted(kind, lengths=[3, 0, 1] if "tokens" in kind else None).packed(value).values
+    assert column.tolist() == values
+    assert {type(number) for number in column.tolist()} == {type(values[0])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "law"),
+    [
+        (PLAIN, [1.0, None, 2.0], "a list with None in row 1"),
+        (PLAIN, [1.0, 2.0, "3"], "a list with '3' in row 2"),
+        (PLAIN, [[1.0], 2.0, 3.0], "a list with [1.0] in row 0"),
+        (PLAIN, [1.0, 10**400, 3.0], "in row 1"),
+        ("int64[samples]", [1, 2, 3.0], "a list with 3.0 in row 2"),
+        ("int64[samples]", [1, 2, 2**63], "a list with 9223372036854775808 in row 2"),
+        ("boolean[samples]", [True, 1, False], "a list with 1 in row 1"),
+    ],
+)
+def test_an_element_that_is_not_such_a_number_is_named_with_its_row(kind: str, value: Any, law: str) -> None:
+    with pytest.raises(ColumnError) as caught:
+        wanted(kind).packed(value)
+    assert law in str(caught.value)
+    assert re.search(r"\n  return one (number|whole number|True or False) for each row$", str(caught.value))
+    beside = Wanted("`n` (my.py:op)", "x", planned(kind), 3, None, True, numbers=(7, 8, 9))
+    row = int(law.rpartition(" ")[2])
+    with pytest.raises(ColumnError, match=f"in row {7 + row} as column"):
+        beside.packed(value)
+
+
+def test_a_list_may_hold_numbers_that_are_not_finite_where_the_graph_allows_it() -> None:
+    assert len(wanted(PLAIN, finite=False).packed([float("nan"), float("-inf"), 1.0])) == 3
+    with pytest.raises(ColumnError, match="holds nan in row 0"):
+        wanted(PLAIN).packed([float("nan"), 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "remedy"),
+    [
+        (PLAIN, None, "end the function with a return statement"),
+        (PLAIN, [1.0], "return one value per row"),
+        (PLAIN, torch.zeros(2), "return one value per row"),
+        (PLAIN, torch.zeros(3, 1), "give it the shape [rows], as by squeeze"),
+        ("float32[samples, 2]", torch.zeros(3, 3), "give it the shape [rows, 2]"),
+        ("int64[samples]", torch.zeros(3), "convert it, as value.to(torch.int64)"),
+        (TEXT, torch.zeros(3), "return a list of str, one for each row"),
+        (TEXT, ["a"], "return one value per row"),
+        (RAGGED, torch.zeros(3, dtype=torch.int64), "return a Ragged with the rows and tokens"),
+        (RAGGED, Ragged.of([[1, 2], [], [4, 3]]), "return a Ragged with the rows and tokens"),
+        (PLAIN, {"a": 1.0}, "return a tensor of float32 or a list of numbers"),
+    ],
+)
+def test_the_remedy_fits_the_mistake(kind: str, value: Any, remedy: str) -> None:
+    with pytest.raises(ColumnError) as caught:
+        wanted(kind, lengths=[3, 0, 1] if kind == RAGGED else None).packed(value)
+    assert str(caught.value).splitlines()[-1].startswith(f"  {remedy}")
 
 
 def test_fixed_axes_lie_behind_the_rows_or_tokens_and_may_be_stored_narrower() -> None:

@@ -49,6 +49,16 @@ def test_your_own_ops(demo_files: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert "prompts (my_source.py:sums)" in Path("sums/plan.txt").read_text()
 
 
+def test_the_mistake_that_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_blocks("your_own_ops.md")
+    ops = Path("my_ops.py")
+    ops.write_text(ops.read_text().replace('rows="group"', 'rows="groups"'))
+    with pytest.raises(GraphError) as caught:
+        compile_graph("my_grpo.yaml")
+    assert f"```\n{caught.value}\n```" in (TUTORIALS / "your_own_ops.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
