@@ -14,6 +14,7 @@ from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.errors import GraphError, Mark, Problem, RlgraphError, shortened
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import Plan
+from rlgraph.laws.places import place_of_user
 from rlgraph.laws.settings import intervals, longer_than_the_run
 from rlgraph.nodes import OPS, PARSERS
 from rlgraph.nodes.agent.template import unread_call
@@ -375,13 +376,24 @@ class Preflight:
             if weights and function.value("rows") != "all":
                 mixture_of(data.by_source, weights, function.schedules, function.value("rows"))
         except RlgraphError as error:
-            hint = "".join(map(_how_to_make, files))[:200]
-            self.problem("data", f"node `{node}`: {error}", mark, hint.strip(" ;"))
+            missing = [file for file in files if not Path(file).exists()]
+            hint = "".join(map(_how_to_make, missing))[:200]
+            place = place_of_user(self._attribute_marks(phase, node), mark)
+            self.problem("data", f"node `{node}`: {error}", place or mark, hint.strip(" ;"))
             return
         self._left_out(phase, node, function, data)
         self._without_answers(phase, node, function, data)
         for reader in self._readers(phase, function):
             self._check_context(node, function, reader, data, mark)
+
+    def _attribute_marks(self, phase: str, node: str) -> Iterator[Mark | None]:
+        """Yield the places of a node's attributes, those of the command line before those of files."""
+        sections = (("eval", "nodes"), ("nodes",)) if phase == "eval" else (("nodes",),)
+        marks: list[Mark | None] = []
+        for section in sections:
+            tree = self.tree.find((*section, node))
+            marks += [child.mark for child in tree.items.values()] if tree else []
+        yield from sorted(marks, key=lambda mark: mark is None or mark.source.name != "command line")
 
     def _loaded(self, function: Function, load_data: Callable[..., Any], files: Sequence[str]) -> Any:
         """Return all that a source gives; None where its rows are not counted, or it lacks its tokenizer."""

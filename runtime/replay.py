@@ -272,10 +272,15 @@ def _restore(
         calls.restore_held(folder)
         return EntryState(state["versions"], state["positions"], state.get("states", {}))
     if iteration > 1 and _needs_checkpoint(plan, steps_again):
-        known = ", ".join(str(1 + number) for number in checkpoints) or "none"
+        replayable = [1]  # a checkpoint after the last iteration begins none
+        for number in sorted(checkpoints):
+            is_of_run = plan.iterations == 0 or number < plan.iterations
+            if is_of_run:
+                replayable.append(1 + number)
         moment = moment_after(iteration - 1)
         law = f"{run_dir} has no checkpoint {moment}, with which iteration {iteration} began"
-        remedy = f"with a checkpoint before them: 1, {known} (schedule.save_every, schedule.keep)"
+        numbers = ", ".join(map(str, dict.fromkeys(replayable)))
+        remedy = f"iterations with a checkpoint before them: {numbers} (schedule.save_every, schedule.keep)"
         raise RunError(f"{law}\n  {remedy}")
     versions = {name: 0 for name, model in plan.models.items() if model.train}
     return EntryState(versions, {}, {})

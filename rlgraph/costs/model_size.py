@@ -24,6 +24,8 @@ TWINS = re.compile(r"-(Instruct|Base|Thinking|Think|SFT|DPO|Zero|it|pt|1M)(?=-|$
 DATES = re.compile(r"-\d{4}(?=-|$)")
 KIN = re.compile(r"(?<=2\.5-)(Math-|Coder-|VL-)|(?<=Qwen3-)VL-")
 SEEING = re.compile(r"Qwen(2\.5|3)-VL-")  # with a longer context than the model of their text
+# names on the hub of vision-language models that have a size card, the card of their text
+VISION = re.compile(r"Qwen(2\.5|3)-VL-|Mistral-Small-3\.[12]-")
 ON_HUB = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")  # names that a model on the hub may have
 
 
@@ -247,6 +249,30 @@ def size_of(path: str, head: str = "lm", changed: Mapping[str, Any] | None = Non
     if downloaded:
         return _size_of_file(downloaded, head, fields)
     raise _unknown(path)
+
+
+def is_vision_language(path: str) -> bool:
+    """Return whether a model reads images beside text and transformers has no class for its text alone.
+
+    The files of a folder, or of a model in this machine's cache of the hub, say so by ``model_type``, and
+    names with a size card by themselves. Of any other path it is not known, and the answer is no.
+
+    Example:
+        >>> is_vision_language("Qwen/Qwen2.5-VL-7B-Instruct"), is_vision_language("Qwen/Qwen2.5-7B-Instruct")
+        (True, False)
+    """
+    model = with_values(path).removeprefix("file://")
+    folder = copy_of(model) if "://" in model else Path(model)
+    file: Path | None = folder / "config.json"
+    if not folder.is_dir():
+        file = _downloaded(model)
+        is_on_hub = ON_HUB.fullmatch(model) is not None
+        if is_on_hub and VISION.search(model):
+            return True
+    if file is None or not file.is_file():
+        return False
+    kind = read(file).items.get("model_type")
+    return kind is not None and kind.plain() in TEXTS
 
 
 def _size_of_file(file: Path, head: str, fields: Iterable[tuple[str, Any]]) -> Size:

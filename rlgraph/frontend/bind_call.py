@@ -94,7 +94,7 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
     ins = tree.get("in")
     if ins:
         law = f"`{path}` has no `in`: its node maps the columns that a {hook.word} reads"
-        remedy = f"set: {{{path.partition('.')[0]}.in: {flow(ins)}}}"
+        remedy = f"leave out {path}.in, and set: {{{path.partition('.')[0]}.in: {flow(ins)}}}"
         binder.problem("unknown-attribute", law, ins.key, remedy=remedy)
     attributes, courses = _attributes(
         path, _without(tree, ("kind", "in")), op, binder, f"{hook.word} {op.name}"

@@ -209,7 +209,8 @@ def _node_pool(name: str, tree: Tree, op: Op, binder: Binder) -> str:
     if op.engine:
         law = f"node `{name}` runs where its model's {op.engine} engine is"
         model = str(tree.items["model"].value) if tree.get("model") else "MODEL"
-        remedy = f"place the engine: models.{model.partition('@')[0]}.{op.engine}.pool={item.value}"
+        placed = f"models.{model.partition('@')[0]}.{op.engine}.pool={item.value}"
+        remedy = f"leave out {name}.pool, and place the engine: {placed}"
         binder.problem("pool-of-engine", law, item.key, remedy=remedy)
     return str(item.value)
 
@@ -241,7 +242,7 @@ def _node_model(
     if removed:
         law = f"node `{name}` ({op.name}) runs on model `{model}`, which is removed here"
         mark = removed
-        remedy = f"remove: [{name}, models.{model}], or set: {{{name}.model: ...}}"
+        remedy = f"remove: [{name}] too, or set: {{{name}.model: ...}}"
     binder.problem("unknown-model", law, mark, models, remedy)
     return None, False
 

@@ -200,10 +200,25 @@ def _is_reported(metric: str, reads: str, place: Tree, tree: Tree, binder: Binde
     for reported in known:
         if f"{metric}/".startswith(f"{reported}/"):
             return
-    column = metric.removeprefix("eval/")
-    remedy = nearest(metric, known) or f"add it to the graph, as eval: {{report: {{{column}: rewards}}}}"
     law = f"{reads} `{metric}`, which no evaluation reports"
+    remedy = nearest(metric, known) or _report_of(metric, place, known)
     binder.problem("no-metric", law, place.at(("metric",)).mark, known, remedy)
+
+
+def _report_of(metric: str, place: Tree, known: Sequence[str]) -> str:
+    """Return the edit with which evaluations report a metric, or with which its reader takes one of theirs.
+
+    ``known`` are the metrics of evaluations. The mean of the column ``rewards`` is an example of a report.
+    """
+    setting = f"schedule.{'best' if 'mode' in place.items else 'stop'}.metric"
+    if not metric.startswith("eval/"):
+        if known:
+            return f"set: {{{setting}: {known[0]}}}"
+        return f"add: {{eval: {{report: {{accuracy: rewards}}}}}}, and set: {{{setting}: eval/accuracy}}"
+    name = metric.removeprefix("eval/")
+    if known:
+        return f"report it, for example by set: {{eval.report.{name}: rewards}}"
+    return f"report it, for example by add: {{eval: {{report: {{{name}: rewards}}}}}}"
 
 
 def _counted(schedule: Schedule, nodes: Sequence[Node], mark: Mark | None, binder: Binder) -> Schedule:

@@ -17,6 +17,7 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.frontend.tree_paths import put_set, resolve
 from rlgraph.syntax import source
 from rlgraph.syntax.interpolate import interpolate
+from rlgraph.syntax.settings import GraphFile
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder
 from rlgraph.syntax.yaml_text import flow
@@ -167,6 +168,11 @@ def _renamed_parent(child: Tree, parent: Tree) -> Tree:
     for name, item in child.items.items():
         if name in ("graph", "about", "extends", "use", "edits"):
             continue
+        if name not in (*GraphFile.model_fields, *EDITS):
+            law = f"a graph has no section `{name}`"
+            near = nearest(name, GraphFile.model_fields)
+            remedy = near or "leave it out; values that several places share are written out, or as ${...}"
+            raise fail("unknown-attribute", law, item.key, GraphFile.model_fields, remedy)
         law = f"`{name}` can't stand beside `extends`: a graph that extends another changes it by `edits`"
         edit = {name: item.plain()} if name in EDITS else {"set": dict(_values(name, item))}
         raise fail("section-beside-extends", law, item.key, remedy=f"edits: [{flow(edit)}]")

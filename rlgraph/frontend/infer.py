@@ -289,7 +289,7 @@ class Inference:
     def _missing(self, node: Node, column: str) -> None:
         """Note that nothing writes a column that a node reads, and how it could be written or left out."""
         law = f"node `{node.name}` ({node.op.name}) reads column `{column}`, which nothing writes"
-        remedy = writer_of(column) or nearest(column, self.writers)
+        remedy = writer_of(column, self.graph.models) or nearest(column, self.writers)
         if not remedy:
             remedy = f"add a node that writes it, or map it: in: {{{column}: ...}}"
         removed = self.graph.removed.get(column)

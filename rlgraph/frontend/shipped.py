@@ -1,5 +1,6 @@
 """The shipped graphs: their files, and lines of them as remedies."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from rlgraph.nodes import OPS
@@ -14,15 +15,23 @@ def shipped_graphs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(graphs_folder().glob("*.yaml"))}
 
 
-def writer_of(column: str) -> str:
-    """Return how a column could be written: the remedy for a missing one, or nothing.
+def writer_of(column: str, models: Collection[str]) -> str:
+    """Return how a column could be written in a graph with these models: the remedy for a missing one, or
+    nothing.
 
     Example:
-        >>> writer_of("values")
+        >>> writer_of("values", ["critic"])
         'add a node that writes it, as graph `ppo` does: values: {op: values, model: critic}'
     """
-    node = read(shipped_graphs()["ppo"]).items["nodes"].get(column)
+    ppo = read(shipped_graphs()["ppo"])
+    node = ppo.items["nodes"].get(column)
     if node:
+        model = node.get("model")
+        name = str(model.value) if model else ""
+        if name and name not in models:
+            section = ppo.at(("models", name))
+            additions = f"{{models.{name}: {flow(section)}, {column}: {flow(node)}}}"
+            return f"add a node that writes it, and its model, as graph `ppo` has them: add: {additions}"
         return f"add a node that writes it, as graph `ppo` does: {column}: {flow(node)}"
     writers = []
     for name in OPS:

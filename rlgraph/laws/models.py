@@ -86,7 +86,9 @@ def _settings_of_its_optimizer(view: ModelView) -> Iterator[Problem]:
             if setting:
                 law = f"`{view.path}.optimizer.{key}` is of {other}; the optimizer is {chosen}, "
                 law += OPTIMIZERS[chosen].averages
-                remedy = f"set: {{{view.path}.optimizer.kind: {other}}}, or leave out {key}"
+                remedy = (
+                    f"set: {{{view.path}.optimizer.kind: {other}}}, or leave out {view.path}.optimizer.{key}"
+                )
                 yield Problem("optimizer", law, setting.key, (), remedy)
 
 
@@ -97,7 +99,8 @@ def _optimizer_goes_with_engine(view: ModelView) -> Iterator[Problem]:
         if is_changed(view.spec.train, setting):
             law = f"`{view.path}.optimizer` is {chosen}, whose {optimizer_does}, "
             law += f"and `{view.path}.train.{setting}` {setting_does}"
-            remedy = f"set: {{{view.path}.optimizer.kind: {DEFAULT_OPTIMIZER}}}, or leave out {setting}"
+            remedy = f"set: {{{view.path}.optimizer.kind: {DEFAULT_OPTIMIZER}}}, "
+            remedy += f"or leave out {view.path}.train.{setting}"
             yield Problem("optimizer", law, view.key("optimizer", "kind"), (), remedy)
 
 
@@ -122,8 +125,9 @@ def _rank_of_experts(view: ModelView) -> Iterator[Problem]:
 
 def _head_has_logits(view: ModelView) -> Iterator[Problem]:
     if view.spec.head == "value" and view.spec.train.head_dtype:
+        remedy = f"leave out {view.path}.train.head_dtype"
         law = f"`{view.path}.train.head_dtype` is of logits, and model `{view.name}` has a value head"
-        yield Problem("head-dtype", law, view.key("train", "head_dtype"), (), "leave out head_dtype")
+        yield Problem("head-dtype", law, view.key("train", "head_dtype"), (), remedy)
 
 
 def _routers_train(view: ModelView) -> Iterator[Problem]:
@@ -134,10 +138,10 @@ def _routers_train(view: ModelView) -> Iterator[Problem]:
             continue
         if view.spec.frozen:
             law = f"model `{view.name}` is frozen: nothing balances its experts"
-            remedy = f"leave out {setting}"
+            remedy = f"leave out {view.path}.train.{setting}"
         elif train.compile:
             law = f"layers of `{view.name}` are compiled, and say nothing of the experts that they choose"
-            remedy = f"set: {{{view.path}.train.compile: false}}, or leave out {setting}"
+            remedy = f"set: {{{view.path}.train.compile: false}}, or leave out {view.path}.train.{setting}"
         elif train.lora and setting == "router_bias_update_rate":
             law = f"`{view.name}` trains an adapter beside weights that stay, "
             law += "and a router's bias is one of those"
@@ -150,7 +154,8 @@ def _routers_train(view: ModelView) -> Iterator[Problem]:
 def _config_keeps_shapes(view: ModelView) -> Iterator[Problem]:
     for field in sorted(SHAPING & view.spec.config.keys()):
         law = f"`{view.path}.config.{field}` changes the shapes of weights, which the model's files have"
-        yield Problem("config-shape", law, view.key("config", field), (), f"leave out {field}")
+        remedy = f"leave out {view.path}.config.{field}"
+        yield Problem("config-shape", law, view.key("config", field), (), remedy)
 
 
 def _engine_takes_settings(view: ModelView) -> Iterator[Problem]:
@@ -160,7 +165,7 @@ def _engine_takes_settings(view: ModelView) -> Iterator[Problem]:
             continue
         able = takers(setting)
         law = f"the engine {serve.engine} takes no `{view.path}.serve.{setting}`; {' or '.join(able)} does"
-        remedy = f"set: {{{view.path}.serve.engine: {able[0]}}}, or leave out {setting}"
+        remedy = f"set: {{{view.path}.serve.engine: {able[0]}}}, or leave out {view.path}.serve.{setting}"
         yield Problem("serve-option", law, view.key("serve", setting), (), remedy)
 
 
@@ -173,7 +178,8 @@ def _no_section_of_another_engine(view: ModelView) -> Iterator[Problem]:
             if not is_changed(getattr(view.spec.serve, other), setting):
                 continue
             law = f"the engine {chosen} takes no `{view.path}.serve.{other}.{setting}`, which is of {other}"
-            remedy = f"set: {{{view.path}.serve.engine: {other}}}, or leave out {setting}"
+            remedy = f"set: {{{view.path}.serve.engine: {other}}}, "
+            remedy += f"or leave out {view.path}.serve.{other}.{setting}"
             yield Problem("serve-option", law, view.key("serve", other, setting), (), remedy)
 
 
@@ -203,7 +209,8 @@ def _running_servers_as_they_are(view: ModelView) -> Iterator[Problem]:
         if is_changed(serve, setting):
             law = f"`{view.serve_path('addresses')}` are of servers that run already, "
             law += f"with a {setting} of their own"
-            yield Problem("addresses", law, view.serve_key(setting), (), f"leave out {setting}")
+            remedy = f"leave out {view.serve_path(setting)}"
+            yield Problem("addresses", law, view.serve_key(setting), (), remedy)
 
 
 def _servers_share_out_devices(view: ModelView) -> Iterator[Problem]:
@@ -230,7 +237,7 @@ def _running_servers_read_files(view: ModelView) -> Iterator[Problem]:
         return
     law = f"`{view.serve_path('addresses')}` are of servers that run already: `{view.path}.{setting}` can't "
     law += "reach them"
-    remedy = f"let the run start its servers, or leave out {setting}"
+    remedy = f"let the run start its servers, or leave out {view.path}.{setting}"
     yield Problem("addresses", law, view.key(setting), (), remedy)
 
 

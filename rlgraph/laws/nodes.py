@@ -63,7 +63,7 @@ def _tries(view: CallView) -> Iterator[Problem]:
     law = f"node `{node.name}` ({node.op.name}) counts {tries} tries; `{maker}` makes {samples} "
     law += "samples of a question"
     section = section_of_nodes(graph)
-    remedy = f"set: {{{section}{maker}.n: {tries}}}, or {{{section}{node.name}.k: {samples}}}"
+    remedy = f"set: {{{section}{maker}.n: {tries}}}, or set: {{{section}{node.name}.k: {samples}}}"
     yield refusal("too-many-tries", law, graph, node, [maker], remedy)
 
 
@@ -227,7 +227,9 @@ def _routed(view: CallView) -> Iterator[Problem]:
         return
     able = [name for name, record in SERVING.items() if record.routing is not None]
     law = f"node `{node.name}` writes `routing`; the engine {engine} does not say which experts it chose"
-    remedy = f"set: {{{node.name}.routing: false}}, or models.{node.model}.serve.engine: {' or '.join(able)}"
+    remedy = f"set: {{{node.name}.routing: false}}"
+    for engine in able:
+        remedy += f", or set: {{models.{node.model}.serve.engine: {engine}}}"
     yield refusal("no-routing", law, view.graph, node, [], remedy)
 
 
@@ -252,7 +254,8 @@ def _grammar(view: CallView) -> Iterator[Problem]:
         able = [name for name, record in SERVING.items() if record.grammars is not None]
         law = f"node `{node.name}` asks for texts of a grammar, `{grammar}`; "
         law += f"the engine {engine} draws from the whole vocabulary"
-        remedy = f"set: {{models.{node.model}.serve.engine: {' or '.join(able)}}}, "
+        engines = [f"set: {{models.{node.model}.serve.engine: {engine}}}" for engine in able]
+        remedy = f"{', or '.join(engines)}, "
         remedy += f"or set: {{{without_grammar}}}"
         yield refusal("no-grammar", law, graph, node, [], remedy)
 

@@ -80,7 +80,7 @@ def _wrong_ratio(view: CallView, scorer: Node, rollout: Node, law: str) -> Itera
     if scorer.model == rollout.model:
         remedy = f"read them before the update: {scorer.name}: {{model: {rollout.model}}}"
     else:
-        remedy = f"add a node that writes them: old_logprobs: {{op: logprobs, model: {rollout.model}}}"
+        remedy = f"let the model score that sampled: set: {{{scorer.name}.model: {rollout.model}}}"
     yield refusal("wrong-ratio", law, graph, node, [rollout.name, scorer.name], remedy)
 
 
@@ -91,7 +91,8 @@ def _other_rows(view: CallView, scorer: Node, rollout: Node, stranger: Node, law
     remedy = f"let `{node.name}` read what is of the rows that `{scorer.model}` sampled, "
     if scorer.domain in {domain.name for domain in graph.ancestors(rollout.domain)}:
         remedy += f"as a mean by group.mean of what is said of each by `{rollout.name}`, "
-    remedy += f"or train what sampled these: set: {{{node.name}.model: {rollout.model}}}"
+    remedy += f"or train what sampled these: set: {{{node.name}.model: {rollout.model}, "
+    remedy += f"{scorer.name}.model: {rollout.model}}}"
     problem = refusal("other-rows", law, graph, stranger, [], remedy)
     drawn = [rollout.name, stranger.name, scorer.name, node.name]
     return replace(problem, drawing=draw(graph, drawn))

@@ -82,9 +82,15 @@ def _stream_has_rollout(view: RegionView) -> Iterator[Problem]:
         return
     name = view.region.filter
     law = f"`{name}` refills, and where generation streams a filter behind it does"
-    remedy = f"set: {{{name}.refill: false}}, add: {{whole: {{op: filter.all, refill: true}}}}, "
+    remedy = f"set: {{{name}.refill: false}}, add: {{whole: {{op: filter.all, refill: true}}}}, and let a "
+    remedy += f"node behind it read its rows: set: {{{_update_of(view.graph)}.rows: whole}}; "
     remedy += "or set: {schedule.buffer: null}"
     yield Problem("no-stream", law, view.graph.node(name).mark, (), remedy)
+
+
+def _update_of(graph: Graph) -> str:
+    """Return the name of the last node that trains."""
+    return [node.name for node in graph.in_order if node.trains][-1]
 
 
 def _one_step_leaves_groups(view: RegionView) -> Iterator[Problem]:

@@ -54,7 +54,10 @@ def _one_context(view: NodeView) -> Iterator[Problem]:
         return
     law = f"node `{node.name}` ({node.op.name}) reads whole samples of `{maker.name}`, whose policy "
     law += "forgets: it never saw all of a sample's tokens in one context"
-    remedy = "add: {segments: {op: segment.contexts}}, and let it read segment_tokens and segment_mask; or "
+    nodes = (*graph.nodes, *graph.dropped)
+    cuts = [other for other in nodes if other.call and other.op.name == "segment.contexts"]
+    remedy = "" if cuts else "add: {segments: {op: segment.contexts, most: 4}}, and "
+    remedy += f"set: {{{node.name}.in: {{tokens: segment_tokens, loss_mask: segment_mask}}}}, or "
     remedy += f"set: {{{maker.name}.{maker.called.name_of('contexts')}: false}}"
     yield refusal("several-contexts", law, graph, node, [maker.name], remedy)
 
@@ -173,8 +176,15 @@ def _misses_rows(view: CadenceView, node: Node, writer: Node, runs: Cadences) ->
     maker = graph.domains[str(writer.domain)].maker
     cadence = available[0]
     replay = f"{{op: replay, rows: {maker}, fresh: true, capacity: 1024, staleness: {cadence.every - 1}}}"
-    remedy = f"set: {{{node.name}.every: {cadence.every}, {node.name}.from: {cadence.first}}}; or let rows "
-    remedy += f"last: add: {{kept: {replay}}}, and set: {{{node.name}.rows: kept}}"
+    # where only these rows train, iterations without them would have nothing to run
+    has_other_updates = any(other.updates and other is not node for other in graph.nodes)
+    remedy = "let rows last: "
+    if has_other_updates:
+        remedy = (
+            f"set: {{{node.name}.every: {cadence.every}, {node.name}.from: {cadence.first}}}; or {remedy}"
+        )
+    begins = f", {origin.name}.from: 1" if cadence.first > 1 else ""
+    remedy += f"add: {{kept: {replay}}}, and set: {{{node.name}.rows: kept{begins}}}"
     mark = origin.edited or origin.mark
     return Problem("misses-rows", law, mark, (), remedy, draw(graph, [origin.name, node.name]))
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rlgraph.errors import Problem
+from rlgraph.laws.idle_settings import idle_settings
 from rlgraph.laws.sampling import changed_sampling
-from rlgraph.laws.settings import best_of_one, long_intervals, unread_attributes, unread_settings
+from rlgraph.laws.settings import (
+    best_of_one,
+    changing_evaluations,
+    long_intervals,
+    unread_attributes,
+)
 from rlgraph.laws.training import (
     blind_rewards,
     dropped_nodes,
@@ -27,6 +33,7 @@ RUN_WARNINGS: tuple[Callable[[RunView], Iterator[Problem]], ...] = (
     idle_kl,
     long_intervals,
     best_of_one,
+    changing_evaluations,
 )
 # looked for behind those of each phase
-SETTING_WARNINGS: tuple[Callable[[RunView], Iterator[Problem]], ...] = (unread_attributes, unread_settings)
+SETTING_WARNINGS: tuple[Callable[[RunView], Iterator[Problem]], ...] = (unread_attributes, idle_settings)

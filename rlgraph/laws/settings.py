@@ -1,4 +1,4 @@
-"""Warnings about settings that come too late in a run, or that another setting makes idle."""
+"""Warnings about settings that come too late in a run, change what is measured, or have no effect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from rlgraph.errors import Problem, warning
 from rlgraph.ir.graph import Call, Graph
-from rlgraph.ir.plan import Plan, ServePlan
+from rlgraph.ir.plan import Plan
+from rlgraph.ir.schedules import ValueSchedule
 from rlgraph.laws.views import RunView
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.shipped_files import is_shipped
@@ -19,8 +20,6 @@ LONGER_THAN_RUN = {
     RECORD: "only the first iteration is recorded",
     EVALUATE: "evaluations come only at its ends",
 }
-# a setting of an optimizer -> the schedules that read it
-SCHEDULED = {"min_lr_ratio": ("cosine", "linear"), "cycles": ("cosine",)}
 
 
 def intervals(plan: Plan) -> dict[tuple[str, str], int | Interval]:
@@ -62,6 +61,42 @@ def best_of_one(view: RunView) -> Iterator[Problem]:
         law += "the last iteration (`eval.every` is 0)"
         mark = view.tree.at(("schedule", "best")).key
         yield warning("best-of-one", law, mark, "set: {eval.every: 20}, or another interval")
+
+
+def changing_evaluations(view: RunView) -> Iterator[Problem]:
+    """Yield attributes that follow a course and that evaluations read too.
+
+    An evaluation uses the value of its iteration, so that what it reports changes with the setting. A course
+    that is written in ``eval.nodes`` is intended.
+    """
+    plan, graph = view.plan, view.evaluation
+    has_several = plan.eval_before or plan.eval_every
+    if graph is None or not has_several:
+        return
+    for name, call in _calls_with_courses(graph):
+        for key, course in call.courses.items():
+            attribute = (name, *key.split("."))
+            place = view.tree.find(("nodes", *attribute))
+            is_of_evaluation = view.tree.find(("eval", "nodes", *attribute)) is not None
+            if place is None or is_of_evaluation or not isinstance(course, ValueSchedule):
+                continue
+            path = ".".join(attribute)
+            metrics = " and ".join(f"`eval/{metric}`" for metric in plan.report)
+            law = f"`{path}` changes in the course of the run ({course}), and evaluations use the value of "
+            law += f"their iteration: {metrics} will change with the setting too, not with learning alone"
+            _, final = course.points[-1]
+            remedy = f"set: {{eval.nodes.{path}: {final}}}"
+            yield warning("changing-evaluation", law, place.key or place.mark, remedy)
+
+
+def _calls_with_courses(graph: Graph) -> Iterator[tuple[str, Call]]:
+    """Yield the names of nodes whose attributes follow a course, and their calls.
+
+    A source that gives all of its rows reads no weights, so that a course of these changes nothing.
+    """
+    for node in graph.nodes:
+        if node.call and node.call.courses and node.call.value("rows") != "all":
+            yield node.name, node.call
 
 
 def unread_attributes(view: RunView) -> Iterator[Problem]:
@@ -111,34 +146,9 @@ def _may_be_read(node_tree: Tree, calls: list[Call], condition: str) -> bool:
     return any(call.attributes[condition] or condition in call.courses for call in calls)
 
 
-def unread_settings(view: RunView) -> Iterator[Problem]:
-    """Yield a problem for each setting of a model that another one makes idle."""
-    for name, model in view.plan.models.items():
-        if model.optimizer:
-            yield from _unread_by_schedule(view.tree, name, model.optimizer.schedule)
-        if model.serve:
-            yield from _unread_timeout(view, name, model.serve)
-
-
-def _unread_by_schedule(tree: Tree, model: str, schedule: str) -> Iterator[Problem]:
-    for key, readers in SCHEDULED.items():
-        path = ("models", model, "optimizer", key)
-        if tree.find(path) and schedule not in readers:
-            yield decides_nothing(tree, path, f"only a {' or '.join(readers)} schedule reads it")
-
-
-def _unread_timeout(view: RunView, model: str, serve: ServePlan) -> Iterator[Problem]:
-    limit = view.plan.schedule.timeout
-    path = tuple(serve.setting_name(model, "request_timeout").split("."))
-    is_longer = (serve.request_timeout or 0) >= limit
-    if is_longer and view.tree.find(path):
-        reason = f"`schedule.timeout` ends the step before, after {limit:g} s"
-        yield decides_nothing(view.tree, path, reason)
-
-
 def decides_nothing(tree: Tree, path: tuple[str, ...], reason: str) -> Problem:
     """Return the warning of a setting, or a whole section, without which the plan is the same."""
     place, name = tree.at(path), ".".join(path)
     mark = place.key or place.mark
     remedy = f"remove: [{name}]" if is_shipped(mark) else f"leave out `{name}`"
-    return warning("dead", f"`{name}` decides nothing: {reason}", mark, remedy)
+    return warning("dead", f"`{name}` has no effect: {reason}", mark, remedy)

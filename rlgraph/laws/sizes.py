@@ -8,13 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import gcd
 
+from rlgraph.costs.model_size import is_vision_language
 from rlgraph.costs.models.config import Config
 from rlgraph.costs.models.fields import UNDIVIDED, UNSHARED
-from rlgraph.engines.registry import BALANCED
+from rlgraph.engines.registry import BALANCED, serving
 from rlgraph.engines.sglang_options import FP8_BLOCK, REPLICATED
 from rlgraph.errors import Problem, divisors
 from rlgraph.ir.plan import ServePlan
 from rlgraph.laws.views import SizedView
+
+
+def _reads_text_alone(view: SizedView) -> Iterator[Problem]:
+    """Yield a vision-language model that the run would load. An endpoint may serve one."""
+    has_remote_weights = view.model.serve is not None and not serving(view.model.serve).paths
+    is_loaded = view.model.train is not None or not has_remote_weights
+    same_path = [name for name, model in view.plan.models.items() if model.path == view.model.path]
+    is_first = same_path[0] == view.name
+    if not is_loaded or not is_first or not is_vision_language(view.model.path):
+        return
+    law = f"models.{view.name}.path: {view.model.path} is a vision-language model, and vision-language "
+    law += "models are not supported yet"
+    remedy = f"give the path of a language model that reads text alone: models.{view.name}.path=..."
+    yield Problem("vision-language", law, None, remedy=remedy)
 
 
 def _rows_can_be_shared(view: SizedView) -> Iterator[Problem]:
@@ -90,11 +105,11 @@ def _experts_can_be_balanced(view: SizedView) -> Iterator[Problem]:
             continue
         if not config.experts:
             law = f"`{view.name}` is not a mixture: it has no experts to balance ({path}.{setting})"
-            yield Problem("balance", law, None, (), f"leave out {setting}")
+            yield Problem("balance", law, None, (), f"leave out {path}.{setting}")
         elif setting == "router_bias_update_rate" and not config.biased_choice:
             law = f"the routers of `{view.name}`, a {config.model_type}, choose experts without a bias "
             law += f"({path}.{setting})"
-            remedy = f"leave out {setting}; {path}.router_aux_loss_coef balances them"
+            remedy = f"leave out {path}.{setting}; {path}.router_aux_loss_coef balances them"
             yield Problem("balance", law, None, (), remedy)
 
 
@@ -167,6 +182,7 @@ def _columns_on_device(serve: ServePlan, config: Config) -> dict[str, int]:
 
 
 SIZE_LAWS: tuple[Callable[[SizedView], Iterator[Problem]], ...] = (
+    _reads_text_alone,
     _rows_can_be_shared,
     _layers_can_be_divided,
     _experts_can_be_divided,

@@ -36,12 +36,25 @@ def runs_ahead(graph: Graph) -> Iterator[Problem]:
     if generating:
         node = generating[0]
         law += f"`{node.model}` generates and trains on one pool, {graph.engines[f'{node.model}.serve']}"
-        yield Problem("no-overlap", law, node.mark, (), f"{TWO_POOLS}, or schedule.buffer=null")
+        yield Problem("no-overlap", law, node.mark, (), f"{_apart(graph, node)}, or schedule.buffer=null")
         return
     law += "nothing generates with a model that is trained"
     serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
     nodes = [*serving, *graph.nodes]
     yield Problem("no-overlap", law, nodes[0].mark if nodes else None, (), NO_STREAM)
+
+
+def _apart(graph: Graph, node: Node) -> str:
+    """Return the edit that lets a node generate on a pool that does not train its model.
+
+    Models that name no pool are placed by the compiler once there are two.
+    """
+    training = graph.engines[f"{node.model}.train"]
+    others = [name for name in graph.devices if name != training]
+    is_placed = graph.models[str(node.model)].serve.pool is not None
+    if others and is_placed:
+        return f"set: {{models.{node.model}.serve.pool: {others[0]}}}"
+    return TWO_POOLS
 
 
 def is_on_separate_pool(graph: Graph, node: Node) -> bool:
@@ -56,7 +69,13 @@ def _generates_beside_training(view: StreamView) -> Iterator[Problem]:
     serving = serving_trained(view.graph)
     if serving:
         law += f"`{serving[0].model}` generates and trains on one pool"
-        yield Problem("no-stream", law, serving[0].mark, (), f"{TWO_POOLS}, or schedule.buffer=null")
+        yield Problem(
+            "no-stream",
+            law,
+            serving[0].mark,
+            (),
+            f"{_apart(view.graph, serving[0])}, or schedule.buffer=null",
+        )
     else:
         law += "nothing generates with a model that is trained"
         yield Problem("no-stream", law, None, (), NO_STREAM)

@@ -260,7 +260,10 @@ def _moves(footprint: Footprint, order: Sequence[Step], gaps: Mapping[str, Seque
                 _join(around, steps[-1], BEHIND, move, numbers)
             elif gap.end is not None:
                 anchor = steps[gap.end]
-                reason = f"`{_user(anchor, order)}` needs them"
+                # it may be brought back earlier than it is used, where there is room
+                uses = _uses(footprint, pool, gap.item, steps)
+                user = steps[next((place for place in uses if place >= gap.end), gap.end)]
+                reason = f"`{_user(user, order)}` needs them"
                 move = _move("back", pool, footprint, gap.item, reason)
                 _join(around, anchor, IN_FRONT, move, numbers)
     return around

@@ -70,9 +70,12 @@ class DoesNotFitError(GraphError):
         pool, worst = max(peaks.items(), key=lambda item: item[1].lacks)
         needed, capacity = size_text(worst.bytes), size_text(worst.capacity)
         law = f"{pricing.plan.graph} does not fit on {pricing.cluster.cluster}: "
-        law += f"a device of pool {pool} needs {needed} in `{worst.step}` and has {capacity}"
+        law += f"a device of pool {pool} needs {needed} in `{worst.step}`, and "
         if worst.free:
-            law += f", of which {size_text(worst.free)} stay free"
+            law += f"may use {size_text(worst.capacity - worst.free)} of {capacity} "
+            law += f"({size_text(worst.free)} stay free)"
+        else:
+            law += f"has {capacity}"
         super().__init__([Problem("does-not-fit", law, drawing="\n".join(memory_text(peaks)))])
 
 

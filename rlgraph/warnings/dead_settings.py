@@ -1,7 +1,8 @@
 """Find dead settings: values that can be changed, or taken out, and the plan stays the same.
 
-Nothing here knows what a setting means. A value that stands in the plan is in use: the sections of models,
-pools and schedule that the plan repeats, and what functions are called with. Any other value is changed, or
+Nothing here knows what a setting means. A value that stands in the plan is in use, so far as
+``rlgraph/laws/idle_settings.py`` does not say otherwise: the sections of models, pools and schedule that the
+plan repeats, and what functions are called with. Any other value is changed, or
 taken out, and the graph planned again:
 
     models.ref.serve.max_rows: 64 ─┬─> 65      same plan ─┐

@@ -160,4 +160,4 @@ def test_a_second_try_of_a_sample_has_as_long_before_its_step_is_given_up(
 def test_a_section_waits_for_its_engine_where_the_machine_chooses(engine: str, dead: bool) -> None:
     settings = (f"models.policy.serve.engine={engine}", "models.policy.serve.sglang.restarts=0")
     laws = [warning.law for warning in Compilation(PlanRequest("demo", settings)).warnings]
-    assert any("`models.policy.serve.sglang` decides nothing" in law for law in laws) is dead
+    assert any("`models.policy.serve.sglang` has no effect" in law for law in laws) is dead

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rlgraph.compiler import compile_graph
 from rlgraph.costs.model_size import known_models, padded, size_of
+from rlgraph.costs.models.fields import TEXTS
 from rlgraph.errors import GraphError
+from rlgraph.ir.plan import Target
 
 # Parameters that the model cards and reports on the Hugging Face hub state, or that its safetensors sum to.
 PUBLISHED = {
@@ -239,3 +242,38 @@ def test_a_config_that_lacks_a_field(tmp_path: Path) -> None:
     lacking = {name: value for name, value in TINY.items() if name != "vocab_size"}
     with pytest.raises(GraphError, match="has no `vocab_size`"):
         size_of(folder(tmp_path, lacking))
+
+
+@pytest.mark.parametrize("target", [None, Target("h100-8")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "Qwen/Qwen3-VL-2B-Instruct",
+        "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+    ],
+)
+def test_a_vision_language_model_is_refused_by_name(model: str, target: Target | None) -> None:
+    with pytest.raises(GraphError, match="vision-language models are not supported yet") as refused:
+        compile_graph("grpo", [f"models.policy.path={model}"], 1, target)
+    (problem,) = refused.value.problems  # the reference has the same path
+    assert f"models.policy.path: {model} " in problem.law and "models.policy.path=" in problem.remedy
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_folder_with_a_vision_language_model_is_refused(kind: str, tmp_path: Path) -> None:
+    path = folder(tmp_path, {"model_type": kind, "text_config": TINY})
+    with pytest.raises(GraphError, match="vision-language models are not supported yet"):
+        compile_graph("grpo", [f"models.policy.path={path}"], 1)
+
+
+def test_a_judge_at_an_endpoint_may_be_a_vision_language_model(tmp_path: Path) -> None:
+    serve = "{engine: openai, openai: {addresses: ['http://one:8000']}}"
+    judge = f"{{path: Qwen/Qwen2.5-VL-7B-Instruct, frozen: true, serve: {serve}}}"
+    rewards = "{op: reward.judge, model: judge, prompt: 'Grade {response}'}"
+    path = tmp_path / "judged.yaml"
+    path.write_text(
+        f"graph: judged\nextends: grpo\nedits:\n  - add: {{models.judge: {judge}}}\n"
+        f"  - replace: {{rewards: {rewards}}}\n"
+    )
+    assert "judge" in compile_graph(str(path), devices=1).models

@@ -35,6 +35,11 @@ MENDED = {
         "set: {rollout.repetition_penalty: 1.0, rollout.min_new_tokens: 0}",
         "set: {update_policy.in.old_logprobs: rollout_logprobs}, remove: [old_logprobs]",
     ],
+    "changing_evaluation": [
+        "set: {eval.nodes.rollout.max_new_tokens: 4}",
+        "set: {eval.nodes.rollout.max_new_tokens: {steps: {1: 3, 20: 4}}}",
+        "set: {eval.before: false}",
+    ],
     "cut_sampling": ["set: {rollout.top_p: 1.0, rollout.top_k: 0}"],
     "dead_model": ["remove: [models.teacher]"],
     "dead_settings": ["remove: [models.ref.serve, models.ref.optimizer, eval.nodes.update_policy]"],
@@ -172,7 +177,7 @@ DEAD += [
 # settings that look idle and are not
 LIVE = [
     ("demo", "set: {models.policy.serve.max_rows: 65, models.policy.serve.dtype: float32}"),
-    ("demo", "set: {models.policy.train.micro_tokens: 16384, models.ref.train.recompute: false}"),
+    ("demo", "set: {models.policy.train.micro_tokens: 16384, models.policy.train.recompute: false}"),
     ("demo", "set: {eval.nodes.rollout.temperature: 1.0, eval.every: 10, eval.nodes.rollout.n: 8}"),
     ("demo", "set: {eval.nodes.prompts.files: [demo_files/train.parquet]}"),
     ("demo", "set: {update_policy.every: 1, update_policy.loss.clip: 0.2, schedule.keep: 2}"),
@@ -201,8 +206,8 @@ def test_dead_settings_are_found(graph: str, edit: str, paths: set[str]) -> None
     ("edit", "said"),
     [
         ("set: {eval.nodes.rollout.min_new_tokens: 300, eval.nodes.rollout.max_new_tokens: 256}", "(256)"),
-        ("set: {rollout.max_new_tokens: {steps: {1: 8, 9: 16}}, eval.nodes.rollout.min_new_tokens: 3}",
-         ""),
+        ("set: {rollout.max_new_tokens: {steps: {1: 8, 9: 16}}, "
+         "eval.nodes.rollout: {min_new_tokens: 3, max_new_tokens: 16, n: 1, temperature: 0}}", ""),
         ("set: {rollout: {op: rollout.agent, model: policy, max_new_tokens: 99, max_turn_tokens: 9, n: 4, "
          "min_new_tokens: 9}}, add: {rollout_weights: {op: correction.tis}}", "`max_turn_tokens` (9)"),
         ("set: {models.policy.optimizer: {lr: 0.1, schedule: cosine, warmup_steps: 50, total_steps: 40}}",
@@ -237,6 +242,14 @@ def test_a_value_that_others_refer_to_is_not_dead(tmp_path: Path) -> None:
 
 def test_what_an_evaluation_reports_is_not_dropped() -> None:
     assert edited("demo", "add: {length: {op: reward.exact}}, set: {eval.report.second: length}") == []
+
+
+def test_a_course_of_weights_changes_no_evaluation_that_takes_all_rows() -> None:
+    files = "files: {a: [a.parquet], b: [b.parquet]}"
+    course = f"prompts.{files}, prompts.weights: {{a: {{linear: [1, 0], over: 9}}, b: 1}}"
+    assert edited("demo", f"set: {{{course}, eval.nodes.prompts: {{{files}, batch: all}}}}") == []
+    (warning,) = edited("demo", f"set: {{{course}, eval.nodes.prompts: {{{files}, batch: 64}}}}")
+    assert warning.kind == "changing-evaluation" and "`prompts.weights.a`" in warning.law
 
 
 def test_samples_of_one_greedy_response_are_legal() -> None:

@@ -8,14 +8,16 @@ import pytest
 import torch
 from every_family import build
 from families import expected, scored
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from rlgraph.costs.models.fields import TEXTS
 from rlgraph.runtime.engines.fsdp import preflight
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.packing import packs
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.transformers import load
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
+from rlgraph.runtime.engines.weights import pretrained
 from rlgraph.syntax.model_settings import Train
 
 # one with parameters that are not on the meta device as all others are; windows of its own; a mask of two
@@ -60,6 +62,16 @@ def test_what_can_not_be_trained_is_said_before_a_run(tmp_path: Path, kind: str,
     path, _ = build(tmp_path, kind)
     law = preflight.unfit(ModelFiles(str(path)), "lm", Train())
     assert law.startswith(f"{kind}: ") and why in law
+
+
+@pytest.mark.parametrize("kind", [*TEXTS, "llava"])
+@pytest.mark.parametrize("head", ["lm", "value"])
+def test_a_vision_language_model_is_refused_by_name(kind: str, head: str) -> None:
+    config = AutoConfig.for_model(kind)
+    assert type(config) in AutoModelForImageTextToText._model_mapping
+    assert type(config) not in AutoModelForCausalLM._model_mapping
+    law = pretrained.unfit(config, head)
+    assert law.startswith(f"{kind}: vision-language models are not supported yet")
 
 
 def test_weights_are_read_as_they_stand_in_the_files(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_run_is_left_as_it_was() -> None:
         (
             2,
             "rollout",
-            "no checkpoint after iteration 1, with which iteration 2 began\n  with a checkpoint .* 1, 3",
+            "no checkpoint after iteration 1, with which iteration 2 began\n  iterations with .* 1, 3 ",
         ),
         (3, "refresh", "`refresh` does not run in iteration 3"),
         (

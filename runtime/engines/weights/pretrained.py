@@ -101,11 +101,16 @@ def unfit(config: Any, head: str) -> str:
 
 def _without_class(config: Any, auto: Any) -> str:
     """Return that there is no class of a kind for a configuration, or nothing."""
+    from transformers import AutoModelForImageTextToText
+
     if type(config) in auto._model_mapping:
         return ""
     classes_of_files = getattr(config, "auto_map", None) or {}
     if auto.__name__ in classes_of_files:
         return ""
+    if type(config) in AutoModelForImageTextToText._model_mapping:
+        law = f"{config.model_type}: vision-language models are not supported yet"
+        return f"{law}; take a language model that reads text alone for models.NAME.path"
     law = f"{config.model_type}: transformers has no {auto.__name__.removeprefix('Auto')} of this type"
     return f"{law}; take a model of another type, for a critic also one of another than the policy's"
 
