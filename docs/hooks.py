@@ -1,7 +1,8 @@
-"""What the site of the documents has beside the pages: the README as its first, and a list of decisions."""
+"""Adds pages to the site of the documents: the README as its first, a list of decisions, and the notebook."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,21 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     ]
     content = "# Decisions\n\nWhy things are as they are, the newest first.\n\n" + "".join(listed)
     files.append(File.generated(config, "decisions/index.md", content=content))
+    files.append(File.generated(config, "tour.md", content=_notebook_page(ROOT / "docs" / "tour.ipynb")))
     return files
+
+
+def _notebook_page(path: Path) -> str:
+    """Return a notebook's cells as Markdown, with a link to the notebook below its title."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    blocks = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        is_code = cell["cell_type"] == "code"
+        blocks.append(f"```python\n{source}\n```" if is_code else source)
+    title, _, rest = blocks[0].partition("\n\n")
+    link = f"[Download the notebook]({path.name}), and open it in Jupyter."
+    return "\n\n".join([title, link, rest, *blocks[1:]]) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:

@@ -39,6 +39,7 @@ def sweep(
     are checked first. Started again with the same folder it goes on, and what is done is not run again.
     """
     from rlgraph.sweep.combinations import combinations
+    from rlgraph.sweep.results import LEGEND
     from rlgraph.sweep.runs import Sweep
 
     runs = combinations(graph, overrides, devices)
@@ -51,6 +52,6 @@ def sweep(
     place = folder or Path("runs") / f"{Path(graph).stem}-sweep"
     say(f"{len(runs)} runs of {graph}, in {place}")
     reached, is_done = Sweep(graph, runs, place, options, say).carry_out(jobs)
-    say(f"\n{reached.text()}\n  {place / 'sweep.html'}  the same with curves")
+    say(f"\n{reached.text()}\n{LEGEND}\n  {place / 'sweep.html'}  the same with curves")
     say(f"  {place / 'table.csv'}  a row per run")
     ctx.exit(0 if is_done else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,12 @@ if TYPE_CHECKING:
 @OVERRIDES
 @DEVICES
 @request_options
-@click.option("--against", metavar="GRAPH|PLAN|RUN", help="Show also what is different from this one.")
+@click.option(
+    "--against",
+    metavar="GRAPH|PLAN|RUN",
+    multiple=True,
+    help="Show also what is different from this one, with the curves of both runs. For more runs repeat it.",
+)
 @form_option("html", "trace", help="trace: a timeline for ui.perfetto.dev, of a run with what was measured.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file  [<graph>.html]")
 @click.option("--serve", is_flag=True, help="Write no file: serve the page on this machine until Ctrl-C.")
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
 @NO_CODE
 def view(
     request: PlanRequest,
-    against: str | None,
+    against: Sequence[str],
     form: str,
     output: Path | None,
     serve: bool,
@@ -63,12 +69,15 @@ def view(
     if serve and (output or form == "trace"):
         raise click.UsageError("--serve writes no file and serves a page: leave out -o and --format trace")
     new = subject(request)
-    old = subject(replace(request, graph=against, overrides=())) if against else None
+    compared = [subject(replace(request, graph=other, overrides=())) for other in against]
+    shown = [new, *compared]
+    if len(shown) > 2 and not all(each.run_dir for each in shown):
+        raise click.UsageError("several --against overlay the curves of runs: give runs alone")
     if serve:
-        _serve(request, old, port, follow)
+        _serve(request, compared, port, follow)
         return
     if form == "html":
-        text, suffix, viewer = page(contents(new, old)), "html", "in a browser"
+        text, suffix, viewer = page(contents(new, *compared)), "html", "in a browser"
     else:
         text, suffix, viewer = _trace(new), "trace.json", "at ui.perfetto.dev"
     path = output or Path(f"{new.plan.graph}.{suffix}")
@@ -76,12 +85,12 @@ def view(
     say(f"{path}: open it {viewer}")
 
 
-def _serve(request: PlanRequest, old: Subject | None, port: int, follow: bool) -> None:
+def _serve(request: PlanRequest, compared: Sequence[Subject], port: int, follow: bool) -> None:
     from rlgraph.view.contents import contents
     from rlgraph.view.serve import server
     from rlgraph.view.subject import subject
 
-    with server(lambda: contents(subject(request), old), port, follow) as serving:
+    with server(lambda: contents(subject(request), *compared), port, follow) as serving:
         click.echo(f"http://127.0.0.1:{serving.server_port} (Ctrl-C to stop)")
         try:
             serving.serve_forever()

@@ -1,13 +1,11 @@
-"""Prints what the runs of a sweep reached: a table, the same as CSV, and a page with a chart per metric."""
+"""Prints what the runs of a sweep reached: a table, the same as CSV, and a page with their curves."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
-import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,17 @@ from rich.table import Table
 from rlgraph.errors import RunError
 from rlgraph.files import write
 from rlgraph.reports.measured import read_metrics
+from rlgraph.reports.outcome import REWARD, is_score
 from rlgraph.sweep.combinations import Combination, shortened
+from rlgraph.view.curves import curves
+from rlgraph.view.page import sweep_page
 
-REWARD = "reward/mean"  # what is compared where nothing is evaluated
 SEED = "seed"  # runs that differ in it alone are one row
-WIDTH, HEIGHT = 640, 240  # pixels of a chart
-COLOURS = 6  # lines of one colour differ in their dashes
-STYLE = Path(__file__).with_name("page.css")
+STAR = "*"
+LEGEND = (
+    "Each value was measured last: at the last evaluation, or in the last iteration if nothing is evaluated. "
+    f"Several runs: mean ± standard deviation over seeds. {STAR} marks the highest mean of a column."
+)
 
 Curve = Sequence[tuple[int, float]]  # iterations done, value
 
@@ -36,6 +38,12 @@ class SweepRow:
     values: list[str]
     runs: int
     metrics: list[list[float]]
+    seeds: Sequence[Combination]
+
+    def name(self, heads: Sequence[str]) -> str:
+        """Return the settings, as ``clip=0.1, n=8``; ``all runs`` where only the seed is swept."""
+        settings = [f"{head}={value}" for head, value in zip(heads, self.values, strict=True)]
+        return ", ".join(settings) or "all runs"
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Results:
             metrics = []
             for metric in self.metrics:
                 metrics.append([of_run[metric] for of_run in latest if metric in of_run])
-            rows.append(SweepRow([*values], len(begun_runs), metrics))
+            rows.append(SweepRow([*values], len(begun_runs), metrics, runs))
         return rows
 
     @property
@@ -122,86 +130,44 @@ class Results:
             reached = [latest.get(metric, "") for metric in self.metrics]
             lines.writerow([run.name, *run.values.values(), *reached])
         write(folder / "table.csv", file.getvalue())
-        write(folder / "sweep.html", self.page())
+        write(folder / "sweep.html", sweep_page(self.contents(folder)))
 
-    def page(self) -> str:
-        """Return one HTML file that asks for nothing."""
-        table = _table_row("th", [*self.heads, "runs", *self.metrics])
+    def contents(self, folder: Path) -> dict[str, Any]:
+        """Return what the page of the sweep in a folder shows, as JSON values."""
+        rows = self.rows()
+        first_metric = len(self.heads) + 1  # behind the settings and the count of runs
+        shown_rows = []
         for cells in self._cells():
-            table += _table_row("td", cells)
-        title = f"{html.escape(self.graph)}: {len(self.runs)} runs"
-        charts = ""
-        for metric in self.metrics:
-            charts += f"<h2>{html.escape(metric)}</h2>\n{self._chart(metric)}\n"
-        return (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<style>\n{STYLE.read_text(encoding='utf-8')}</style></head>\n"
-            f"<body><h1>{title}</h1>\n<table>\n{table}</table>\n{charts}</body></html>\n"
-        )
-
-    def _chart(self, metric: str) -> str:
-        """Return a metric over the iterations, a line for each run."""
-        curves = {}
+            highest = [number for number, cell in enumerate(cells) if number >= first_metric and STAR in cell]
+            shown_rows.append({"cells": cells, "highest": highest})
+        lines = []
+        for row in rows:
+            lines.append((row.name(self.heads), [folder / run.name for run in row.seeds]))
+        begun = sum(row.runs for row in rows)
+        states = []
         for run in self.runs:
-            curve = self.curves.get(run.name, {}).get(metric)
-            if curve:
-                curves[run.name] = curve
-        axes = ChartAxes.of(curves.values())
-        marks = axes.marks()
-        legend = []
-        for number, (name, curve) in enumerate(curves.items()):
-            style = f"c{number % COLOURS}"
-            repeats = number // COLOURS  # of the colours: their lines are dashed
-            label = html.escape(f"{name}: {curve[-1][1]:.3f}")
-            dashes = f' stroke-dasharray="{2 + 3 * repeats} 3"' if repeats else ""
-            points = " ".join(axes.point(step, value) for step, value in curve)
-            line = f'<polyline class="{style}"{dashes} points="{points}">'
-            marks.append(f"{line}<title>{label}</title></polyline>")
-            dash = "- " if repeats else ""
-            legend.append(f'<span class="{style}">{dash}{label}</span>')
-        label = html.escape(f"{metric} over the iterations, {len(curves)} runs")
-        box = f"0 0 {WIDTH} {HEIGHT}"
-        chart = f'<svg viewBox="{box}" role="img" aria-label="{label}">{"".join(marks)}</svg>'
-        return f"<figure>{chart}<figcaption>{' '.join(legend)}</figcaption></figure>"
+            state = self.summary(run) if run.name in self.curves else "has not begun"
+            states.append((str(folder / run.name), state))
+        return {
+            "graph": self.graph,
+            "folder": str(folder),
+            "headline": [("runs begun", f"{begun} of {len(self.runs)}"), *self._highest(rows)],
+            "heads": self.heads,
+            "metrics": self.metrics,
+            "rows": shown_rows,
+            "legend": LEGEND,
+            "curves": curves(lines),
+            "runs": states,
+        }
 
-
-@dataclass(frozen=True)
-class ChartAxes:
-    """Where iterations and values lie in a chart, in pixels."""
-
-    iterations: int
-    low: float
-    high: float
-
-    @staticmethod
-    def of(curves: Iterable[Curve]) -> ChartAxes:
-        """Return the axes on which all of some curves have room."""
-        steps, values = zip(*itertools.chain.from_iterable(curves), strict=True)
-        return ChartAxes(max(steps) or 1, min(values), max(values))
-
-    def point(self, step: int, value: float) -> str:
-        """Return a point of a curve, as SVG takes it."""
-        across = 48 + (WIDTH - 60) * step / self.iterations
-        return f"{across:.1f},{self.down(value):.1f}"
-
-    def down(self, value: float) -> float:
-        """Return how far below the upper edge a value lies."""
-        span = (self.high - self.low) or 1
-        return HEIGHT - 24 - (HEIGHT - 40) * (value - self.low) / span
-
-    def marks(self) -> list[str]:
-        """Return the labels of the axes: the lowest value, the highest, and the last iteration."""
-        labels = []
-        for value in dict.fromkeys((self.low, self.high)):
-            labels.append(f'<text x="4" y="{self.down(value) + 4:.0f}">{value:.3g}</text>')
-        labels.append(f'<text x="{WIDTH - 12}" y="{HEIGHT - 6}" text-anchor="end">{self.iterations}</text>')
-        return labels
-
-
-def _table_row(tag: str, cells: Sequence[str]) -> str:
-    texts = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-    return f"<tr>{texts}</tr>\n"
+    def _highest(self, rows: Sequence[SweepRow]) -> Iterator[tuple[str, str]]:
+        """Yield each metric, and the row whose mean is the highest."""
+        for number, metric in enumerate(self.metrics):
+            measured = [row for row in rows if row.metrics[number]]
+            if measured:
+                best = max(measured, key=lambda row: statistics.fmean(row.metrics[number]))
+                text = f"{statistics.fmean(best.metrics[number]):.3f}"
+                yield f"highest {metric}", f"{text} with {best.name(self.heads)}"
 
 
 def _cell(values: Sequence[float], best: float) -> str:
@@ -213,7 +179,7 @@ def _cell(values: Sequence[float], best: float) -> str:
     if len(values) > 1:
         text += f" ± {statistics.stdev(values):.3f}"
     if mean == best:
-        text += " *"
+        text += f" {STAR}"
     return text
 
 
@@ -236,11 +202,6 @@ def _curves(lines: Iterable[Mapping[str, Any]]) -> Mapping[str, Curve]:
     curves: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
         for name, value in line.items():
-            if name == REWARD or _is_reported(name):
+            if name == REWARD or is_score(name):
                 curves.setdefault(name, []).append((line["step"], value))
     return curves
-
-
-def _is_reported(name: str) -> bool:
-    """Return whether an evaluation reports a metric; what its nodes record beside has one more word."""
-    return name.startswith("eval/") and name.count("/") == 1

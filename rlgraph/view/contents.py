@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, assert_never
@@ -25,8 +25,9 @@ from rlgraph.reference.describe import entry_of
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow, place
 from rlgraph.version import VERSION
+from rlgraph.view.curves import curves_of_runs, grouped_by_seed
 from rlgraph.view.drawings.boxes import links, weights
-from rlgraph.view.recorded import recorded
+from rlgraph.view.recorded import outcome_of, recorded
 from rlgraph.view.stream import predicted_stream, seven_digits
 from rlgraph.view.subject import Subject
 from rlgraph.view.timeline import ahead, arrows, expected, footprint, lanes, memory
@@ -44,8 +45,12 @@ LASTING = (
 )
 
 
-def contents(new: Subject, old: Subject | None = None) -> Contents:
-    """Return what a page shows of a subject, and how it differs from an old one if there is one."""
+def contents(new: Subject, *compared: Subject) -> Contents:
+    """Return what a page shows of a subject, and how it differs from others if there are any.
+
+    Edits are those from the first of the ``compared`` whose graph differs by more than the seed. Curves are
+    those of all runs.
+    """
     plan = new.plan
     document = PlanDocument(plan)
     graph = _composed_graph(plan)
@@ -66,7 +71,7 @@ def contents(new: Subject, old: Subject | None = None) -> Contents:
         "memory": _memory(plan),
         "stream": predicted_stream(plan),
         "engines": _engines(plan),
-        "diff": _diff(document, PlanDocument(old.plan)) if old else None,
+        "diff": _comparison(document, new, compared) if compared else None,
         "run": recorded(new.run_dir) if new.run_dir else None,
     }
 
@@ -221,6 +226,27 @@ def _engines(plan: Plan) -> Contents:
     return engines
 
 
+def _comparison(document: PlanDocument, new: Subject, compared: Sequence[Subject]) -> Contents:
+    """Return how a subject differs from another, and the curves of all runs among them and ``compared``."""
+    alike, *different = grouped_by_seed([new, *compared])
+    old = different[0][0] if different else alike[1]
+    runs = [subject for subject in (new, *compared) if subject.run_dir]
+    return {
+        "new": _name(new),
+        "old": _name(old),
+        "outcome": outcome_of(old.run_dir) if old.run_dir else {},
+        "curves": curves_of_runs(runs) if len(runs) > 1 else [],
+        **_diff(document, PlanDocument(old.plan)),
+    }
+
+
+def _name(subject: Subject) -> str:
+    """Return the name of a graph, or the folder of a run with it."""
+    if subject.run_dir is None:
+        return subject.plan.graph
+    return f"{subject.run_dir} ({subject.plan.graph})"
+
+
 def _diff(new: PlanDocument, old: PlanDocument) -> Contents:
     """Return the edits that turn the old graph into the new one, and how the plans differ."""
     edits: list[str] = []
@@ -228,7 +254,6 @@ def _diff(new: PlanDocument, old: PlanDocument) -> Contents:
         old_tree, new_tree = Tree.of(old.plan.origin.composed), Tree.of(new.plan.origin.composed)
         edits = diff_text(old_tree, new_tree).splitlines()
     return {
-        "old": old.plan.graph,
         "edits": [_verb_and_object(edit) for edit in edits],
         "plan": differences(old.plan, new.plan),
         "before": {

@@ -11,7 +11,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ ASSETS = Path(__file__).parent / "assets"
 VENDORED = ("dagre.min.js", "uPlot.iife.min.js")
 SCRIPTS = (
     "elements.js", "layout.js", "fold.js", "graph.js", "detail.js", "graphpanel.js", "lanes.js", "stream.js",
-    "plan.js", "diff.js", "samples.js", "environment.js", "run.js", "page.js",
+    "plan.js", "diff.js", "samples.js", "environment.js", "charts.js", "run.js", "page.js",
 )  # fmt: skip
+SWEEP_VENDORED = ("uPlot.iife.min.js",)
+SWEEP_SCRIPTS = ("elements.js", "charts.js", "sweep.js")
 STYLES = ("vendor/uPlot.min.css", "page.css")
-LICENCES = ("dagre.LICENSE", "uPlot.LICENSE")
 UNSAFE = re.compile("[<>&\u2028\u2029]")
 
 
@@ -32,9 +33,21 @@ def page(contents: dict[str, Any], follow: str = "") -> str:
 
     ``follow`` is the address of newer contents on the server that serves the page; empty: it asks for none.
     """
-    scripts = [_read(f"vendor/{name}") for name in VENDORED] + ["\n".join(map(_read, SCRIPTS))]
+    data = {**contents, "follow": follow}
+    return _document(contents["graph"], VENDORED, SCRIPTS, data, follow)
+
+
+def sweep_page(contents: dict[str, Any]) -> str:
+    """Return the text of an HTML file that shows a sweep, with the charts and the style of a run's page."""
+    return _document(contents["graph"], SWEEP_VENDORED, SWEEP_SCRIPTS, contents)
+
+
+def _document(
+    title: str, vendored: Sequence[str], sources: Sequence[str], data: dict[str, Any], follow: str = ""
+) -> str:
+    scripts = [_read(f"vendor/{name}") for name in vendored] + ["\n".join(map(_read, sources))]
+    licences = [f"{name.partition('.')[0]}.LICENSE" for name in vendored]
     policy = _policy(scripts, follow)
-    data = embedded({**contents, "follow": follow})
     lines = [
         "<!doctype html>",
         '<html lang="en">',
@@ -42,14 +55,14 @@ def page(contents: dict[str, Any], follow: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<link rel="icon" href="data:,">',
-        f"<title>{html.escape(contents['graph'])} - rlgraph</title>",
+        f"<title>{html.escape(title)} - rlgraph</title>",
         *(f"<style>\n{_read(name)}</style>" for name in STYLES),
         "</head>",
         "<body><!--",
-        *(f"{name.partition('.')[0]}\n{_read(f'vendor/{name}')}" for name in LICENCES),
+        *(f"{name.partition('.')[0]}\n{_read(f'vendor/{name}')}" for name in licences),
         "-->",
         "<noscript>This page draws itself with JavaScript, which is off here.</noscript>",
-        f'<script type="application/json" id="contents">{data}</script>',
+        f'<script type="application/json" id="contents">{embedded(data)}</script>',
         *(f"<script>{script}</script>" for script in scripts),
         "</body>",
         "</html>",

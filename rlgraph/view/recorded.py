@@ -11,6 +11,7 @@ from typing import Any
 
 from rlgraph.ir.plan import Plan
 from rlgraph.reports.measured import counted, mean_of, objects, read_metrics, whole_lines
+from rlgraph.reports.outcome import outcome
 from rlgraph.reports.plan_file import load
 from rlgraph.reports.stages import bottleneck, stages
 from rlgraph.units import middle
@@ -81,7 +82,8 @@ def recorded(run_dir: Path) -> dict[str, Any]:
     iterations = _drawn_iterations(bars)
     return {
         "name": str(run_dir),
-        "metrics": _series(_thinned(lines)),
+        "outcome": outcome_of(run_dir),
+        "metrics": thinned_series(lines),
         "bars": [vars(bar) for bar in bars if bar.iteration in iterations],
         "iterations": iterations,
         "stream": recorded_stream(plan, events, iterations, _start_of_run(events)),
@@ -111,14 +113,24 @@ def _environment(run_dir: Path) -> Any:
     return _rounded(json.loads(text)) if text else None
 
 
+def outcome_of(run_dir: Path) -> dict[str, str]:
+    """Return what was measured of a run so far, as label -> text."""
+    return outcome(metrics_so_far(run_dir), _environment(run_dir))
+
+
 def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
     """Read the metrics as ``read_metrics`` does; none where the run has not come so far."""
     return read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
 
 
-def _thinned(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def thinned_series(lines: Sequence[Mapping[str, Any]], points: int = POINTS) -> dict[str, list[Any]]:
+    """Return metric -> its values on about ``points`` lines, evenly spaced, and on all of evaluations."""
+    return _series(_thinned(lines, points))
+
+
+def _thinned(lines: Sequence[Mapping[str, Any]], points: int) -> list[Mapping[str, Any]]:
     """Return a limited number of lines, evenly spaced, and all lines of evaluations."""
-    stride = -(-len(lines) // POINTS) or 1
+    stride = -(-len(lines) // points) or 1
     thinned = []
     for number, line in enumerate(lines):
         is_regular = number % stride == 0 or number == len(lines) - 1

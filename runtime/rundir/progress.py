@@ -247,22 +247,21 @@ def _duration(seconds: float) -> str:
 
 
 def sample_text(row: Mapping[str, Any]) -> str:
-    """Return a sample as one line: its reward, the end of its prompt, and the ends of its response.
+    """Return a sample as one line: its reward, the end of its prompt, and the ends of what followed it.
 
     Example:
-        >>> sample_text({"tokens": "1+2=3", "responses": "3", "rewards": 1.0})
-        'reward 1  "1+2=" -> "3"'
+        >>> sample_text({"tokens": "1+2=3<eos>", "prompt": "1+2=", "completion": "3<eos>", "rewards": 1.0})
+        'reward 1  "1+2=" -> "3<eos>"'
     """
-    response = str(row.get("responses", ""))
-    # the response may not occur in the tokens' text, as its special tokens may be left out of it
-    before, separator, after = row["tokens"].rpartition(response or "\0")
-    prompt = before if separator else after
+    # without a mask it is not known which tokens the policy wrote: all of them stand where prompts do
+    prompt = str(row.get("prompt", row["tokens"]))
+    completion = str(row.get("completion", row.get("responses", "")))
     if len(prompt) > SAMPLE_WIDTH:
         prompt = f"...{prompt[-SAMPLE_WIDTH:]}"
-    if len(response) > SAMPLE_WIDTH:
+    if len(completion) > SAMPLE_WIDTH:
         half = SAMPLE_WIDTH // 2
-        response = f"{response[:half]} ... {response[-half:]}"
-    text = f"{json.dumps(prompt, ensure_ascii=False)} -> {json.dumps(response, ensure_ascii=False)}"
+        completion = f"{completion[:half]} ... {completion[-half:]}"
+    text = f"{json.dumps(prompt, ensure_ascii=False)} -> {json.dumps(completion, ensure_ascii=False)}"
     reward = row.get("rewards")
     if isinstance(reward, int | float):
         return f"reward {reward:.4g}  {text}"

@@ -17,6 +17,7 @@ from rlgraph.runtime.messages.tasks import Excerpt
 
 MAX_TOKENS = 2**14  # of all rows that are written token by token
 DIGITS = 4
+MASK = "loss_mask"  # true for tokens that the policy wrote
 
 
 def write_samples(
@@ -27,19 +28,46 @@ def write_samples(
     Without a tokenizer, of a graph that has no language model, tokens are written as their ids.
 
     Returns:
-        What the lines have that is not per token.
+        What the lines have that is not per token, and the texts of ``prompt`` and ``completion``.
     """
     in_order = [np.argsort(column.lines) for column in columns]
     counts = [column.chunk_count for column in columns]
-    lines = _lines(tokenizer, columns, gathered(in_order, counts, chunks))
+    chunks_in_order = gathered(in_order, counts, chunks)
+    lines = _lines(tokenizer, columns, chunks_in_order)
     text = "".join(json.dumps(line, ensure_ascii=False, default=float) + "\n" for line in lines)
     write(Path(path), well_formed(text))
-    return [_summary(line) for line in lines]
+    texts = _prompts_and_completions(tokenizer, columns, chunks_in_order)
+    return [text | _summary(line) for line, text in zip(lines, texts, strict=True)]
 
 
 def _summary(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a line has that is one value."""
     return {name: value for name, value in line.items() if not isinstance(value, list | dict)}
+
+
+def _prompts_and_completions(
+    tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Chunk]
+) -> Iterator[dict[str, str]]:
+    """Yield for each row the text before the first token that the policy wrote, and the text from there on.
+
+    The completion holds special tokens and, in a conversation, what tools answered: the text of
+    ``responses`` leaves them out, so that it need not occur in the text of the tokens. Without a column
+    ``loss_mask`` nothing is known of a row, and its dict is empty.
+    """
+    text_of = tokenizer.decode if tokenizer else _ids_as_text
+    token_ids = unpack(values[0]).tolist()
+    mask_of_line: dict[int, list[bool]] = {}
+    for column, column_values in zip(columns, values, strict=True):
+        if column.column == MASK:
+            masks = unpack(column_values).tolist()
+            mask_of_line = dict(zip(sorted(column.lines), masks, strict=True))
+    for number, row in enumerate(token_ids):
+        mask = mask_of_line.get(number)
+        if mask is None:
+            yield {}
+            continue
+        first_written = mask.index(True) if True in mask else len(row)
+        yield {"prompt": text_of(row[:first_written]), "completion": text_of(row[first_written:])}
 
 
 def _lines(tokenizer: Any, columns: Sequence[Excerpt], values: Sequence[Chunk]) -> list[dict[str, Any]]:

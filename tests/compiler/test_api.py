@@ -120,4 +120,4 @@ def test_the_page_of_docs_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     absent = ["runs/demo", *([] if shutil.which("dot") else [".svg"])]
     for line in (line for line in lines if not any(name in line for name in absent)):
         assert CliRunner().invoke(main, shlex.split(line)[1:]).exit_code == 0, line
-    assert (tmp_path / "grpo.html").is_file() and len(lines) == 9
+    assert (tmp_path / "grpo.html").is_file() and len(lines) == 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import subprocess
@@ -39,6 +41,28 @@ def test_pages_ask_for_nothing_from_elsewhere(site: Path) -> None:
         text = page.read_text(encoding="utf-8")
         found = [tag.group(1) for tag in loaded.finditer(text) if not canonical.search(tag.group(0))]
         assert not found, (page.name, found)
+
+
+def test_the_notebook_is_a_page_and_a_file(site: Path) -> None:
+    notebook = ROOT / "docs" / "tour.ipynb"
+    assert (site / "tour.ipynb").read_bytes() == notebook.read_bytes()
+    page = (site / "tour.html").read_text(encoding="utf-8")
+    assert 'href="tour.ipynb"' in page
+    shown = html.unescape(re.sub(r"<[^>]+>", "", page))
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert "".join(cell["source"]) in shown
+
+
+def test_nothing_but_documents_is_published(site: Path) -> None:
+    published = [path.relative_to(site) for path in site.rglob("*")]
+    assert not [path for path in published if path.suffix in (".py", ".pyc") or "__pycache__" in path.parts]
+
+
+def test_the_search_needs_no_server(site: Path) -> None:
+    page = (site / "index.html").read_text(encoding="utf-8")
+    assert 'src="assets/iframe-worker.js"' in page, "a worker can't be started from a file"
+    assert (site / "search" / "search_index.js").read_text(encoding="utf-8").startswith("var __index =")
 
 
 def test_every_decision_is_listed(site: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import xml.etree.ElementTree as ET
+import re
 from pathlib import Path
 
 import pytest
@@ -93,9 +93,20 @@ def test_the_table_and_the_page(tmp_path: Path) -> None:
         '"clip=0.2,seed=1",0.2,1,',
     ]
     page = (tmp_path / "sweep.html").read_text()
-    chart = ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
-    assert len(chart.findall("polyline")) == 3 and "http" not in page
-    assert "clip=0.1,seed=1: 0.700" in page
+    data = re.search(r'<script type="application/json" id="contents">(.*?)</script>', page)
+    assert data
+    shown = json.loads(data[1])
+    assert [(line["name"], len(line["runs"])) for line in shown["curves"]] == [
+        ("clip=0.1", 2),
+        ("clip=0.2", 1),
+    ]
+    assert shown["curves"][0]["runs"][1]["metrics"]["eval/accuracy"] == [0.3, None, 0.7]
+    assert "reward/mean" in shown["curves"][0]["runs"][0]["metrics"], (
+        "every metric is there, not the compared alone"
+    )
+    assert shown["headline"][1] == ["highest eval/accuracy", "0.600 with clip=0.1"]
+    assert [row["highest"] for row in shown["rows"]] == [[2], []]
+    assert dict(shown["runs"])[str(tmp_path / "clip=0.2,seed=1")] == "has not begun"
 
 
 def test_a_sweep_without_an_evaluation_compares_the_reward(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import VERSION, Target, checksum
 from rlgraph.request import PlanRequest
 from rlgraph.view.contents import contents
-from rlgraph.view.page import ASSETS, SCRIPTS, page
+from rlgraph.view.page import ASSETS, SCRIPTS, SWEEP_SCRIPTS, page
 from rlgraph.view.serve import CONTENTS, server
 from rlgraph.view.subject import subject
 from rlgraph.view.timeline import footprint, memory
@@ -136,7 +136,7 @@ def test_only_the_page_s_own_scripts_may_run_and_nothing_may_connect() -> None:
 
 
 def test_scripts_never_parse_markup() -> None:
-    for name in SCRIPTS:
+    for name in {*SCRIPTS, *SWEEP_SCRIPTS}:
         text = (ASSETS / name).read_text()
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|DOMParser", text)
 

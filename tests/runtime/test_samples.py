@@ -17,6 +17,7 @@ from rlgraph.runtime.columns.chunk import Chunk, gather
 from rlgraph.runtime.messages.tasks import Excerpt
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.kept_columns import ROWS
+from rlgraph.runtime.rundir.progress import sample_text
 from rlgraph.runtime.worker.sample_file import MAX_TOKENS, write_samples
 from rlgraph.version import VERSION
 
@@ -125,6 +126,30 @@ def test_long_rows_come_without_their_tokens_and_what_is_not_finite_is_null(tmp_
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert first == {"tokens": "aaa", "pieces": ["a", "a", "a"], "old_logprobs": [None] * 3}
     assert second == {"tokens": "a" * (MAX_TOKENS + 1)}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask", "prompt", "completion", "printed"),
+    [
+        ("95+25=#_", "fffffftt", "95+25=", "#_", '"95+25=" -> "#_"'),  # special tokens alone
+        ("ask:call=5.done", "fffftttt" + "fff" + "tttt", "ask:", "call=5.done", '"ask:" -> "call=5.done"'),
+        ("asks", "ffff", "asks", "", '"asks" -> ""'),
+    ],
+    ids=["special tokens", "a tool between", "nothing written"],
+)
+def test_prompt_and_completion_are_cut_where_the_policy_began(
+    tmp_path: Path, tokens: str, mask: str, prompt: str, completion: str, printed: str
+) -> None:
+    offsets = np.array([0, len(tokens)])
+    ids = Chunk(np.array([ord(letter) for letter in tokens]), offsets)
+    wrote = Chunk(np.array([letter == "t" for letter in mask]), offsets)
+    # the text of responses has no special tokens, and only the last turn of a conversation
+    columns = [Excerpt(name, np.array([0]), 1) for name in ("tokens", "responses", "loss_mask")]
+    (row,) = write_samples(str(tmp_path / "samples.jsonl"), Letters(), columns, [ids, Chunk([""]), wrote])
+    assert (row["prompt"], row["completion"]) == (prompt, completion)
+    assert sample_text(row) == printed
+    (line,) = (tmp_path / "samples.jsonl").read_text().splitlines()
+    assert "prompt" not in json.loads(line), "the file has the tokens one by one"
 
 
 OF_NO_MODEL = """

@@ -127,10 +127,12 @@ def test_a_tracker_of_ones_own_gets_metrics_and_samples(
     assert shown == [(0, "eval", 32), (1, "train", 4), (2, "train", 4), (2, "eval", 32)]
     first = json.loads(Path("run/samples/step-000001.jsonl").read_text().splitlines()[0])
     row = next(line["first"] for line in told if line.get("samples") == "train")
-    assert row == {name: value for name, value in first.items() if not isinstance(value, list)}
+    values = {name: value for name, value in first.items() if not isinstance(value, list)}
+    assert row == {**values, "prompt": row["prompt"], "completion": row["completion"]}
+    assert row["prompt"] + row["completion"] == first["tokens"]
     # the console has the first and the last in short
     said = capsys.readouterr().out
-    response = json.dumps(first["responses"], ensure_ascii=False)
+    response = json.dumps(row["completion"], ensure_ascii=False)
     assert f"  train sample 1 of 4: reward {first['rewards']:.4g}  " in said and f" -> {response}\n" in said
     assert "  train sample 4 of 4: reward " in said and "  eval sample 32 of 32: reward " in said
     assert lines[2]["time/save"] > 0 and "time/save" not in lines[1]

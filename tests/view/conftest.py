@@ -189,3 +189,38 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "ahead.html"
     path.write_text(page(contents(subject(PlanRequest(str(folder / "ahead.yaml"), target=Target("h100-8"))))))
     return path
+
+
+@pytest.fixture(scope="session")
+def sweep_folder(tmp_path_factory: pytest.TempPathFactory, run_dir: Path) -> Path:
+    """The folder of a sweep over a setting and seeds, of whose six runs one has not begun."""
+    from rlgraph.sweep.combinations import combinations
+    from rlgraph.sweep.results import results
+    from run_copies import copy_run
+
+    folder = tmp_path_factory.mktemp("sweep")
+    settings = ["models.policy.path=DIR", "update_policy.minibatches=[1,2]", "seed=[0,1,2]"]
+    runs = combinations("demo", settings)
+    for number, run in enumerate(runs[:-1]):
+        minibatches = int(run.values["update_policy.minibatches"])
+        seed = int(run.values["seed"])
+        changed = {"seed": seed, "about": f"{minibatches} minibatches"}
+        offset = 0.1 * minibatches + 0.06 * seed
+        copy_run(run_dir, folder / run.name, changed, iterations=10 - number % 3, offset=offset)
+    results("demo", runs, folder).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory, sweep_folder: Path) -> Path:
+    """The page of two runs that differ in a setting, and of another run of each with another seed."""
+    from rlgraph.request import PlanRequest
+    from rlgraph.view.contents import contents
+    from rlgraph.view.page import page
+    from rlgraph.view.subject import subject
+
+    names = [f"minibatches={minibatches},seed={seed}" for minibatches in (1, 2) for seed in (0, 1)]
+    runs = [subject(PlanRequest(str(sweep_folder / name))) for name in names]
+    path = tmp_path_factory.mktemp("compared") / "compared.html"
+    path.write_text(page(contents(*runs)))
+    return path

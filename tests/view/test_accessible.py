@@ -19,6 +19,7 @@ SIZES = ((1400, 1000), (768, 1000), (420, 860))
 TEXTS = (".bar text", ".node text", ".label", ".small", ".edge text", ".group > text", ".lane text")
 PANELS = (("grpo", "graph"), ("grpo", "diff"), ("ahead", "graph"), ("ahead", "plan"), ("run", "run"))
 PANELS += (("stream-plan", "plan"), ("stream-run", "run"))
+PANELS += (("compared", "diff"), ("compared", "run"), ("sweep", "sweep"))
 RULES = "axe.run(document, {resultTypes: ['violations']}).then((found) => arguments[0](found.violations))"
 
 # the least contrast of the texts that a selector finds against what is filled behind them
@@ -59,6 +60,20 @@ return [...document.querySelectorAll(`${arguments[0]} :is(text, .node)`)].filter
 """
 
 
+# texts outside of pictures that lie beyond the panel or the header, but for tables that can be scrolled
+CUT_TEXT = """
+const texts = ":is(h1, h2, p, li, dt, dd, td, th, summary, button, input, select, figure, figcaption, pre)";
+const outer = document.querySelector(`#panel-${arguments[0]}`).getBoundingClientRect();
+const scrolls = (box) => box && box.scrollWidth > box.clientWidth;
+const found = document.querySelectorAll(`:is(#head, #headline, #panel-${arguments[0]}) ${texts}`);
+return [...found].filter((part) => {
+  const {left, right, width} = part.getBoundingClientRect();
+  const isBeyond = left < outer.left - 1 || right > outer.right + 1;
+  return width && isBeyond && !scrolls(part.closest(".scroll"));
+}).map((part) => part.outerHTML.slice(0, 200));
+"""
+
+
 WIDER = """
 const panel = document.querySelector(`#panel-${arguments[0]}`);
 return panel.scrollWidth - panel.clientWidth;
@@ -67,9 +82,14 @@ return panel.scrollWidth - panel.clientWidth;
 
 @pytest.fixture(scope="module")
 def pages(
-    tmp_path_factory: pytest.TempPathFactory, run_dir: Path, ahead: Path, streamed: dict[str, Path]
+    tmp_path_factory: pytest.TempPathFactory,
+    run_dir: Path,
+    ahead: Path,
+    streamed: dict[str, Path],
+    compared: Path,
+    sweep_folder: Path,
 ) -> dict[str, Path]:
-    """A graph beside another, a plan of two pools, a run, and of each one that streams."""
+    """A graph beside another, a plan of two pools, a run, of each one that streams, two runs, and a sweep."""
     folder = tmp_path_factory.mktemp("pages")
     shown = {
         "grpo": contents(
@@ -81,7 +101,8 @@ def pages(
     for name, told in shown.items():
         (folder / f"{name}.html").write_text(page(told))
     streams = {f"stream-{name}": path for name, path in streamed.items()}
-    return {"ahead": ahead, **streams, **{name: folder / f"{name}.html" for name in shown}}
+    several = {"compared": compared, "sweep": sweep_folder / "sweep.html"}
+    return {"ahead": ahead, **streams, **several, **{name: folder / f"{name}.html" for name in shown}}
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -101,8 +122,9 @@ def test_axe_finds_nothing_and_nothing_is_cut(
         for selector in TEXTS:
             for least in browser.do(LEAST, panel, selector):
                 assert least["ratio"] >= 4.5, (selector, least, dark)
-        picture = "svg.time" if panel in ("plan", "run") else ".frame"
+        picture = {"plan": "svg.time", "run": "svg.time", "sweep": ".charts"}.get(panel, ".frame")
         assert browser.do(CUT, f"#panel-{panel} {picture}") == []
+        assert browser.do(CUT_TEXT, panel) == []
         if "stream" in name:
             assert browser.do(CUT, f"#panel-{panel} [data-chart=stream] svg") == []
         assert browser.do(WIDER, panel) <= 0

@@ -309,7 +309,7 @@ def test_a_page_follows_a_run(quiet: Any, run_dir: Path, tmp_path: Path) -> None
             address = f"http://127.0.0.1:{serving.server_port}/"
             quiet.driver.get(f"{address}#run")
             assert "2 of 2" in quiet.text("#panel-run dl")
-            quiet.do("page.panels.run.samples.file = 'step-000000-eval'; page.panels.run.all = true")
+            quiet.do("page.panels.run.samples.file = 'step-000000-eval'; page.panels.run.charts.all = true")
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write('{"step": 3, "reward/mean": 1.0, "time/step": 1.0}\n')
             quiet.driver.execute_async_script("update(given.follow).then(arguments[0])")

@@ -12,7 +12,7 @@ import pytest
 from rlgraph.ir.plan import Plan
 from rlgraph.request import PlanRequest
 from rlgraph.view.contents import contents
-from rlgraph.view.page import page
+from rlgraph.view.page import page, sweep_page
 from rlgraph.view.subject import Subject, subject
 
 NASTY = '</script><script>window.pwned=1</script><img src=x onerror="window.pwned=1">\u2028\'`${1}&amp;<!--'
@@ -85,6 +85,37 @@ def test_hostile_text_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
     assert NASTY in browser.do("return document.getElementById('detail').textContent")
     assert browser.do("return window.pwned") is None
     assert browser.count("img") == browser.count("b > b") == 0
+    assert browser.complaints() == []
+
+
+def test_hostile_names_of_runs_and_metrics_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    metrics = {"step": [0, 1], NASTY: [0.5, None], "reward/mean": [None, 1.0]}
+    lines = [{"name": NASTY, "runs": [{"name": NASTY, "metrics": metrics}] * 2}, {"name": "none", "runs": []}]
+    shown = {
+        "graph": NASTY,
+        "folder": NASTY,
+        "headline": [(NASTY, NASTY)],
+        "heads": [NASTY],
+        "metrics": [NASTY],
+        "rows": [{"cells": [NASTY, "2", NASTY], "highest": [2]}],
+        "legend": NASTY,
+        "curves": lines,
+        "runs": [(NASTY, NASTY)],
+    }
+    swept = tmp_path / "sweep.html"
+    swept.write_text(sweep_page(shown), encoding="utf-8")
+    run = write_run(subject(PlanRequest("grpo", devices=1)).plan, tmp_path / "<b>run")
+    compared = contents(subject(PlanRequest(str(run))), subject(PlanRequest(str(run))))
+    compared["diff"] |= {"old": NASTY, "new": NASTY, "outcome": {NASTY: NASTY}, "curves": lines}
+    path = tmp_path / "compared.html"
+    path.write_text(page(compared), encoding="utf-8")
+    browser.complaints()
+    for file, panel in ((swept, "sweep"), (path, "diff")):
+        browser.open(file)
+        browser.settle()
+        said = browser.do("return document.getElementById(arguments[0]).textContent", f"panel-{panel}")
+        assert NASTY.partition("\u2028")[0] in said
+        assert browser.do("return window.pwned") is None and browser.count("img") == 0
     assert browser.complaints() == []
 
 

@@ -1,4 +1,4 @@
-// Two graphs: the edits that make the one of the other, and both in one picture.
+// Two graphs: the edits that make the one of the other, and both in one picture. Of two runs also their curves.
 
 class DiffPanel {
   constructor(contents, pick) {
@@ -6,17 +6,30 @@ class DiffPanel {
     const lines = (title, found, none) => [el("h2", null, title), found.length ? el("ul", { class: "edits" }, ...found) : el("p", { class: "note" }, none)];
     const edits = diff.edits.map(([word, text]) => el("li", { class: `edit-${word}` }, el("b", null, word), ` ${text}`));
     this.graph = new GraphView({ ...union(contents), select: pick, inserted: innerWidth >= NARROW });
+    this.charts = diff.curves.length ? new Charts(diff.curves) : null;
     const marks = [["added", "added"], ["removed", "removed"], ["changed", "changed"]].map(([kind, text]) => el("span", null, el("i", { class: `swatch ${kind}` }), text));
     this.element = el(
       "section", { class: "panel", id: "panel-diff" },
-      el("p", null, `From ${diff.old} to ${contents.graph}.`),
+      el("p", null, "From ", el("b", null, diff.old), " to ", el("b", null, diff.new), "."),
+      ...(this.charts ? [el("h2", { id: "curves" }, "Curves"), ...this.charts.head, this.charts.element] : []),
       ...lines("Edits", edits, "The graphs are the same."),
       el("p", { class: "legend" }, ...marks), el("div", { class: "frame" }, this.graph.svg),
       ...lines("What the plan does otherwise", diff.plan.map((line) => el("li", null, line)), "Nothing."),
     );
+    let width = 0;
+    new ResizeObserver(() => {
+      if (this.element.clientWidth === width || !this.element.clientWidth) return;
+      width = this.element.clientWidth;
+      this.draw();
+    }).observe(this.element);
+  }
+
+  draw() {
+    if (this.charts) this.charts.draw();
   }
 
   shown() {
+    this.draw();
     this.graph.navigation.fit(0.6);
   }
 }

@@ -59,7 +59,7 @@ function table(headings, rows, attributes) {
   const cell = (kind, content, column) => el(kind, { class: right[column] ? "number" : null }, content);
   return el(
     "div",
-    { class: "scroll" },
+    { class: "scroll", tabindex: 0, role: "group", "aria-label": `table: ${headings.map((text) => text.replace(/^>/, "")).join(", ")}` }, // keys scroll it
     el(
       "table",
       attributes,
@@ -129,4 +129,19 @@ function legend(works, others) {
 // The versions of models that a step reads, as "policy@v"; a move of an engine has none.
 function versions(step) {
   return Object.entries(step.models).flatMap(([model, version]) => (version ? [`${model}@${version}`] : []));
+}
+
+// What was measured of a run, in one line: its scores, how long it took, and unless it is one of several, how fast it
+// was, and when it began.
+function outcomeText(outcome, several) {
+  const { took, speed, started, ...scores } = outcome;
+  const reached = Object.entries(scores).map(([label, text]) => `${label} ${text}`).join(", ");
+  const parts = [[reached, took && `in ${took}`].filter(Boolean).join(" "), ...(several ? [] : [speed, started])];
+  return parts.filter(Boolean).join(", ");
+}
+
+// The line above all panels, which opens to its figures by name.
+function headlineElement(text, pairs) {
+  const figures = el("dl", null, ...pairs.map(([label, value]) => el("div", null, el("dt", null, label), el("dd", null, value))));
+  return el("section", { id: "headline", "aria-label": "headline" }, el("details", { open: innerWidth > 600 && innerHeight > 600 }, el("summary", null, text), figures));
 }

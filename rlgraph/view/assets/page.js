@@ -27,14 +27,15 @@ class Page {
     const { run, diff } = this.contents;
     const part = document.querySelector(`h2[id="${CSS.escape(asked)}"]`);
     const [name, panel] = Object.entries(this.panels).find(([, one]) => part && one.element.contains(part)) || [];
-    this.open(asked in this.panels ? asked : name || (run ? "run" : diff ? "diff" : "graph"));
+    this.open(asked in this.panels ? asked : name || (diff ? "diff" : run ? "run" : "graph"));
     if (panel) panel.draw();
     if (panel) part.scrollIntoView();
   }
 
   header() {
     const { contents } = this;
-    const words = [contents.run && contents.run.name, contents.about].filter(Boolean).join(" — ");
+    const compared = contents.run && contents.diff ? `${contents.diff.new} against ${contents.diff.old}` : contents.run && contents.run.name;
+    const words = [compared, contents.about].filter(Boolean).join(" — ");
     return el(
       "header", { id: "head" },
       el("h1", null, contents.graph, el("small", null, words)), this.tabs,
@@ -42,17 +43,27 @@ class Page {
     );
   }
 
-  // What one decides by, above all panels.
+  // What one decides by, above all panels: what was measured of a run and of the one that it is compared with, and what
+  // is predicted of the plan.
   headline() {
-    const { headline, open, run } = this.contents;
+    const { headline, open, run, diff } = this.contents;
     const [on, figures] = headline || [];
-    const took = ((run && run.metrics["time/step"]) || []).filter(NUMBERS).sort((a, b) => a - b);
-    const measured = took.length ? `${secondsText(took[Math.floor(took.length / 2)])} per iteration, the median` : "";
-    const shown = [["measured", on && measured], ...Object.entries(figures || {}), ["still open", open.join(", ")]].filter(([, said]) => said);
+    const measured = (run && run.outcome) || {};
+    const compared = (diff && diff.outcome) || {};
+    const both = Object.keys(measured).length > 0 && Object.keys(compared).length > 0;
+    const shown = [
+      ...Object.entries(measured).map(([label, text]) => [both ? `${label}: ${diff.new}` : label, text]), ...Object.entries(compared).map(([label, text]) => [`${label}: ${diff.old}`, text]),
+      ...Object.entries(figures || {}).map(([label, text]) => [run ? `${label}, predicted` : label, text]),
+      ["still open", open.join(", ")],
+    ].filter(([, text]) => text);
     if (!shown.length) return null;
-    const said = on ? `${measured && `measured: ${measured}; `}${on}: ${figures.iteration} per iteration` : `still open: ${open.join(", ")}`;
-    const facts = el("dl", null, ...shown.map(([label, text]) => el("div", null, el("dt", null, label), el("dd", null, text))));
-    return el("section", { id: "headline", "aria-label": "headline" }, on ? el("details", { open: innerWidth > 600 && innerHeight > 600 }, el("summary", null, said), facts) : el("p", { class: "note" }, said));
+    const texts = [
+      both ? `${diff.new}: ${outcomeText(measured, true)}` : outcomeText(measured), both && `${diff.old}: ${outcomeText(compared, true)}`,
+      on && `${on}: ${figures.iteration} per iteration`, open.length && `still open: ${open.join(", ")}`,
+    ];
+    const text = texts.filter(Boolean).join("; ");
+    if (shown.length > 1 || !open.length) return headlineElement(text, shown);
+    return el("section", { id: "headline", "aria-label": "headline" }, el("p", { class: "note" }, text));
   }
 
   makePanels() {
@@ -175,10 +186,15 @@ class Page {
     };
   }
 
-  renewRun(run) {
+  renewRun({ run, diff }) {
     const old = this.panels.run;
     const scrolled = old.element.scrollTop;
     this.contents.run = run;
+    const headline = this.headline();
+    const shown = document.getElementById("headline");
+    if (shown) shown.remove();
+    if (headline) document.getElementById("head").after(headline);
+    if (diff && this.panels.diff.charts) this.panels.diff.charts.renew(diff.curves);
     this.panels.run = new RunPanel(this.contents, this.pick, old.kept());
     this.panels.run.element.hidden = old.element.hidden;
     old.element.replaceWith(this.panels.run.element);
@@ -195,7 +211,7 @@ class Page {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
-    if (this.panels.run) this.panels.run.draw();
+    for (const panel of [this.panels.run, this.panels.diff].filter(Boolean)) panel.draw();
   }
 }
 
@@ -219,7 +235,7 @@ function follow(address) {
 // Of the same plan only the run is drawn anew.
 function renew(contents) {
   const same = (part) => JSON.stringify(contents[part]) === JSON.stringify(page.contents[part]);
-  if (contents.run && page.panels.run && same("phases") && same("timeline")) page.renewRun(contents.run);
+  if (contents.run && page.panels.run && same("phases") && same("timeline")) page.renewRun(contents);
   else start(contents);
 }
 

@@ -18,7 +18,7 @@ class PlanPanel {
     const works = [...new Set([...this.steps.values()].map((step) => step.work))];
     return [
       el("div", { class: "bar-of-tools" }, choice("what to show", views, this.view, (view) => { this.view = view; this.draw(); }), this.all, legend(works, [["there", "engine on the device"], ["away", "off it"]])),
-      el("p", { class: "note" }, guess, this.contents.memory && " Of memory, green is weights, optimizers and reserves, pink what steps work with.", " Pick a step to see what it waits for and what it hands on."),
+      el("p", { class: "note" }, guess, this.contents.memory && " In the memory, greens and blues stay (weights, optimizers, reserves), and other colours come and go with steps.", " Pick a step to see what it waits for and what it hands on."),
     ];
   }
 

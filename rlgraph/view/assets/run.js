@@ -1,23 +1,19 @@
 // A run: its metrics, its steps as they were measured beside the prediction, what the model wrote, what ran.
 
-const FIRST = ["reward/mean", "rollout/length", "time/step", "/loss", "/entropy", "/kl_ref", "/grad_norm", "/clip_fraction"];
-const FEW = 6; // charts that are shown before all are asked for
-const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power)); // steps between marks
-const NUMBERS = (value) => typeof value === "number";
-
 class RunPanel {
   // kept: what was chosen before the page had newer contents
   constructor(contents, pick, kept = {}) {
-    Object.assign(this, { contents, pick, run: contents.run, plots: [], filter: "", all: false, iteration: null, ...kept });
+    Object.assign(this, { contents, pick, run: contents.run, iteration: null, ...kept.panel });
     this.steps = new Map(Object.entries(contents.phases).flatMap(([phase, found]) => found.steps.map((step) => [`${phase} ${step.id}`, step])));
-    this.charts = el("div", { class: "charts", "data-chart": "metrics" });
+    this.charts = new Charts([{ name: this.run.name, runs: [{ name: this.run.name, metrics: this.run.metrics }] }], kept.charts);
     this.lanes = el("div", { class: "chart", "data-chart": "measured" });
     this.stream = this.run.stream && new StreamChart("groups", "Groups of the stream, as recorded", "Those of the iteration chosen above and the one before, and what was under way beside them.");
-    this.samples = new Samples(this.run.samples, kept.samples);
+    const columns = Object.values(contents.phases).flatMap((phase) => Object.values(phase.columns));
+    this.samples = new Samples(this.run.samples, columns, kept.samples);
     this.element = el(
       "section", { class: "panel", id: "panel-run" }, el("h2", null, this.run.name), facts(this.run.facts),
       this.run.environment && el("details", { id: "environment" }, el("summary", null, "what it ran on"), ...environment(this.run.environment)),
-      this.alarms(), this.restarts(), ...this.metricsHead(), this.charts, el("h2", { id: "steps" }, contents.timeline.guessed ? "Steps, as measured" : "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
+      this.alarms(), this.restarts(), el("h2", { id: "metrics" }, "Metrics"), ...this.charts.head, this.charts.element, el("h2", { id: "steps" }, contents.timeline.guessed ? "Steps, as measured" : "Steps, measured and predicted"), ...this.iterationHead(), this.lanes, this.beside(),
       ...(this.stream ? this.stream.parts : []), ...this.stages(),
       el("h2", { id: "samples" }, "What the model wrote"), this.samples.element,
     );
@@ -30,11 +26,11 @@ class RunPanel {
   }
 
   kept() {
-    return { filter: this.filter, all: this.all, iteration: this.iteration, samples: this.samples.kept() };
+    return { panel: { iteration: this.iteration }, charts: this.charts.kept(), samples: this.samples.kept() };
   }
 
   draw() {
-    this.drawMetrics();
+    this.charts.draw();
     this.drawLanes();
   }
 
@@ -47,46 +43,6 @@ class RunPanel {
   restarts() {
     const rows = this.run.restarts.map((line) => [String(line.restart), String(line.after), new Date(1000 * line.time).toLocaleString(), el("pre", null, line.reason)]);
     return rows.length ? el("details", { id: "restarts", open: true }, el("summary", null, `restarts (${rows.length})`), table([">#", ">after iteration", "at", "because"], rows)) : null;
-  }
-
-  metricsHead() {
-    if (!this.run.metrics.step) return [el("p", { class: "note" }, "No metrics yet.")];
-    const input = el("input", { type: "search", placeholder: "metrics with these letters", "aria-label": "filter the metrics", value: this.filter, oninput: () => { this.filter = input.value; this.drawMetrics(); } });
-    const all = toggle("all metrics", this.all, "show every metric", (on) => { this.all = on; this.drawMetrics(); });
-    return [el("h2", { id: "metrics" }, "Metrics"), el("p", { class: "bar-of-tools" }, input, all)];
-  }
-
-  // Charts: the reward with all evaluations first, then what is asked for.
-  names() {
-    const known = Object.keys(this.run.metrics).filter((name) => name !== "step" && this.run.metrics[name].some(NUMBERS));
-    const [evaluated, rest] = [known.filter((name) => name.startsWith("eval/")), known.filter((name) => !name.startsWith("eval/"))];
-    const reward = rest.includes("reward/mean") ? ["reward/mean"] : [];
-    const first = FIRST.flatMap((end) => rest.filter((name) => name.endsWith(end)));
-    const order = [...first, ...rest.filter((name) => !name.startsWith("time/")), ...rest];
-    const singles = [...new Set(order)].filter((name) => !reward.includes(name)).map((name) => [name]);
-    const all = [...(reward.length || evaluated.length ? [[...reward, ...evaluated]] : []), ...singles];
-    if (!this.filter) return this.all ? all : all.slice(0, FEW);
-    return all.filter((names) => names.some((name) => name.toLowerCase().includes(this.filter.toLowerCase())));
-  }
-
-  drawMetrics() {
-    for (const plot of this.plots) plot.destroy();
-    const probe = el("i", { hidden: true }); // a canvas wants a colour as it is in this theme
-    this.element.append(probe);
-    const colour = (name) => {
-      probe.style.color = `var(${name})`;
-      return getComputedStyle(probe).color;
-    };
-    const columns = Math.max(1, Math.min(4, Math.floor(this.charts.clientWidth / 420)));
-    const width = Math.max((this.charts.clientWidth - 16 * (columns - 1)) / columns - 1, 240);
-    const shown = this.names();
-    this.plots = [];
-    this.charts.replaceChildren(...shown.map((names) => {
-      const box = el("figure", { style: `width: ${width}px` }, el("figcaption", null, ...names.map((name, n) => el("span", { class: `line-${n % 5}` }, name))));
-      this.plots.push(plot(box, names, this.run.metrics, width, colour));
-      return box;
-    }));
-    probe.remove();
   }
 
   iterationHead() {
@@ -191,28 +147,3 @@ class RunPanel {
 
 const barPlace = ({ pool, device }) => `${pool} ${device}`.replace(/ (\d+)( beside)?$/, "[$1]$2"); // 0, or "0 beside"
 const lanePlace = ({ pool, first, last, beside }) => `${pool}[${first}${last > first ? `-${last}` : ""}]${beside ? " beside" : ""}`;
-
-// As the charts' own, but for one value alone.
-function yRange(_, from, to) {
-  return from === null || from === to ? [(from || 0) - 1, (to || 0) + 1] : uPlot.rangeNum(from, to, 0.1, true);
-}
-
-function plot(box, names, metrics, width, colour) {
-  const axis = { stroke: colour("--faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") }, font: "11px sans-serif" };
-  const series = names.map((name, n) => {
-    const evaluated = name.startsWith("eval/");
-    const few = metrics[name].filter(NUMBERS).length < 3;
-    return { stroke: colour(`--line-${n % 5}`), width: 1.6, spanGaps: true, points: { show: evaluated || few, size: 6, fill: colour(`--line-${n % 5}`) } };
-  });
-  const options = { width, height: 170, legend: { show: false }, cursor: { y: false, drag: { x: true, y: false } }, scales: { x: { time: false, range: (_, from, to) => (from === to ? [from - 1, to + 1] : [from, to]) }, y: { range: yRange } }, axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 64, values: (_, marks) => marks.map((mark) => String(Number(mark.toPrecision(6)))) }], series: [{}, ...series] };
-  const drawn = new uPlot(options, [metrics.step, ...names.map((name) => metrics[name].map((value) => (NUMBERS(value) ? value : null)))], box);
-  drawn.root.setAttribute("role", "img");
-  drawn.root.setAttribute("aria-label", names.join(", "));
-  const said = el("output");
-  box.querySelector("figcaption").append(said);
-  drawn.over.addEventListener("mousemove", () => {
-    const at = drawn.cursor.idx;
-    said.textContent = at === null ? "" : `step ${metrics.step[at]}: ${names.map((name) => metrics[name][at]).filter(NUMBERS).join(", ")}`;
-  });
-  return drawn;
-}

@@ -6,9 +6,10 @@ const LONG = 240; // characters of a row that has the width of the page
 const SPEAKERS = { prompt: "prompt", policy: "policy", tool: "tool output", all: "" };
 
 class Samples {
-  // kept: the file, the colour and the letters that were chosen before
-  constructor(samples, kept = {}) {
-    Object.assign(this, { samples, file: null, colour: null, letters: "", ...kept });
+  // columns: those of the plan; the number of a group or a count has no colour. kept: the file, the colour and the letters that were chosen before
+  constructor(samples, columns, kept = {}) {
+    const measured = columns.filter((column) => column.type.startsWith("float32")).map((column) => column.origin.split("/")[0]);
+    Object.assign(this, { samples, measured: new Set(measured), file: null, colour: null, letters: "", ...kept });
     this.names = Object.keys(samples.files);
     this.rows = el("div", { class: "samples" });
     this.colours = el("span");
@@ -62,7 +63,7 @@ class Samples {
     const pieces = row.pieces || [];
     return el(
       "article", { class: pieces.join("").length > LONG ? "sample long" : "sample" },
-      el("header", null, el("b", null, `#${number}`), ...numbers.map(([name, value]) => el("span", { class: "value", style: shade(value, 1) }, `${name} ${Number(value.toPrecision(4))}`))),
+      el("header", null, el("b", null, `#${number}`), ...numbers.map(([name, value]) => el("span", { class: "value", style: this.measured.has(name) ? shade(value, 1) : null }, `${name} ${Number(value.toPrecision(4))}`))),
       row.pieces && this.turns(row, columns),
       facts(texts.filter(([, text]) => short(text)).map(([name, text]) => [name, el("code", null, text)])),
       ...texts.filter(([, text]) => !short(text)).map(([name, text]) => [el("h4", null, name), el("pre", null, text)]).flat(),
