@@ -18,3 +18,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module `rlgraph` has no attribute `{name}`")
     return getattr(import_module("rlgraph.api"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -127,7 +127,13 @@ class Algorithm:
 
         Raises:
             GraphError: with every problem found, or how it does not fit.
+            RunError: the cluster is a number.
         """
+        if isinstance(cluster, int):
+            law = f"plan({cluster}) names no cluster"
+            raise RunError(
+                f"{law}\n  for so many devices: plan(devices={cluster}); for a cluster: plan('h100-8')"
+            )
         target = Target(cluster, **sizes) if cluster else None
         return Planned(self._compilation(devices, target, local_device()).plan)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlgraph.compiler import Compilation
-from rlgraph.errors import GraphError, Problem
+from rlgraph.errors import COMMAND_LINE, GraphError, Problem
 from rlgraph.ir.plan import Plan
 from rlgraph.request import PlanRequest
 from rlgraph.variables import hidden
@@ -75,7 +75,7 @@ def problem_record(problem: Problem) -> dict[str, Any]:
     """
     mark = problem.mark
     file = override = None
-    if mark and mark.source.name == "command line":
+    if mark and mark.source.name == COMMAND_LINE:
         override = mark.source.text
     elif mark:
         file = mark.source.name

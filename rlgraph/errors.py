@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from rlgraph.records import dataclass
@@ -18,6 +19,9 @@ from rlgraph.variables import hidden
 
 # what a terminal obeys (escapes, carriage returns, directions of writing), and what can't be encoded
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# names of sources that are no files
+COMMAND_LINE = "command line"
+EDIT = "an edit in Python"
 FEW = 12  # names that an error lists whole; of more it has the nearest
 NEAREST = 5
 LONGEST = 4000  # characters of somebody else's error that are shown
@@ -25,10 +29,21 @@ LONGEST = 4000  # characters of somebody else's error that are shown
 
 @dataclass(frozen=True)
 class Source:
-    """A text that a graph came from: a file, or the command line."""
+    """A text that a graph came from: a file, or the command line.
+
+    ``folder`` is where relative paths in the text start. None: at the folder of the file.
+    """
 
     name: str
     text: str
+    folder: str | None = None
+
+    @property
+    def base(self) -> Path:
+        """Return the folder at which relative paths in the text start."""
+        if self.folder is None:
+            return Path(self.name).parent
+        return Path(self.folder)
 
     def line(self, number: int) -> str:
         lines = self.text.splitlines()
@@ -44,7 +59,8 @@ class Mark:
     column: int
 
     def __str__(self) -> str:
-        return f"{self.source.name}:{self.line}:{self.column}"
+        is_file = self.source.name not in (COMMAND_LINE, EDIT)
+        return f"{self.source.name}:{self.line}:{self.column}" if is_file else self.source.name
 
     def excerpt(self, width: int = 110) -> tuple[str, int]:
         """Return the line, or ``width`` characters of a longer one, and how many stand before the place."""
@@ -75,11 +91,8 @@ class Problem:
         if self.mark is None:
             lines.append(law)
         else:
-            number = str(self.mark.line)
-            line, column = self.mark.excerpt()
             lines.append(f"{self.mark}: {law}")
-            lines.append(f"  {number} | {line}")
-            lines.append(f"  {' ' * len(number)} | {' ' * column}^")
+            lines += self._excerpt(self.mark)
         if self.nearest_names:
             lines.append(f"  {self.nearest_names}")
         elif self.accepted:
@@ -88,6 +101,14 @@ class Problem:
             lines.append(f"  {hidden(self.remedy)}")
         lines += [f"    {line}" for line in self.drawing.splitlines()]
         return "\n".join(lines)
+
+    def _excerpt(self, mark: Mark) -> list[str]:
+        """Return the line of a place and a caret below it; nothing if the place has no text."""
+        line, column = mark.excerpt()
+        if not line:
+            return []
+        number = str(mark.line)
+        return [f"  {number} | {line}", f"  {' ' * len(number)} | {' ' * column}^"]
 
 
 class RlgraphError(Exception):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +17,46 @@ from rlgraph.errors import RunError
 SUMS = "SHA256SUMS"  # a file in a folder: what `sha256sum --check` reads
 ASIDE = ".writing"  # the end of a name: the file or folder is not complete
 DROPPED = ".dropped"  # the end of a name: the folder is being removed
+
+
+DISK = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "the disk takes no more ({}); make room"),
+    errno.EROFS: "the disk is read-only ({}); make it writable",
+    errno.EIO: "the disk fails ({}); see to it",
+}
+
+
+def of_disk(error: BaseException) -> str:
+    """Return a line about a disk that is full or can't be written if the error is of that kind, else ""."""
+    for code, law in DISK.items():
+        if f"[Errno {code}]" in str(error) or os.strerror(code) in str(error):
+            problem = os.strerror(code).lower()
+            if isinstance(error, OSError) and error.filename:
+                problem += f": {error.filename}"
+            return law.format(problem)
+    return ""
+
+
+def unusable_file(error: OSError) -> str:
+    """Return the text of an error with a file that a user has named, and its remedy; "" for other errors."""
+    disk_problem = of_disk(error)
+    if disk_problem:
+        return disk_problem
+    if not error.filename or isinstance(error, ConnectionError):
+        return ""
+    name = os.fsdecode(error.filename)
+    return f"{name} can't be used: {str(error.strerror).lower()}\n  {_remedy(error, name)}"
+
+
+def _remedy(error: OSError, name: str) -> str:
+    folder = os.path.dirname(name)
+    if isinstance(error, FileNotFoundError) and folder and not os.path.isdir(folder):
+        return f"make its folder first: mkdir -p {shlex.quote(folder)}"
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        return "a file is in the place of a folder: name another place, or move it"
+    if isinstance(error, IsADirectoryError):
+        return "that is a folder: name a file in it"
+    return "name another place, or make this one accessible"
 
 
 def write(path: Path, text: str) -> None:

@@ -16,9 +16,9 @@ from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.rundir.going_back import whole_checkpoint
 from rlgraph.runtime.rundir.progress import Progress
 from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.rundir.start import Start
 from rlgraph.runtime.rundir.trackers import Trackers, make_of
 from rlgraph.runtime.signals import StopSignals
-from rlgraph.syntax.yaml_text import show_text
 
 
 def evaluate(
@@ -73,6 +73,7 @@ def evaluate(
 
     # 2. Compile it, and check its files.
     plan, tree, inspection = ready(PlanRequest(graph, overrides, devices, target), available)
+    start = Start(graph, overrides, devices, target, address, inline, track)
     notes = [warning.render() for warning in inspection.warnings]
     if weights:
         for change in changes(folder.path, read_json(plan_file), plan):
@@ -87,7 +88,7 @@ def evaluate(
         Progress(plan, 0, output.path) as progress,
         StopSignals(partial(progress.say, stays=True)) as signals,
     ):
-        output.describe(plan, show_text(tree.written()))
+        output.describe(plan, tree, start)
         output.trackers = Trackers(output.path, plan.graph, trackers, note=progress.note)
         for note in notes:
             progress.note(note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from rlgraph.compiler import Compilation
 from rlgraph.costs.detect import local_device
 from rlgraph.errors import RunError
 from rlgraph.files import read_json
+from rlgraph.frontend.compose import as_written
+from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.nodes.support.data_file import local_path
 from rlgraph.passes.lower import in_one_process
@@ -22,20 +25,21 @@ from rlgraph.reports.plan_file import check_inline, compilation_of, is_plan
 from rlgraph.request import PlanRequest
 from rlgraph.runtime.cluster.cluster import InlineCluster, RayCluster
 from rlgraph.runtime.cluster.devices import Devices, agree, of_machine, of_ray
-from rlgraph.runtime.cluster.failures import LostError, of_files
+from rlgraph.runtime.cluster.failures import FailedError, LostError, of_files
 from rlgraph.runtime.cluster.interface import WorkerCluster
+from rlgraph.runtime.messages.errors import resume_command
 from rlgraph.runtime.messages.log_level import LEVEL
 from rlgraph.runtime.preflight import Inspection, preflight
 from rlgraph.runtime.rundir.changes import changes
 from rlgraph.runtime.rundir.endpoint import MetricsEndpoint
 from rlgraph.runtime.rundir.going_back import go_back
 from rlgraph.runtime.rundir.progress import Progress
-from rlgraph.runtime.rundir.rundir import RunDir
+from rlgraph.runtime.rundir.rundir import RunDir, free_folder
+from rlgraph.runtime.rundir.start import Start, forgotten
 from rlgraph.runtime.rundir.trackers import Trackers, make_of
 from rlgraph.runtime.signals import StopSignals
 from rlgraph.runtime.training import TrainingRun
 from rlgraph.syntax.source import NOWHERE, Tree
-from rlgraph.syntax.yaml_text import show_text
 from rlgraph.variables import referred, with_values
 
 
@@ -57,12 +61,15 @@ def run_graph(
     profile: Iterable[int] = (),
     strict: bool = False,
     log_level: str | None = None,
+    keep_settings: bool | None = None,
 ) -> Path:
     """Compile a graph and train; the run directory is returned.
 
     Args:
         graph: a path, the name of a shipped graph, or a saved plan (``rlgraph plan GRAPH -o plan.json``),
-            which goes with no overrides and devices: what it was made with is settled.
+            which goes with no overrides and devices: what it was made with is settled. Or the folder of a
+            run, to go on with it (``resume``) or to run it again as it was: what is not given here is as it
+            was there, and overrides follow those of the run.
         overrides: ``key=value`` settings.
         devices: how many devices ``auto`` stands for; those of the Ray cluster, or of this machine, unless
             given.
@@ -81,6 +88,8 @@ def run_graph(
         profile: iterations, counted from 1, of which every worker writes a trace.
         strict: take warnings of the graph for errors.
         log_level: debug, info, warning or error: what the run's processes log, from it on.
+        keep_settings: of a resume that names a graph: take overrides that the run had and ``overrides`` lacks
+            (True), or go on without them (False). None: it is an error that some are missing.
 
     Raises:
         GraphError: the graph, or a file that it names, is wrong.
@@ -89,16 +98,24 @@ def run_graph(
             workers were lost more often than ``schedule.restarts`` allows.
         StoppedError: a signal or the time limit has ended it, with a checkpoint.
     """
-    trackers = make_of(track)
     if log_level:
         os.environ[LEVEL] = log_level
     resume = resume or resume_from is not None
-    available = available_devices(inline, address)
+    start = Start(graph, overrides, devices, target, address, inline, track, steps)
+    request = PlanRequest(graph, overrides, devices, target)
+    if is_run(graph):
+        run_dir = _run_dir_of_run(Path(graph), run_dir, resume)
+        start, request = _started_again(start, resume)
+    elif resume:
+        overrides = _with_forgotten(run_dir, start, keep_settings)
+        start = replace(start, overrides=overrides)
+        request = replace(request, overrides=overrides)
+    trackers = make_of(start.track)
+    available = available_devices(start.inline, start.address)
 
     # 1. Compile, and check the files that the plan names.
-    request = PlanRequest(graph, overrides, devices, target)
     plan, tree, inspection = ready(request, available, strict)
-    total = plan.iterations if steps is None else steps
+    total = plan.iterations if start.steps is None else start.steps
     path = run_dir or Path("runs") / plan.graph
     try:
         with (
@@ -111,7 +128,7 @@ def run_graph(
             notes = [warning.render() for warning in inspection.warnings]
             if resume:
                 notes += _prepare_resume(folder, plan, resume_from)
-            folder.describe(plan, show_text(tree.written()))
+            folder.describe(plan, tree, start)
 
             # 3. Train.
             with (
@@ -127,7 +144,7 @@ def run_graph(
                 for note in notes:
                     progress.note(note)
                 rows = inspection.rows
-                attempt = Attempt(plan, folder, progress, total, address, available, signals, rows)
+                attempt = Attempt(plan, folder, progress, total, start.address, available, signals, rows)
                 _train(attempt, resume)
             progress.farewell()
             return folder.path
@@ -136,6 +153,88 @@ def run_graph(
         if law:
             raise RunError(law) from error
         raise
+
+
+def is_run(graph: str) -> bool:
+    """Return whether what was given for a graph is the folder of a run; a shipped graph's name is not."""
+    return os.path.isfile(os.path.join(graph, "plan.json")) and graph not in shipped_graphs()
+
+
+def _run_dir_of_run(run: Path, run_dir: Path | None, resume: bool) -> Path:
+    """Return the folder for a run that goes on, or one to run it again in; absolute, should it move.
+
+    Raises:
+        RunError: it is to go on in another folder.
+    """
+    if resume:
+        if run_dir and run_dir.resolve() != run.resolve():
+            law = f"{run} goes on in its own folder, and --run-dir is another: {run_dir}"
+            raise RunError(f"{law}\n  leave out --run-dir; or leave out --resume, to run it again there")
+        run_dir = run
+    run_dir = run_dir or free_folder(run)
+    is_moving = Path(Start.read(run).folder).resolve() != Path().resolve()
+    return run_dir.resolve() if is_moving else run_dir
+
+
+def _started_again(start: Start, resume: bool) -> tuple[Start, PlanRequest]:
+    """Return how a run is started that is named by its folder, and what to compile.
+
+    What ``start`` leaves open is as it was for that run. The working folder is the run's from here on, if it
+    is still there, since paths are relative to it. A run that has done its ``steps`` goes on to the end of
+    its schedule.
+    """
+    run = Path(start.graph).resolve()
+    before = Start.read(run)
+    steps = before.steps if start.steps is None else start.steps
+    is_done = resume and start.steps is None and steps is not None and RunDir(run).saved() >= steps
+    has_devices = start.inline or start.address or start.devices or start.target
+    devices = start if has_devices else before
+    if os.path.isdir(before.folder):
+        os.chdir(before.folder)
+    request = replace(before, devices=devices.devices, target=devices.target).request(run, start.overrides)
+    again = replace(
+        before,
+        overrides=(*before.overrides, *start.overrides),
+        devices=devices.devices,
+        target=devices.target,
+        address=devices.address,
+        inline=devices.inline,
+        track=start.track or before.track,
+        steps=None if is_done else steps,
+        folder=os.getcwd(),
+    )
+    return again, request
+
+
+def forgotten_settings(graph: str, overrides: Sequence[str], run_dir: Path | None) -> list[str]:
+    """Return the overrides of the run in a folder that a resume with a graph leaves out."""
+    if is_plan(graph) or is_run(graph):
+        return []
+    return forgotten(run_dir or _default_run_dir(graph, overrides), graph, overrides)
+
+
+def _default_run_dir(graph: str, overrides: Sequence[str]) -> Path:
+    """Return the folder of a graph's first run."""
+    name = as_written(graph, overrides).get("graph")
+    return Path("runs") / str(name.value if name else "")
+
+
+def _with_forgotten(run_dir: Path | None, start: Start, keep_settings: bool | None) -> tuple[str, ...]:
+    """Return the overrides of a run that goes on with a graph that is named.
+
+    Raises:
+        RunError: the run had others that are left out, and nobody said what becomes of them.
+    """
+    missing: list[str] = []
+    if keep_settings is not False:
+        missing = forgotten_settings(start.graph, start.overrides, run_dir)
+    if missing and keep_settings is None:
+        run_dir = run_dir or _default_run_dir(start.graph, start.overrides)
+        law = f"{run_dir} was started with {shlex.join(missing)}, which is left out now"
+        remedy = "add --keep-settings to go on with it, or --drop-settings to go on without it; "
+        remedy += f"{resume_command(run_dir)} needs neither"
+        raise RunError(f"{law}\n  {remedy}")
+    return (*missing, *start.overrides)
 
 
 @contextmanager
@@ -168,7 +267,7 @@ def ready(
         strict: whether warnings are errors.
 
     Returns:
-        the plan, the composed graph, and what the files say, with the warnings of both.
+        the plan, the graph as written, and what the files say, with the warnings of both.
     """
     # 1. Compile for the devices that there are.
     if available:
@@ -191,7 +290,7 @@ def ready(
     inspection = replace(inspection, warnings=[*warnings, *inspection.warnings])
     if inspection.iterations is not None:
         plan = _with_iterations(plan, inspection.iterations, available)
-    return plan, compilation.tree, inspection
+    return plan, compilation.written, inspection
 
 
 def _copy_models(tree: Tree) -> None:
@@ -261,6 +360,9 @@ class Attempt:
             yield TrainingRun(
                 self.plan, cluster, self.folder, self.progress, self.total, self.signals, self.rows
             )
+        except FailedError as error:
+            error.keep_details(self.folder.path)
+            raise
         finally:
             cluster.close()
             self.folder.close()
@@ -310,7 +412,7 @@ def _advice(attempt: Attempt, restarts: int) -> str:
     if restarts:
         lines.append(f"  {restarts} restarts were used up (schedule.restarts)")
     saved = attempt.folder.saved()
-    remedy = f"continue with --resume --run-dir {attempt.folder.path}"
+    remedy = f"continue with: {resume_command(attempt.folder.path)}"
     if saved < 0:
         lines.append(f"  there is no checkpoint yet: {remedy}")
     else:

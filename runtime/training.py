@@ -35,6 +35,7 @@ from rlgraph.runtime.driver.metrics import evaluation_details, failed_rewards, m
 from rlgraph.runtime.driver.row_buffer import BufferedRows, Waiting, gathering
 from rlgraph.runtime.driver.stages import stages
 from rlgraph.runtime.due import Clocks, DueTimes
+from rlgraph.runtime.messages.errors import resume_command
 from rlgraph.runtime.messages.report import Report
 from rlgraph.runtime.rundir import kept_columns
 from rlgraph.runtime.rundir.progress import Progress
@@ -153,7 +154,7 @@ class TrainingRun:
             reason = self.signals.reasons[0]
             error = RunError if reason == "SIGINT" else StoppedError
             law = f"stopped after iteration {self.state.iteration} ({reason})"
-            raise error(f"{law}\n  continue with --resume --run-dir {self.folder.path}")
+            raise error(f"{law}\n  continue with: {resume_command(self.folder.path)}")
         self._export()
         self.skipped.check(self.progress.note)
 

@@ -8,19 +8,35 @@ from rlgraph.cli.imports import import_settings
 from rlgraph.cli.options import say
 from rlgraph.cli.plan import check, diff, plan, show
 from rlgraph.cli.reference import graphs, nodes
-from rlgraph.cli.run import doctor, evaluate, export, replay, run
+from rlgraph.cli.run import doctor, evaluate, export, replay, resume, run
 from rlgraph.cli.sweep import sweep
 from rlgraph.cli.view import report, view
 from rlgraph.errors import RlgraphError
+from rlgraph.files import unusable_file
 from rlgraph.version import VERSION
 
 # in the order in which --help lists them
 LISTS = (nodes, graphs, import_settings)
-COMMANDS = (run, sweep, evaluate, check, plan, show, diff, view, report, export, replay, doctor, *LISTS)
+COMMANDS = (
+    run,
+    resume,
+    sweep,
+    evaluate,
+    check,
+    plan,
+    show,
+    diff,
+    view,
+    report,
+    export,
+    replay,
+    doctor,
+    *LISTS,
+)
 
 
 class Commands(click.Group):
-    """Prints a user's mistake without a traceback, and lists commands in the order of use."""
+    """Lists commands in the order of use; prints a user's mistake or an unusable file without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -28,6 +44,12 @@ class Commands(click.Group):
         except RlgraphError as error:
             say(str(error), err=True)
             ctx.exit(error.exit_code)
+        except OSError as error:
+            text = unusable_file(error)
+            if not text:
+                raise
+            say(text, err=True)
+            ctx.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

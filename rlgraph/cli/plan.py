@@ -307,19 +307,30 @@ def show(
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", metavar="GRAPH|RUN")
+@click.argument("b", metavar="GRAPH|RUN")
 @options.form_option("text", "yaml")
 @options.NO_CODE
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
-    """Show what turns graph A into graph B, as edits.
+    """Show the edits that turn one graph into another.
 
-    Exits with 0 where they are the same, with 1 where they differ.
+    Of two runs, named by their folders, show what they were started with, the edits, how their plans differ,
+    and the last value of each metric of both.
+
+    Exits with 0 if they are the same, with 1 if they differ.
     """
     import rlgraph.api
     from rlgraph.frontend.graph_diff import diff_yaml
 
+    runs = [Path(name) for name in (a, b) if os.path.isfile(os.path.join(name, "plan.json"))]
+    if len(runs) == 2 and form == "text":
+        from rlgraph.reports.run_diff import run_diff
+
+        text, is_different = run_diff(*runs)
+        options.say(text, nl=False)
+        ctx.exit(1 if is_different else 0)
+    a, b = (_kept_graph(name) for name in (a, b))
     difference = rlgraph.api.diff(a, b)
     if form == "yaml":
         # its escapes are spelled out, and no line is broken
@@ -327,3 +338,11 @@ def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     else:
         options.say(str(difference), nl=False)
     ctx.exit(1 if difference else 0)
+
+
+def _kept_graph(name: str) -> str:
+    """Return the graph that a run keeps if a folder of one is named, else the name."""
+    from rlgraph.frontend.kept_graph import GRAPH
+
+    kept = os.path.join(name, GRAPH)
+    return kept if os.path.isfile(kept) else name

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, STRICT, is_saved, request_options, say
+from rlgraph.cli.options import DEVICES, OVERRIDES, STRICT, is_saved, request_options, say
 from rlgraph.units import seconds_of
 
 if TYPE_CHECKING:
@@ -47,54 +51,146 @@ TRACK = click.option(
 )
 
 
+KEEP_SETTINGS = click.option(
+    "--keep-settings/--drop-settings",
+    default=None,
+    help="With --resume and GRAPH: what becomes of KEY=VALUE that the run was started with and that are left "
+    "out now. On a terminal this is asked.",
+)
+
+
+def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a run that it starts, or goes on with."""
+    options = (
+        click.option("--steps", type=click.IntRange(min=0), help="Stop after this many iterations in all."),
+        click.option(
+            "--time-limit",
+            callback=_seconds,
+            metavar="TIME",
+            help="Begin no iteration after so long, as 3h50m; save, and exit with 75: `rlgraph resume RUN` "
+            "goes on.",
+        ),
+        ADDRESS,
+        INLINE,
+        TRACK,
+        click.option(
+            "--metrics-port",
+            metavar="[HOST:]PORT",
+            help="Let Prometheus ask here for the newest metrics, at /metrics; without HOST on this machine "
+            "alone.",
+        ),
+        click.option(
+            "--profile",
+            callback=lambda ctx, option, text: _iterations(text),
+            metavar="N[,N]",
+            help="Trace what every worker computes in these iterations, counted from 1, by torch's profiler.",
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            help="What processes of the run write into logs/, from this level on.",
+        ),
+        STRICT,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
-@GRAPH
+@click.argument("graph", required=False, metavar="GRAPH|PLAN|RUN")
 @OVERRIDES
 @DEVICES
-@click.option("--steps", type=click.IntRange(min=0), help="Stop after this many iterations in all.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept  [runs/<graph>]")
-@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its last checkpoint.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue the run in --run-dir, or RUN, from its last checkpoint, as `rlgraph resume RUN` does.",
+)
 @click.option(
     "--resume-from",
     metavar="NAME",
     help="Continue it from this checkpoint, as step-000100 or best; what came after it is set aside.",
 )
-@click.option(
-    "--time-limit",
-    callback=_seconds,
-    metavar="TIME",
-    help="Begin no iteration after so long, as 3h50m; save, and exit with 75, for --resume to go on.",
-)
-@ADDRESS
-@INLINE
-@TRACK
-@click.option(
-    "--metrics-port",
-    metavar="[HOST:]PORT",
-    help="Let Prometheus ask here for the newest metrics, at /metrics; without HOST on this machine alone.",
-)
-@click.option(
-    "--profile",
-    callback=lambda ctx, option, text: _iterations(text),
-    metavar="N[,N]",
-    help="Trace what every worker computes in these iterations, counted from 1, by torch's profiler.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="What processes of the run write into logs/, from this level on.",
-)
-@STRICT
+@KEEP_SETTINGS
+@training_options
 @request_options
-def run(request: PlanRequest, **options: Any) -> None:
-    """Compile a graph, or take a plan saved by `rlgraph plan GRAPH -o plan.json`, and train."""
+def run(request: PlanRequest, keep_settings: bool | None, **options: Any) -> None:
+    """Compile a graph and train.
+
+    In place of a graph, take a plan saved by `rlgraph plan GRAPH -o plan.json`, or the folder of a run: that
+    is run again, as it was, into a new folder. With --resume it goes on instead.
+    """
+    resume = options["resume"] or options["resume_from"] is not None
+    request = _with_subject(request, options["run_dir"] if resume else None)
     if is_saved(request) and request.target:
         from rlgraph.reports.plan_file import SETTLED
 
         raise click.UsageError(f"{request.graph} {SETTLED}")
+    if resume and keep_settings is None and sys.stdin.isatty() and sys.stdout.isatty():
+        keep_settings = _ask_for_settings(request, options["run_dir"])
+    _train(request, keep_settings=keep_settings, **options)
+
+
+@click.command()
+@click.argument("graph", metavar="RUN")
+@OVERRIDES
+@DEVICES
+@click.option(
+    "--checkpoint",
+    "resume_from",
+    metavar="NAME",
+    help="As step-000100 or best; what came after it is set aside  [the last one]",
+)
+@training_options
+@request_options
+def resume(request: PlanRequest, **options: Any) -> None:
+    """Go on with a run, by its folder: with the graph, settings, devices and cluster that it had.
+
+    KEY=VALUE change settings, from the next iteration on.
+    """
+    from rlgraph.runtime.run import is_run
+
+    if not is_run(os.path.join(".", request.graph)):
+        from rlgraph.errors import RunError
+
+        law = f"{request.graph} holds no run to resume (no plan.json)"
+        raise RunError(f"{law}\n  name the folder of one, as runs/demo; a new run is started by rlgraph run")
+    # a folder that is named as a shipped graph is meant, not the graph
+    _train(replace(request, graph=os.path.join(".", request.graph)), resume=True, **options)
+
+
+def _train(request: PlanRequest, **options: Any) -> None:
     from rlgraph.runtime.run import run_graph
 
+    if options["inline"] and (request.devices or 1) > 1:
+        law = f"--inline runs on one device, and --devices {request.devices} asks for more"
+        raise click.UsageError(f"{law}: leave out one of them")
     run_graph(request.graph, request.overrides, request.devices, target=request.target, **options)
+
+
+def _with_subject(request: PlanRequest, resumed: Path | None) -> PlanRequest:
+    """Return a request that names a graph or a run: if it names none, the run to resume, of --run-dir."""
+    words = [word for word in (request.graph, *request.overrides) if word]
+    is_named = bool(words) and "=" not in words[0]
+    if is_named:
+        return request
+    if resumed is None:
+        raise click.UsageError("name a GRAPH, a saved plan or the folder of a RUN")
+    return replace(request, graph=os.path.join(".", resumed), overrides=tuple(words))
+
+
+def _ask_for_settings(request: PlanRequest, run_dir: Path | None) -> bool | None:
+    """Ask whether settings are kept that a run was started with, and that are left out now."""
+    from rlgraph.runtime.run import forgotten_settings
+
+    missing = forgotten_settings(request.graph, request.overrides, run_dir)
+    if not missing:
+        return None
+    settings = shlex.join(missing)
+    return click.confirm(
+        f"{run_dir} was started with {settings}, which is left out now. Keep it?", default=True
+    )
 
 
 @click.command("eval")

@@ -251,8 +251,7 @@ def resolved(path: str, mark: Mark) -> str:
     is_fixed = "://" in value or Path(value).is_absolute()
     if path == OPEN or is_fixed:
         return path
-    origin = Path(mark.source.name)
-    is_of_working_directory = origin.parent == graphs_folder() or mark.source.name == "command line"
-    if is_of_working_directory:
+    folder = mark.source.base
+    if folder == graphs_folder():
         return str(Path(path))
-    return str(origin.parent / path)
+    return str(folder / path)

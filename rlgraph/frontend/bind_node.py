@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Mark, nearest
+from rlgraph.errors import COMMAND_LINE, Mark, nearest
 from rlgraph.frontend.bind_call import KEYS, bind_call, joins, names
 from rlgraph.ir.domains import Route
 from rlgraph.ir.graph import Model, Node
@@ -61,7 +61,7 @@ def _edited(tree: Tree) -> Mark | None:
 
 def _rank_of_source(mark: Mark) -> int:
     name = mark.source.name
-    if name == "command line":
+    if name == COMMAND_LINE:
         return 2
     is_shipped = Path(name).parent == graphs_folder()
     return 0 if is_shipped else 1

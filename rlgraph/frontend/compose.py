@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError, Mark, Problem, Source, fail, few_of, nearest
+from rlgraph.errors import COMMAND_LINE, GraphError, Mark, Problem, Source, fail, few_of, nearest
 from rlgraph.frontend.edits import EDITS, apply
+from rlgraph.frontend.kept_graph import with_folders
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.frontend.tree_paths import put_set, resolve
 from rlgraph.syntax import source
@@ -82,7 +83,7 @@ def _load(graph: str, reference: Tree | None, parents: tuple[Path, ...]) -> Tree
     if path.resolve() in parents:
         mark = reference.mark if reference else None
         raise fail("extends-cycle", f"`extends` goes in a circle: {path} extends itself", mark)
-    tree = source.read(path)
+    tree = with_folders(source.read(path), path)
     parent, edits, use = map(tree.get, ("extends", "edits", "use"))
     if parent and not isinstance(parent.value, str):
         law = "`extends` is the name of a shipped graph, or a file beside this one"
@@ -218,7 +219,7 @@ def setting(text: str) -> tuple[str, Tree]:
     Raises:
         GraphError: it has another form, or its value is not YAML.
     """
-    command_line = Source("command line", text)
+    command_line = Source(COMMAND_LINE, text)
     name, equals, value = text.partition("=")
     if not equals:
         raise fail("bad-override", "an override is key=value, as rollout.n=8", Mark(command_line, 1, 1))

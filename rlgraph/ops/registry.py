@@ -64,7 +64,7 @@ def find_function(name: str, noun: str, mark: Mark) -> str:
         GraphError: there is no such file, module or function, or it can't be loaded.
     """
     place, _, function = name.rpartition(":")
-    path = (Path(mark.source.name).parent / place).resolve()
+    path = (mark.source.base / place).resolve()
     in_file = place.endswith(".py")
     place_exists = path.is_file() if in_file else _is_module_name(place)
     if not place_exists:
@@ -145,7 +145,7 @@ def _find(name: str, noun: str, known: dict[str, str], mark: Mark, kind: Any = N
         remedy = nearest(name, known) or f"or your own: {noun}: my_ops.py:name"
         few = few_of(name, known, "rlgraph nodes")
         raise fail(f"unknown-{noun}", f"there is no {noun} `{name}`", mark, known, remedy, few)
-    path = _real_path(os.path.abspath(os.path.join(os.path.dirname(mark.source.name), place)))
+    path = _real_path(os.path.abspath(os.path.join(mark.source.base, place)))
     if not os.path.isfile(path):
         folder, file = os.path.split(path)
         law = f"{noun} `{name}`: there is no file {file} in {folder}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError, Mark, Source, fail, nearest
+from rlgraph.errors import COMMAND_LINE, GraphError, Mark, Source, fail, nearest
 from rlgraph.laws.nodes import CALL_LAWS
 from rlgraph.nodes import HOOKS, LOSSES, OPS
 from rlgraph.ops.column_types import PathMarker, holds
@@ -141,7 +141,7 @@ def find(name: str) -> Op:
 
 def _find_in_file(name: str) -> Op:
     """Return the declaration of a function in a file, which may be an op or a hook of any kind."""
-    mark = Mark(Source("command line", name), 1, 1)
+    mark = Mark(Source(COMMAND_LINE, name), 1, 1)
     try:
         op, _ = find_op(name, mark)
     except GraphError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from rlgraph.errors import GraphError, Mark, Problem, Source, fail
+from rlgraph.errors import COMMAND_LINE, EDIT, GraphError, Mark, Problem, Source, fail
 from rlgraph.records import dataclass
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -32,7 +32,7 @@ WORDS: dict[str, Any] = {
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
 }
 OPEN = "???"  # a value that only the user can give
-NOWHERE = Mark(Source("diff", ""), 1, 1)  # the mark of values that no file has
+NOWHERE = Mark(Source(EDIT, ""), 1, 1)  # the mark of values that no file has
 # PyYAML takes a ? inside {} for a complex key, though YAML 1.2 allows it: these stand in, of the same width
 STAND_IN = "\ue000\ue000\ue000"
 # what PyYAML gives to values without a tag
@@ -215,7 +215,7 @@ def _mended(source: Source, mark: Mark) -> str:
         return "indent with spaces, not tabs"
     if re.search(r"[\[{,:] *\$\{", line):
         return 'in a list or a mapping a text with ${...} is quoted: ["${env:DATA}/train.jsonl"]'
-    if source.name != "command line":
+    if source.name != COMMAND_LINE:
         return ""
     is_cut = line.count("[") > line.count("]") or line.count("{") > line.count("}")
     if is_cut:

@@ -22,6 +22,7 @@ from rlgraph.runtime.cluster.sweeper import Sweeper
 from rlgraph.runtime.columns.chunk import Chunk
 from rlgraph.runtime.columns.shared_memory import new_session, segments_of
 from rlgraph.runtime.engines.weights.transports import Handover
+from rlgraph.runtime.messages.errors import resume_command
 from rlgraph.runtime.messages.log_level import with_level
 from rlgraph.runtime.messages.tasks import ColumnRef, Place, Task, place_text
 from rlgraph.runtime.worker.worker import Worker
@@ -182,7 +183,7 @@ class RayCluster:
         self.logs = str(logs.resolve())
         self.workers: dict[Place, Any] = {}
         self.session = new_session()
-        advice = f"continue with --resume --run-dir {logs.parent}"
+        advice = f"continue with: {resume_command(logs.parent)}"
         self.sweeper = Sweeper(self.session, segments_of(self.session), advice)
         # for calls off the devices: the plan last put into Ray's store, references to it and to its values
         self.shared_plan: tuple[Plan, Any, Any] | None = None

@@ -1,7 +1,9 @@
 """Failures: a worker that is gone, or an op that raised. Only a run that lost a worker is tried again."""
 
-import errno
 import os
+import re
+import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Mapping
@@ -9,45 +11,81 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import RlgraphError, RunError, shortened
+from rlgraph.files import of_disk, unusable_file
 from rlgraph.runtime.cluster.interface import WorkerCluster
-from rlgraph.runtime.messages.errors import AwayError, ServerLostError
+from rlgraph.runtime.messages.errors import AwayError, RaisedError, ServerLostError, resume_command
 from rlgraph.runtime.messages.tasks import Place, place_text
 from rlgraph.variables import hidden
 
 PATIENCE_S = 40.0  # Ray reports the workers of a lost host after some 30 s
 RAISED = ("RayError", "UnserializableException")  # in place of errors that Ray can't bring here
-DISK = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "the disk takes no more ({}); make room"),
-    errno.EROFS: "the disk is read-only ({}); make it writable",
-    errno.EIO: "the disk fails ({}); see to it",
-}
+DETAILS = "failure.txt"  # the file of a run directory
+FRAMES = 3  # lines of the user's code that a message shows
+FRAME = re.compile(
+    r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in .*(?:\n(?P<code>(?! *File ").*)(?:\n[ ~^]+$)?)?',
+    re.MULTILINE,
+)
 COLLECTIVES = "torch/distributed/distributed_c10d.py"  # every collective of torch passes through this file
 
 
-class StepError(RunError):
-    """A step failed; the message shows the plan with a mark on it."""
+class FailedError(RunError):
+    """A run failed on its workers.
 
+    Attributes:
+        details: the plan with a mark where it failed, and the whole traceback.
+        notice: what is said below the message: where the details are, or the details, shortened.
+    """
 
-class LostError(RunError):
-    """A worker, host, server or network is gone; ``brief`` is the message without the plan."""
-
-    def __init__(self, message: str, brief: str) -> None:
+    def __init__(self, message: str, details: str = "", is_of_disk: bool = False) -> None:
         super().__init__(message)
+        self.details = hidden(details)
+        self.notice = shortened(self.details)
+        self.is_of_disk = is_of_disk
+
+    def __str__(self) -> str:
+        return "\n".join(text for text in (super().__str__(), self.notice) if text)
+
+    def keep_details(self, run_dir: Path) -> None:
+        """Write the details to a file of the run, which the message names from then on."""
+        if not self.details:
+            return
+        path = run_dir / DETAILS
+        lines = []
+        if self.is_of_disk:
+            lines.append(f"  then continue with: {resume_command(run_dir)}")
+        try:
+            path.write_text(f"{self.details}\n", encoding="utf-8")
+        except OSError:  # of a disk that is full there is enough to say
+            pass
+        else:
+            lines.append(f"  the whole traceback, and the plan with a mark where it failed: {path}")
+        self.notice = "\n".join(lines)
+
+
+class StepError(FailedError):
+    """A step failed, or an action between two steps."""
+
+
+class LostError(FailedError):
+    """A worker, host, server or network is gone; ``brief`` is the message without its details."""
+
+    def __init__(self, message: str, brief: str, details: str = "") -> None:
+        super().__init__(message, details)
         self.brief = hidden(brief)
 
 
-def failure(plan: str, law: str, error: Exception) -> RunError:
+def failure(plan: str, law: str, error: Exception) -> FailedError:
     """Return the error of a step, or of an action between two steps.
 
-    ``plan`` is the plan's text with a mark where it failed, ``law`` says what failed.
+    Its message has the lines of the user's code and the error's own words first, then ``law``, which says
+    what failed. ``plan`` is the plan's text with a mark where it failed.
     """
-    brief = f"{law}\n  {reason(error)}"
-    message = f"{plan}\n{brief}"
-    if is_gone(error) or is_broken(error):
-        return LostError(message, brief)
-    if isinstance(cause(error), ServerLostError):
-        return LostError(message, brief)
-    return StepError(message)
+    details = f"{plan}\n\n{law}\n{_with_traceback(error)}"
+    is_lost = is_gone(error) or is_broken(error) or isinstance(cause(error), ServerLostError)
+    if is_lost:
+        brief = f"{law}\n  {words(error)}"
+        return LostError(brief, brief, details)
+    return StepError(f"{words(error)}\n  {law}", details, bool(of_disk(cause(error))))
 
 
 def too_late(cluster: WorkerCluster, law: str) -> RunError:
@@ -89,6 +127,45 @@ def culprit(
     return pending[reference], error
 
 
+def words(error: Exception) -> str:
+    """Return the last lines of the user's code that led to an error, and the error without its traceback."""
+    origin = cause(error)
+    has_own_words = isinstance(origin, RlgraphError) and not isinstance(origin, RaisedError)
+    if has_own_words or is_gone(error):
+        return reason(error)
+    text = str(origin) if isinstance(origin, RaisedError) else _with_traceback(error)
+    frames = list(FRAME.finditer(text))
+    if isinstance(origin, RaisedError) and frames:
+        message = text[frames[-1].end() :].strip()
+    else:
+        message = "".join(traceback.format_exception_only(origin)).strip()
+    disk_problem = of_disk(origin)
+    if disk_problem:
+        message = f"{disk_problem}\n{message}"
+    shown = [frame for frame in frames if _is_of_user(frame["file"])] or frames
+    lines = []
+    for frame in shown[-FRAMES:]:
+        lines.append(f"{_seen_from_here(frame['file'])}:{frame['line']}: {(frame['code'] or '').strip()}")
+    return "\n".join([*lines, shortened(message)])
+
+
+def _is_of_user(file: str) -> bool:
+    """Return whether a file is neither rlgraph's, nor Python's, nor that of an installed package."""
+    path = os.path.realpath(file)
+    if file.startswith("<"):
+        return False
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for package in sys.modules["rlgraph"].__path__:
+        installed += [package, os.path.join(package, "nodes"), os.path.join(package, "runtime")]
+    return not any(Path(path).is_relative_to(os.path.realpath(folder)) for folder in installed)
+
+
+def _seen_from_here(file: str) -> str:
+    """Return a file's path, relative to the working folder if it lies in there."""
+    folder = os.getcwd()
+    return os.path.relpath(file, folder) if Path(file).is_relative_to(folder) else file
+
+
 def reason(error: Exception) -> str:
     """Return the reason of an error: a user's mistake in its own words, anything else with its traceback.
 
@@ -100,22 +177,7 @@ def reason(error: Exception) -> str:
     if is_gone(error):
         law = f"its worker is gone: {shortened(str(error).strip())}"
         return f"{law}\n  the run directory's logs/ has its last lines"
-    text = shortened(_with_traceback(error))
-    disk_problem = of_disk(origin)
-    if disk_problem:
-        return f"{disk_problem}, and continue with --resume\n{text}"
-    return text
-
-
-def of_disk(error: BaseException) -> str:
-    """Return a line about a disk that is full or can't be written if the error is of that kind, else ""."""
-    for code, law in DISK.items():
-        if f"[Errno {code}]" in str(error) or os.strerror(code) in str(error):
-            problem = os.strerror(code).lower()
-            if isinstance(error, OSError) and error.filename:
-                problem += f": {error.filename}"
-            return law.format(problem)
-    return ""
+    return shortened(_with_traceback(error))
 
 
 def of_files(error: OSError, folder: Path) -> str:
@@ -123,11 +185,15 @@ def of_files(error: OSError, folder: Path) -> str:
     disk_problem = of_disk(error)
     if disk_problem:
         has_started = (folder / "plan.json").exists()
-        remedy = "and continue with --resume" if has_started else "or name another --run-dir"
-        return f"{folder}: {disk_problem}, {remedy}"
+        remedy = "or name another --run-dir"
+        if has_started:
+            remedy = f"then continue with: {resume_command(folder)}"
+        return f"{folder}: {disk_problem}\n  {remedy}"
     file = Path(os.fsdecode(error.filename or "/"))
     if not file.absolute().is_relative_to(folder.absolute()):
         return ""
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        return unusable_file(error)
     if isinstance(error, FileNotFoundError) and not folder.exists():
         remedy = "the run directory is gone"
     else:

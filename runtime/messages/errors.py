@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import shlex
 import traceback
+from pathlib import Path
 
 from rlgraph.errors import RunError, shortened
 
@@ -27,3 +29,13 @@ def portable(error: Exception) -> Exception:
     except Exception:  # the author of the error decides what these raise
         return RaisedError(shortened("".join(traceback.format_exception(error)).strip()))
     return error
+
+
+def resume_command(run_dir: Path) -> str:
+    """Return the command that goes on with a run, to be typed as it is.
+
+    Example:
+        >>> resume_command(Path("runs/my run"))
+        "rlgraph resume 'runs/my run'"
+    """
+    return f"rlgraph resume {shlex.quote(str(run_dir))}"

@@ -15,7 +15,7 @@ from rlgraph.ir.best_checkpoints import BestCheckpoints
 from rlgraph.reports.plan_file import load
 from rlgraph.runtime.rundir.history import HISTORY
 from rlgraph.runtime.rundir.lock import DESCRIBES
-from rlgraph.runtime.rundir.rundir import RunDir, iteration_of
+from rlgraph.runtime.rundir.rundir import RunDir, free_folder, iteration_of
 
 BEST = "best"  # a name for the best checkpoint, whichever it is
 
@@ -81,7 +81,7 @@ def go_back(folder: RunDir, name: str) -> Path | None:
     later = [path for path in candidates if path.exists()]
     if not later:
         return None
-    aside = _free_folder(folder.path / "aside", checkpoint.name)
+    aside = free_folder(folder.path / "aside" / checkpoint.name)
     aside.mkdir(parents=True)
     for file in (*DESCRIBES, *HISTORY):
         if (folder.path / file).is_file():
@@ -91,13 +91,3 @@ def go_back(folder: RunDir, name: str) -> Path | None:
         target.parent.mkdir(exist_ok=True)
         path.rename(target)
     return aside
-
-
-def _free_folder(parent: Path, name: str) -> Path:
-    """Return the first of NAME, NAME-2, NAME-3, ... in a folder that does not exist."""
-    folder = parent / name
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = parent / f"{name}-{number}"
-    return folder

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from rlgraph.errors import RunError
 from rlgraph.files import ASIDE
+from rlgraph.runtime.messages.errors import resume_command
 
 LOCK = "lock"
 MAX_TEXT = 1000  # bytes that are read of what the file says
 FOLDERS = ("samples", "checkpoints", "logs")  # which a run has from its start
-DESCRIBES = ("graph.yaml", "plan.txt", "plan.json")  # in the order in which they are written
+DESCRIBES = ("graph.yaml", "start.json", "plan.txt", "plan.json")  # in the order in which they are written
 BEFORE_PLAN = {LOCK, *FOLDERS, *DESCRIBES[:-1], *(f"{name}{ASIDE}" for name in DESCRIBES)}
 
 
@@ -59,7 +60,7 @@ def check_free(path: Path) -> None:
         return
     remedy = "name another --run-dir"
     if "plan.json" in names:
-        remedy = f"continue that run with --resume, or {remedy}"
+        remedy = f"continue that run: {resume_command(path)}; or {remedy}"
     raise RunError(f"{path} holds files already\n  {remedy}")
 
 

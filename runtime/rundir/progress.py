@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,8 @@ class Progress:
         message: what the run does beside iterations, as loading or saving.
         message_stays: whether the message stays beyond the next step.
         numbers: the newest metrics as text.
+        speed: that of the newest iteration, in words.
+        rewards: the mean reward of the first iteration and of the newest.
         end_reason: why the run ended before its last iteration, "" if it did not.
         best: a line that says which checkpoint is best.
         running: the current step of each pool, and when it began.
@@ -69,6 +72,8 @@ class Progress:
         self.message = ""
         self.message_stays = False
         self.numbers = ""
+        self.speed = ""
+        self.rewards: list[float] = []
         self.end_reason = ""
         self.best = ""
         self.running: dict[str, tuple[Step, float]] = {}
@@ -140,6 +145,10 @@ class Progress:
         """Note that an iteration is done; ``failed`` samples of how many have no reward."""
         self.done = int(values["step"])
         self.numbers = numbers(values, failed)
+        self.speed = speed(values)
+        reward = finite(values).get("reward/mean")
+        if reward is not None:
+            self.rewards = [*self.rewards[:1], reward]
         if self.is_live:
             return
         now = time.monotonic()
@@ -161,19 +170,48 @@ class Progress:
             self._print(f"  {phase} sample {number} of {len(rows)}: {sample_text(rows[number - 1])}")
 
     def farewell(self) -> None:
-        """Print where the results are, and how to look at them."""
-        self._print(f"\n{self.plan.graph} is done after {self.done} iterations")
+        """Print what was reached, in words, where the results are, and how to look at them."""
+        self._print(f"\n{self.plan.graph} is done after {self._reached()}")
         if self.end_reason:
             self._print(f"  {self.end_reason}")
-        for name, change in self._evaluated():
+        for name, change in self._changes():
             self._print(f"  {name}: {change}")
+        if self.speed:
+            self._print(f"  {self.speed}")
+        folder = shlex.quote(str(self.folder))
+        commands = {
+            f"rlgraph view {folder}": "a page with curves, samples and times, to open in a browser",
+            f"rlgraph report {folder}": "where the time went",
+        }
         if self.best:
             self._print(f"  {self.best}")
-            self._print(f"  rlgraph export {self.folder} --checkpoint best --to DIR")
+            commands[f"rlgraph export {folder} --checkpoint best --to DIR"] = "the best, for transformers"
+        self._print("\nlook at it:")
+        width = max(map(len, commands))
+        for command, description in commands.items():
+            self._print(f"  {command:<{width}}  {description}")
+        self._print(f"\nin {self.folder}:")
         for pattern, description in RESULTS.items():
             if any(self.folder.glob(pattern)):
-                self._print(f"  {self.folder / pattern.rstrip('/*')!s:<36} {description}")
-        self._print(f"  rlgraph report {self.folder!s:<21} where the time went")
+                self._print(f"  {pattern.removesuffix('/*'):<14} {description}")
+
+    def _reached(self) -> str:
+        """Return the iterations that were run, those of this start apart, and the time that they took."""
+        text = _count(self.done, "iteration")
+        if self.first_step is None:
+            return text
+        started_s, done_then = self.first_step
+        duration = _duration(time.monotonic() - started_s)
+        if done_then:
+            return f"{text}, {self.done - done_then} of them since it was resumed, in {duration}"
+        return f"{text} in {duration}"
+
+    def _changes(self) -> list[tuple[str, str]]:
+        """Return each metric of the evaluations, and the reward, with its first and its newest value."""
+        changes = self._evaluated()
+        if self.rewards:
+            changes.append(("reward/mean", _change(self.rewards[0], self.rewards[-1])))
+        return changes
 
     def _print(self, text: str) -> None:
         """Print text literally: brackets in names and errors are not markup, and escapes are spelled out."""
@@ -190,10 +228,7 @@ class Progress:
         newest = evaluations[max(evaluations)]
         changes: list[tuple[str, str]] = []
         for name, value in newest.items():
-            text = f"{value:.3f}"
-            if name in oldest:
-                text = f"{oldest[name]:.3f} -> {text}"
-            changes.append((name, text))
+            changes.append((name, _change(oldest.get(name), value)))
         return changes
 
     def _table(self) -> Group:
@@ -240,6 +275,17 @@ class Progress:
             remaining_s = elapsed_s / done * (self.total - self.done)
             text += f", {_duration(remaining_s)} left"
         return text
+
+
+def _change(first: float | None, last: float) -> str:
+    """Return a metric's first and last value as text."""
+    if first is None:
+        return f"{last:.3f}"
+    return f"{first:.3f} -> {last:.3f}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _duration(seconds: float) -> str:
@@ -306,3 +352,12 @@ def _reward_text(mean: float, failed: int, samples: int) -> str:
     """Return the mean reward, a dash where no sample has one, and how many samples have none."""
     text = f"{mean:.3f}" if math.isfinite(mean) else "-"
     return f"{text} ({failed} of {samples} failed)" if failed else text
+
+
+def speed(values: Mapping[str, Any]) -> str:
+    """Return how fast an iteration was, in words."""
+    seconds = values["time/step"]
+    text = f"the last iteration took {seconds:.2f} s"
+    if "tokens/generated" in values:
+        text += f", at {values['tokens/generated'] / seconds:,.0f} generated tokens per second"
+    return text

@@ -2,6 +2,7 @@
 
 runs/demo/
   graph.yaml  plan.txt  plan.json        what was run
+  start.json                             how it was started, to go on with it or to run it again
   lock                                   held by the process whose run this is
   environment.json                       by which versions, on which devices
   metrics.jsonl                          one object per iteration, and one for step 0
@@ -17,6 +18,7 @@ runs/demo/
   logs/worker-0.log                      what the workers printed
   logs/main-0.task                       which task of its call a worker is at, for when it is lost
   recorded/step-000001/                  columns, of a run with `schedule.record_every`
+  failure.txt                            why it failed last: the whole traceback, and the step in the plan
   restarts.jsonl                         when and why the run began anew
   resumes.jsonl                          when it was resumed, after which iteration, and what was changed
   aside/step-000100/                     what came after a checkpoint to which `--resume-from` went back
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -48,8 +51,11 @@ from rlgraph.runtime.rundir.changes import ChangedSetting
 from rlgraph.runtime.rundir.environment import environment
 from rlgraph.runtime.rundir.history import ALARMS, HISTORY, truncate
 from rlgraph.runtime.rundir.lock import DESCRIBES, FOLDERS, Lock, check_free, check_links
+from rlgraph.runtime.rundir.start import Start
 from rlgraph.runtime.rundir.trackers import Trackers
 from rlgraph.runtime.segments import State
+from rlgraph.syntax.source import Tree
+from rlgraph.syntax.yaml_text import show_text
 from rlgraph.units import size_text
 
 STATE = "state.json"  # the file of a checkpoint that says where the run was
@@ -93,11 +99,7 @@ class RunDir:
             RunError: ``path`` holds a run already, another process begins one there, or it can't be made.
         """
         if path is None:
-            path = Path("runs") / graph
-            number = 1
-            while path.exists():
-                number += 1
-                path = Path("runs") / f"{graph}-{number}"
+            path = free_folder(Path("runs") / graph)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_free(path)  # before the lock, so that no lock file is left in a folder of something else
         lock = Lock(path)
@@ -120,13 +122,18 @@ class RunDir:
         """
         if not (path / "plan.json").is_file():
             law = f"{path} holds no run to resume (no plan.json)"
-            raise RunError(f"{law}\n  leave out --resume to start one there: --run-dir {path}")
+            option = f"--run-dir {shlex.quote(str(path))}"
+            raise RunError(f"{law}\n  leave out --resume to start one there: {option}")
         check_links(path)
         return RunDir(path, Lock(path))
 
-    def describe(self, plan: Plan, graph: str) -> None:
-        """Write the graph and the plan that will run; the plan is last, as a folder with a plan is a run."""
-        for name, text in zip(DESCRIBES, (graph, plan_text(plan), plan.json()), strict=True):
+    def describe(self, plan: Plan, graph: Tree, start: Start) -> None:
+        """Write the graph and the plan that will run; the plan is last, as a folder with a plan is a run.
+
+        The graph is kept as written, with its ``${...}``, so that it can be run again with other settings.
+        """
+        texts = (show_text(graph), start.text(graph), plan_text(plan), plan.json())
+        for name, text in zip(DESCRIBES, texts, strict=True):
             write(self.path / name, text)
 
     def environment(self, devices: Sequence[Mapping[str, Any]]) -> None:
@@ -349,6 +356,16 @@ def _trace_events(item: FinishedStep, iteration: int, spans: bool) -> Iterator[d
                 "tid": bar_thread,
                 "args": bar_args,
             }
+
+
+def free_folder(path: Path) -> Path:
+    """Return the first of PATH, PATH-2, PATH-3, ... that does not exist."""
+    folder = path
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = path.with_name(f"{path.name}-{number}")
+    return folder
 
 
 def iteration_of(checkpoint: Path) -> int:

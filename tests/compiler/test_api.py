@@ -121,3 +121,14 @@ def test_the_page_of_docs_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for line in (line for line in lines if not any(name in line for name in absent)):
         assert CliRunner().invoke(main, shlex.split(line)[1:]).exit_code == 0, line
     assert (tmp_path / "grpo.html").is_file() and len(lines) == 10
+
+
+def test_completion_lists_the_public_names_alone() -> None:
+    assert dir(rlgraph) == sorted(rlgraph.__all__)
+
+
+def test_a_number_is_no_cluster() -> None:
+    with pytest.raises(
+        RunError, match=r"plan\(8\) names no cluster\n  for so many devices: plan\(devices=8\)"
+    ):
+        rlgraph.load("grpo").plan(8)  # type: ignore[arg-type]

@@ -157,11 +157,11 @@ def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[.
     (note,) = lines("a", "restarts.jsonl")
     assert note["reason"].splitlines()[0].endswith(" of iteration 2 failed on main[1]: " + POLICY)
     assert "restart 1 of 1" in text
-    (mark,) = [line for line in text.splitlines() if line.startswith("!")]
+    (mark,) = [line for line in Path("a/failure.txt").read_text().splitlines() if line.startswith("!")]
     assert "move " in mark
     assert f"of iteration 3 failed on main[1]: {mark[7:]}" in text
     assert "1 restarts were used up" in text
-    assert "the last checkpoint is that after iteration 2: continue with --resume --run-dir a" in text
+    assert "the last checkpoint is that after iteration 2: continue with: rlgraph resume a" in text
     assert sorted(os.listdir("a/checkpoints")) == ["restart-000002"]
     assert not Path("a/models").exists()
 
@@ -204,7 +204,9 @@ def test_an_update_that_is_not_finite_is_skipped_or_ends_the_run() -> None:
 
 
 def test_a_dump_holds_the_rows_of_the_micro_batch() -> None:
-    with pytest.raises(RunError, match=r"! +\d+\. run update_policy") as raised:
+    with pytest.raises(
+        RunError, match=r"step \d+ of iteration 1 failed on main\[0\]: run update_policy"
+    ) as raised:
         inline(ONE, *not_finite("dump"), run_dir="dump")
     assert "the rows of such micro-batches: " in str(raised.value)
     rows = lines("dump", "dumps/step-000001-update_policy-main-0.jsonl")
@@ -239,7 +241,7 @@ def test_a_reward_that_is_not_finite_is_an_error_of_its_op_unless_the_graph_says
     )
     Path("unbounded.yaml").write_text(graph)
     settings = ("schedule.iterations=1", "update_policy.minibatches=1")
-    with pytest.raises(RunError, match=r"! +\d+\. run rewards .*") as raised:
+    with pytest.raises(RunError, match=r"step \d+ of iteration 1 failed on main\[0\]: run rewards") as raised:
         inline("unbounded.yaml", *settings, run_dir="a")
     law = f"`rewards` ({OPS}:unbounded): column `rewards` holds inf in row 2; 2 of 28 values are not finite"
     assert law in str(raised.value) and "schedule.on_nan=skip" in str(raised.value)
@@ -262,4 +264,5 @@ def test_an_error_that_no_other_process_can_read_is_the_op_s(
     text = run_on_devices(*settings, "--run-dir", "a", expect=1)
     assert "failed on main[0]: run rewards" in text and "the abacus broke" in text
     assert "restart " not in text and not Path("a/restarts.jsonl").exists()
-    assert "characters in all" in text and len(text) < 20_000
+    assert len(text) < 20_000
+    assert "Traceback" not in text and "ones_ops.py" in Path("a/failure.txt").read_text()

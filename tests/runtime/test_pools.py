@@ -234,7 +234,8 @@ def test_a_worker_that_dies_ends_the_run_with_the_plan(run_on_devices: Callable[
     token = uuid.uuid4().hex
     override = f"nodes.rewards={{op: {OPS}:dies}}"
     text = run_on_devices(TWO, override, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
-    assert any(line.startswith("!") and "run rewards" in line for line in text.splitlines())
+    details = Path("a/failure.txt").read_text()
+    assert any(line.startswith("!") and "run rewards" in line for line in details.splitlines())
     assert "of iteration 2 failed on gen[0]: run rewards" in text
     assert "its worker is gone" in text
     assert [line["step"] for line in metrics("a")] == [0, 1]

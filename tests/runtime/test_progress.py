@@ -79,7 +79,7 @@ def test_a_failing_run_takes_its_table_away_and_says_all_of_the_error() -> None:
     assert after.lstrip("\r\n").startswith("\x1b[1A\x1b[2K" * last.count("\n"))
     said = words(after)
     assert "ArithmeticError: the abacus broke" in said and "of iteration 2 failed on main[0]" in said
-    assert any(line.startswith("!") and "run rewards" in line for line in said.splitlines())
+    assert "whole traceback, and the plan with a mark where it failed: a/failure.txt" in said
     assert "iteration 1 of 4" not in said
 
 
@@ -87,7 +87,7 @@ def test_ctrl_c_in_a_terminal_ends_the_run_in_words_and_gives_the_cursor_back() 
     settings = (ONES, "schedule.iterations=100000", "--inline", "--run-dir", "a")
     text, code = on_a_terminal(*settings, wait_for="iteration [1-9]", then=CTRL_C)
     assert code == 1 and text.count(HIDE) == text.count(SHOW) == 1
-    assert "continue with --resume --run-dir a" in words(text.partition(SHOW)[2])
+    assert "continue with: rlgraph resume a" in words(text.partition(SHOW)[2])
 
 
 def test_elsewhere_it_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:

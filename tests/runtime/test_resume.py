@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from ran import same_weights
 
+from rlgraph.cli.main import main
 from rlgraph.errors import GraphError, RunError
 from rlgraph.runtime.run import run_graph
 
@@ -99,11 +102,13 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> No
     schedule = "schedule={iterations: 3, save_every: 2}"
     with files_of_at_most(2**20), pytest.raises(RunError) as raised:
         inline(ONE, schedule, run_dir="a")
-    assert "! finish_save, after iteration 2" in str(raised.value)
+    assert "! finish_save, after iteration 2" in Path("a/failure.txt").read_text()
+    assert "then continue with: rlgraph resume a" in str(raised.value)
     assert "the disk takes no more (file too large" in str(raised.value)
     assert not os.listdir("a/checkpoints")
     assert [line["step"] for line in metrics("a")] == [0, 1, 2, 3], "it was written while iteration 3 ran"
-    inline(ONE, schedule, run_dir="a", resume=True)
+    call_resume = shlex.split(str(raised.value).split("continue with: rlgraph ")[1].splitlines()[0])
+    assert CliRunner().invoke(main, call_resume).exit_code == 0
     inline(ONE, schedule, run_dir="b")
     assert metrics("a") == metrics("b")
     assert same_weights("a", "b")

@@ -162,9 +162,17 @@ def test_a_failing_op_marks_its_step_and_leaves_no_process(place: list[str]) -> 
     token = uuid.uuid4().hex
     override = f"nodes.rewards={{op: {HERE / 'ones_ops.py'}:raises}}"
     text = rlgraph("run", ONES, override, *place, "--run-dir", "a", expect=1, RLGRAPH_TEST_TOKEN=token)
-    assert "the abacus broke" in text
-    assert any(line.startswith("!") and "run rewards" in line for line in text.splitlines())
-    assert "of iteration 2 failed" in text
+    shown = text[text.index("ones_ops.py:") :].splitlines()
+    assert re.match(
+        r".*ones_ops.py:\d+: raise ArithmeticError\(", "ones_ops.py:" + shown[0].partition(":")[2]
+    )
+    assert shown[1] == "ArithmeticError: the abacus broke"
+    assert re.match(r"  step \d+ of iteration 2 failed on main\[\d\]: run rewards", shown[2])
+    assert shown[3].endswith(": a/failure.txt")
+    assert "Traceback" not in text and "repeat " not in text, "the plan and the traceback are in the file"
+    details = Path("a/failure.txt").read_text()
+    assert any(line.startswith("!") and "run rewards" in line for line in details.splitlines())
+    assert "Traceback (most recent call last)" in details and "runtime/worker/worker.py" in details
     assert [line["step"] for line in metrics("a")] == [0, 1]
     assert_gone(token)
 
@@ -187,7 +195,7 @@ def test_a_signal_to_all_leaves_no_process_and_a_run_that_resumes(number: signal
     os.killpg(process.pid, number)  # as a terminal or `timeout` does: the whole group gets it
     output, _ = process.communicate(timeout=120)
     assert process.returncode == (1 if number == signal.SIGINT else 75), output
-    assert "continue with --resume" in output
+    assert "continue with: rlgraph resume" in output
     assert_gone(token)
     done = metrics("stopped")[-1]["step"]
     rlgraph(*settings, "stopped", "--resume", "--steps", str(done + 2))

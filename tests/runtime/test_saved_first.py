@@ -96,7 +96,9 @@ def test_an_evaluation_that_fails_on_one_worker_loses_nothing(run_on_devices: Ca
     assert "this can't be measured" in said
     assert "iteration 2 was saved before this error ended the run" in said
     assert_saved("a")
-    run_on_devices(ONE, *FEW, "schedule.iterations=3", "--devices", "2", "--run-dir", "a", "--resume")
+    run_on_devices(
+        ONE, *FEW, "schedule.iterations=3", "--devices", "2", "--run-dir", "a", "--resume", "--drop-settings"
+    )
     assert metrics("a")[-1]["step"] == 3 and "eval/accuracy" in metrics("a")[-1]
 
 
@@ -113,7 +115,7 @@ def test_an_evaluation_that_fails_in_a_resumed_run_loses_nothing() -> None:
     with pytest.raises(RunError, match="this can't be measured"):
         run_graph(ONE, (*FEW, *bad_evaluation("unmeasured")), 1, resume=True, **options)  # type: ignore[arg-type]
     assert_saved("a")
-    run_graph(ONE, (*FEW, "schedule.iterations=3"), 1, resume=True, **options)  # type: ignore[arg-type]
+    run_graph(ONE, (*FEW, "schedule.iterations=3"), 1, resume=True, keep_settings=False, **options)  # type: ignore[arg-type]
     assert metrics("a")[-1]["step"] == 3
 
 

@@ -258,7 +258,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(in_demo: None, number: signal.Sig
     assert process.returncode == os.EX_TEMPFAIL == 75, said
     done = RunDir(Path("a")).saved()
     law = f"stopped after iteration {done} ({number.name})"
-    assert said.endswith(f"{law}\n  continue with --resume --run-dir a\n")
+    assert said.endswith(f"{law}\n  continue with: rlgraph resume a\n")
     assert metrics("a")[-1]["step"] == done > 1
     for run_dir in ("a", "b"):
         train(run_dir, settings[0], resume=run_dir == "a", steps=done + 2)
@@ -274,7 +274,7 @@ def test_a_time_limit_ends_a_run_with_a_checkpoint(in_demo: None) -> None:
     assert process.returncode == os.EX_TEMPFAIL, said
     done = RunDir(Path("a")).saved()
     law = f"stopped after iteration {done} (the time limit)"
-    assert said.endswith(f"{law}\n  continue with --resume --run-dir a\n")
+    assert said.endswith(f"{law}\n  continue with: rlgraph resume a\n")
     assert metrics("a")[-1]["step"] == done
     assert "the time limit: stopping after what has begun" in said
 
@@ -302,7 +302,7 @@ def test_a_signal_while_workers_start_ends_the_run_with_advice(in_demo: None) ->
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=200)
     assert process.returncode == 1, said
-    advice = "there is no checkpoint yet: continue with --resume --run-dir a"
+    advice = "there is no checkpoint yet: continue with: rlgraph resume a"
     assert f"stopped at once\n  {advice}\n" in said
     assert_gone(token)
 
@@ -319,7 +319,7 @@ def test_a_second_signal_ends_it_at_once(in_demo: None) -> None:
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=200)
     assert process.returncode == 1, said
-    advice = "there is no checkpoint yet: continue with --resume --run-dir a"
+    advice = "there is no checkpoint yet: continue with: rlgraph resume a"
     assert said.endswith(f"stopped at once\n  {advice}\n")
 
 

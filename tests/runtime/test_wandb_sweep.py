@@ -74,5 +74,5 @@ def test_the_agent_of_wandb_trains_what_the_service_says(in_demo: None) -> None:
     steps = [json.loads(line)["step"] for line in Path("runs/first/metrics.jsonl").read_text().splitlines()]
     assert steps == [0, 1, 2]
     # what the service stops keeps a checkpoint and may go on
-    assert "Stop: second" in said and "continue with --resume --run-dir runs/second" in said
+    assert "Stop: second" in said and "continue with: rlgraph resume runs/second" in said
     assert [*Path("runs/second/checkpoints").glob("restart-*")]
