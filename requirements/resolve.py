@@ -32,10 +32,10 @@ HASHED = ("--universal", "--python-version", "3.11", "--generate-hashes")
 Arguments = tuple[str, ...]
 
 
-def container(version: str) -> Arguments:
-    """The arguments of uv that resolve the container's set for a Python version."""
+def wheels_for(extra: str, version: str) -> Arguments:
+    """The arguments of uv that resolve an extra of rlgraph-compiler for Linux and a Python version."""
     return (
-        *(str(PROJECT), "--extra", "sglang", "--only-binary", ":all:"),
+        *(str(PROJECT), "--extra", extra, "--only-binary", ":all:"),
         *("--python-version", version, "--python-platform", PLATFORM),
     )
 
@@ -44,9 +44,9 @@ def container(version: str) -> Arguments:
 SETS: dict[str, tuple[str, Arguments]] = {
     **{
         f"sglang-py{version.replace('.', '')}.txt": (
-            "What rlgraph-compiler[sglang] resolves to on Linux x86-64 (glibc 2.34 or newer), "
+            "What rlgraph-compiler[gpu] resolves to on Linux x86-64 (glibc 2.34 or newer), "
             f"Python {version}, CUDA 13.",
-            container(version),
+            wheels_for("gpu", version),
         )
         for version in ("3.11", "3.12")
     },
@@ -96,6 +96,18 @@ def resolved(name: str, constraints: Path | None) -> str:
         OfflineError: no package registry answers.
     """
     title, arguments = SETS[name]
+    output = compiled(arguments, constraints)
+    text = without_builds(output) if "--generate-hashes" in arguments else output
+    return f"# {title}\n# Made by `make lock`, checked by `make lock-check`.\n{text}"
+
+
+def compiled(arguments: Arguments, constraints: Path | None = None) -> str:
+    """What `uv pip compile` prints with these arguments.
+
+    Raises:
+        ResolveError: there is no such set.
+        OfflineError: no package registry answers.
+    """
     build = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["build-system"]["requires"]
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     command += ["--constraints", str(constraints)] if constraints else ["--upgrade"]
@@ -103,8 +115,7 @@ def resolved(name: str, constraints: Path | None) -> str:
     options: dict[str, Any] = {"input": "\n".join(build), "capture_output": True, "text": True}
     done = subprocess.run([*command, *arguments], **options, env=environment, check=False)
     if done.returncode == 0:
-        text = without_builds(done.stdout) if "--generate-hashes" in arguments else done.stdout
-        return f"# {title}\n# Made by `make lock`, checked by `make lock-check`.\n{text}"
+        return done.stdout
     if any(sign in done.stderr.lower() for sign in UNREACHABLE):
         raise OfflineError
     raise ResolveError(done.stderr.strip())

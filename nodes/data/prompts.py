@@ -91,7 +91,8 @@ def prompts(
         answer: the column with the answer: text, a number, or the tests of a program {inputs, outputs}; lists
             of right ones are a column `answers`; null where there is none: of messages that end with the
             assistant's, the answer is that one, else it is empty.
-        answer_after: keep what follows the last occurrence of this marker in the answer, e.g. "####".
+        answer_after: keep what follows the last occurrence of this marker in the answer, e.g. "####"; answers
+            of a source in which no row has it are taken whole.
         template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
         template_options: what the chat template is given beside the messages, as {enable_thinking: false};
             {continue_final_message: true} has the policy go on with a question's last turn, the assistant's.

@@ -69,6 +69,7 @@ class Asked:
     turns: Sequence[dict[str, Any]] = ()
     first_turn: int = 0  # the first of the turns that may be learnt
     tools: str = ""  # the row's own, as JSON
+    has_marker: bool = False  # whether ``answer_after`` stood in the answer
 
     @property
     def words(self) -> str:
@@ -110,7 +111,10 @@ def asked(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> Asked:
         result = _asked_in_turns(place, question, answer, options, reading)
     tools = (options or {}).get("tools")
     if reading.row_tools and tools:
-        return replace(result, tools=json.dumps(tools, ensure_ascii=False))
+        result = replace(result, tools=json.dumps(tools, ensure_ascii=False))
+    if reading.answer_after and reading.answer_after in result.answer:
+        answer = _behind_marker(place, result.answer, reading.answer_after, reading)
+        result = replace(result, answer=answer, has_marker=True)
     return result
 
 
@@ -140,7 +144,7 @@ def _asked_in_turns(
         raise DataError(f"{place}: the conversation has nothing before the assistant's turn; add a question")
     if reading.answer is None and _continues(options):
         return Asked(place, talk, "", options)
-    answer = _answer(place, last_turn["content"], reading)
+    answer = answer_text(place, str(reading.answer), last_turn["content"])
     first_turn = len(question) if reading.answer else 0
     return Asked(place, question_turns, answer, options, talk, first_turn)
 
@@ -190,7 +194,7 @@ def _sides(place: str, row: Mapping[str, Any], reading: ReadingOptions) -> tuple
         return question, "" if isinstance(question, str) else []
     answer = given(place, row, reading.answer)
     if not has_messages(answer):
-        return question, _answer(place, answer, reading)
+        return question, answer_text(place, reading.answer, answer)
     turns = messages_of(place, reading.answer, answer)
     other_answer = given(place, row, reading.other) if reading.other else None
     if has_messages(other_answer):
@@ -289,15 +293,13 @@ def _checked(place: str, path: str, value: Any, reading: ReadingOptions) -> Ques
     return value
 
 
-def _answer(place: str, answer: Any, reading: ReadingOptions) -> str:
-    words = answer_text(place, str(reading.answer), answer)
-    marker = reading.answer_after
-    if marker is None:
-        return words
-    if marker not in words:
-        law = f"{place}: no {marker!r} in {reading.answer!r}: {words[-60:]!r}"
-        raise DataError(f"{law}; correct answer_after:")
-    words_behind = words.rpartition(marker)[2].strip()
+def _behind_marker(place: str, answer: str, marker: str, reading: ReadingOptions) -> str:
+    """Return what follows the last marker in an answer.
+
+    Raises:
+        DataError: nothing follows it.
+    """
+    words_behind = answer.rpartition(marker)[2].strip()
     if not words_behind:
         law = f"{place}: nothing stands behind {marker!r} in {reading.answer!r}"
         raise DataError(f"{law}; fill it in, or remove the row")

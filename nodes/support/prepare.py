@@ -9,14 +9,14 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from rlgraph.files import cache_folder
-from rlgraph.nodes.support.conversation import ReadingOptions, asked
+from rlgraph.nodes.support.conversation import Asked, ReadingOptions, asked
 from rlgraph.nodes.support.data_file import DataError, fits, frequent_values, read_rows
 from rlgraph.nodes.support.lazy import pyarrow
 from rlgraph.nodes.support.process_map import process_map
@@ -28,7 +28,7 @@ SetKind = Literal["prompts", "examples"]
 CHUNK = 4096  # rows that are tokenised at a time, by a process, or as many threads as the tokenizer has
 BY_PROCESSES = 2**22  # bytes of files from which several processes prepare them, which take seconds to start
 MOST_PROCESSES = 32
-FORMAT = 5  # of a cached set; another one is made anew
+FORMAT = 6  # of a cached set; another one is made anew
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def write_set(source: DataSetKey, sink: Any) -> None:
     chunks = _chunks(source)
     batches = process_map(make, chunks, processes) if processes > 1 else map(make, chunks)
     with pyarrow.ipc.new_file(sink, schema) as writer:
-        for batch, filtered in batches:
+        for batch, filtered in _with_one_form_of_answers(source, batches):
             writer.write_batch(batch, custom_metadata={"filtered": str(filtered)})
 
 
@@ -90,10 +90,54 @@ def _processes(source: DataSetKey) -> int:
     return 1
 
 
-def _batch(source: DataSetKey, schema: Any, chunk: tuple[list[PlacedRow], int]) -> tuple[Any, int]:
-    """Return a chunk as Arrow, and the rows that were left out beside it."""
-    rows, filtered = chunk
-    return pyarrow.RecordBatch.from_pydict(_columns(source, rows), schema), filtered
+@dataclass(frozen=True)
+class MarkedRows:
+    """The source of a chunk, and the place of its first row with ``answer_after`` and its first without."""
+
+    source: str
+    first_with: str | None
+    first_without: str | None
+
+
+PreparedBatch = tuple[Any, int, MarkedRows | None]  # Arrow, rows left out beside it, and their markers
+
+
+def _batch(source: DataSetKey, schema: Any, chunk: tuple[list[PlacedRow], int]) -> PreparedBatch:
+    """Return a chunk as Arrow, the number of rows that were left out, and which rows have the marker."""
+    placed_rows, filtered = chunk
+    rows = [asked(place, row, source.reading) for _, place, row in placed_rows]
+    batch = pyarrow.RecordBatch.from_pydict(_columns(source, placed_rows, rows), schema)
+    if not rows or source.reading.answer_after is None:
+        return batch, filtered, None
+    first_with = next((row.place for row in rows if row.has_marker), None)
+    first_without = next((row.place for row in rows if row.answer and not row.has_marker), None)
+    source_name, _ = source.files[placed_rows[0][0]]
+    return batch, filtered, MarkedRows(source_name, first_with, first_without)
+
+
+def _with_one_form_of_answers(
+    source: DataSetKey, batches: Iterable[PreparedBatch]
+) -> Iterator[tuple[Any, int]]:
+    """Yield batches, of sources whose answers all have the marker of ``answer_after`` or all lack it.
+
+    A source without the marker has answers that are taken whole, as verl's and TRL's data sets do. Where only
+    some rows have it, a whole derivation would be taken for an answer.
+
+    Raises:
+        DataError: some answers of a source have the marker, and others don't.
+    """
+    first_with: dict[str, str] = {}
+    first_without: dict[str, str] = {}
+    for batch, filtered, marked in batches:
+        if marked is not None and marked.first_with is not None:
+            first_with.setdefault(marked.source, marked.first_with)
+        if marked is not None and marked.first_without is not None:
+            first_without.setdefault(marked.source, marked.first_without)
+        for name in first_with.keys() & first_without.keys():
+            path, marker = source.reading.answer, source.reading.answer_after
+            law = f"{first_without[name]}: no {marker!r} in {path!r}, which {first_with[name]} has"
+            raise DataError(f"{law}; correct the row, or set answer_after: null to take every answer whole")
+        yield batch, filtered
 
 
 def _chunks(source: DataSetKey) -> Iterator[tuple[list[PlacedRow], int]]:
@@ -141,10 +185,9 @@ def _needed(reading: ReadingOptions) -> tuple[list[str], list[str]]:
     return required, optional
 
 
-def _columns(source: DataSetKey, placed_rows: Sequence[PlacedRow]) -> dict[str, Any]:
+def _columns(source: DataSetKey, placed_rows: Sequence[PlacedRow], rows: Sequence[Asked]) -> dict[str, Any]:
     """Return the columns of a chunk of rows."""
     reading = source.reading
-    rows = [asked(place, row, reading) for _, place, row in placed_rows]
     if source.kind == "prompts":
         examples: list[Example] = [(ids, []) for ids in prompt_ids(source.tokenizer, reading, rows)]
     else:

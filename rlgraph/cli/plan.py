@@ -41,12 +41,12 @@ def check(
     files: bool,
     strict: bool,
 ) -> None:
-    """Find every error of a graph, and what it likely does not mean, without models, data or devices.
+    """Report every error in a graph, and settings that probably do something unintended; needs no model.
 
-    Where neither the graph nor an option says how many devices there are, it is checked with so many that the
-    groups of its engines fit: on every machine alike.
+    If neither the graph nor an option gives the number of devices, the smallest count of at least two that
+    all group sizes divide is assumed, so the answer is the same on every machine.
 
-    Python files that the graph names are loaded, which runs them; --no-code refuses them.
+    Python files that the graph names are loaded, which runs them; --no-code refuses to load them.
     """
     from rlgraph.check import check_graph, check_report
 

@@ -113,7 +113,7 @@ def test_what_the_data_understand_of_a_column(tmp_path: Path, level: str, said: 
 
 def test_the_example_of_the_page_on_data_is_a_graph(tmp_path: Path) -> None:
     page = Path(__file__).parents[2].joinpath("docs", "data.md").read_text()
-    (text,) = re.findall(r"```yaml\n# gsm8k.yaml\n(.*?)```", page, re.S)
+    (text,) = re.findall(r"```yaml gsm8k.yaml\n(.*?)```", page, re.S)
     (tmp_path / "gsm8k.yaml").write_text(text)
     plan = compile_graph(str(tmp_path / "gsm8k.yaml"), (), 1)
     assert plan.schedule.epochs == {"prompts": 3} and plan.report == {"accuracy": "rewards"}

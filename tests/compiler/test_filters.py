@@ -30,7 +30,7 @@ def test_a_curriculum_is_a_filter_of_prompts_with_a_course() -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     (block,) = re.findall(r"```python\n(@op.*?)```", page, re.DOTALL)
     Path("my_ops.py").write_text("from rlgraph.ops import boolean, op, prompts, text\n\n\n" + block)
-    edits = re.search(r"## A curriculum.*?```yaml\n  - (.*?)\n  - (.*?)\n```", page, re.DOTALL)
+    edits = re.search(r"## A curriculum.*?```yaml\n  - (add.*?)\n  - (.*?)\n```", page, re.DOTALL)
     assert edits
     plan = planned(*edits.groups())
     assert plan.functions["train"]["easy"].courses["most"].at(101) == 550

@@ -131,7 +131,7 @@ def test_a_server_over_two_hosts_takes_whole_ones_and_sums_over_the_network(tmp_
             16,
             ("sglang.hosts=2", "sglang.addresses=[http://one:1]"),
             "with a hosts of their own",
-            "leave out hosts",
+            "leave out models.policy.serve.sglang.hosts",
         ),
         (
             OVER,

@@ -35,6 +35,20 @@ def test_there_are_screens() -> None:
     assert len(SCREENS) >= 5
 
 
+def test_the_first_screen_has_what_a_stranger_decides_by() -> None:
+    """What it is, the edit that makes GRPO, its plan, two commands, why, and what has not run; few links."""
+    first_screen, _, rest = README.partition("\n## ")
+    assert "is a compiler for" in first_screen
+    assert "replace: {advantages: {op: advantage.grpo}}" in first_screen
+    assert "docs/pictures/grpo.svg" in first_screen
+    assert len(commands(first_screen).strip().splitlines()) == 2
+    reasons = first_screen.partition("instead of verl or TRL:")[2].partition("\n\n**")[0]
+    assert reasons.count("\n- ") == 4
+    assert "has never run on a GPU" in first_screen
+    assert rest.startswith("Start\n")
+    assert len(re.findall(r"[^!]\[[^]]*\]\(", README)) < 20
+
+
 def test_the_graphs_shown_are_the_shipped_ones() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     shipped = [path.read_text(encoding="utf-8") for path in (ROOT / "graphs").glob("*.yaml")]

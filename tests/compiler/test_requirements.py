@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def pins(path: Path) -> dict[str, str]:
 def wanted() -> Iterator[Requirement]:
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    for text in (*project["dependencies"], *extras["run"], *extras["sglang"]):
+    for text in (*project["dependencies"], *extras["run"], *extras["sglang"], *extras["gpu"]):
         if not text.startswith(project["name"]):
             yield Requirement(text)
 
@@ -218,6 +219,29 @@ def test_a_file_that_is_no_solution_is_wrong(tmp_path: Path) -> None:
     done = checked(tmp_path, "sys.exit('No solution found: sglang needs torch==2.15')")
     assert done.returncode == 1
     assert "sglang needs torch==2.15" in done.stdout and "make lock" in done.stdout
+
+
+def test_the_gpu_extra_brings_all_that_gpus_need() -> None:
+    """A machine with GPUs needs torch, Ray, SGLang, and memory that comes back to its addresses."""
+    names = {requirement.name for requirement in wanted()}
+    assert {"torch", "transformers", "ray", "sglang", "torch-memory-saver"} <= names
+    assert PROJECT["project"]["optional-dependencies"]["gpu"][0] == "rlgraph-compiler[run,sglang]"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("uv") is None, reason="uv is not installed")
+@pytest.mark.parametrize("extra", PROJECT["project"]["optional-dependencies"])
+def test_an_extra_resolves(extra: str) -> None:
+    """The newest releases fit together, as wheels for Linux; nothing is installed."""
+    resolve = runpy.run_path(str(ROOT / "requirements/resolve.py"))
+    try:
+        text = resolve["compiled"](resolve["wheels_for"](extra, "3.12"))
+    except resolve["OfflineError"]:
+        pytest.skip("no package registry can be reached")
+    names = {line.partition("==")[0] for line in text.splitlines()}
+    assert {canonicalize_name(Requirement(one).name) for one in PROJECT["project"]["dependencies"]} <= names
+    if extra == "gpu":
+        assert {"sglang", "torch-memory-saver", "ray", "torch"} <= names
 
 
 @pytest.mark.skipif(find_spec("uv") is None, reason="uv is not installed")

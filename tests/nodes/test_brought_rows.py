@@ -702,7 +702,7 @@ def test_answers_in_json(situation: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "right"),
-    [("a #### 5", "5"), ("a #### 5 b #### 6", "6"), ("no mark", None), ("a ####  ", None)],
+    [("a #### 5", "5"), ("a #### 5 b #### 6", "6"), ("no mark", "no mark"), ("a ####  ", None)],
 )
 def test_answers_behind_a_mark(given: str, right: str | None, tmp_path: Path) -> None:
     file = written(tmp_path, {"question": "q", "answer": given})

@@ -122,6 +122,16 @@ def test_answer_after_keeps_what_follows_the_last_marker(tmp_path: Path, tokeniz
     assert out.answer == ["1,234"]
 
 
+def test_a_source_without_the_marker_has_whole_answers(tmp_path: Path, tokenizer) -> None:
+    """grpo's answer_after is GSM8K's, and most other sets have no marker; each source counts alone."""
+    files = {
+        "marked": [jsonl(tmp_path, [{"question": "1", "answer": "half #### 2"}], "a.jsonl")],
+        "plain": [jsonl(tmp_path, [{"question": "1", "answer": "72"}], "b.jsonl")],
+    }
+    data = load_prompts(tokenizer, files=files, template="plain", answer_after="####")
+    assert [*data.column("answer")] == ["2", "72"]
+
+
 def test_no_answer_column_gives_empty_answers(tmp_path: Path, tokenizer) -> None:
     file = jsonl(tmp_path, [{"question": "1"}])
     assert prompts(tokenizer, context(), files=[file], batch=2, template="plain", answer=None).answer == [
@@ -177,7 +187,10 @@ def wrong(tmp_path: Path, case: str) -> tuple[str, dict]:
         "column": (jsonl(tmp_path, ROWS, "a.jsonl"), {"question": "prompt"}),
         "parquet column": (parquet(tmp_path, ROWS), {"answer": "label"}),
         "parquet": (jsonl(tmp_path, ROWS, "text.parquet"), {}),
-        "marker": (jsonl(tmp_path, ROWS, "b.jsonl"), {"answer_after": "####"}),
+        "marker": (
+            jsonl(tmp_path, [{**ROWS[0], "answer": "1 #### 2"}, ROWS[1]], "b.jsonl"),
+            {"answer_after": "####"},
+        ),
         "null answer": (jsonl(tmp_path, [ROWS[0], {**ROWS[1], "answer": None}], "c.jsonl"), {}),
         "number": (jsonl(tmp_path, [{"question": 3, "answer": "3"}], "d.jsonl"), {}),
         "messages": (jsonl(tmp_path, [{"question": messages, "answer": "3"}], "e.jsonl"), {}),
@@ -196,7 +209,7 @@ SAID = {
     "column": "a.jsonl:1: has no column 'prompt', only 'question', 'answer'",
     "parquet column": "rows.parquet: has no column 'label', only 'question', 'answer'",
     "parquet": "text.parquet: can't be read as parquet",
-    "marker": "b.jsonl:1: no '####' in 'answer'",
+    "marker": "b.jsonl:2: no '####' in 'answer', which",
     "null answer": "c.jsonl:2: 'answer' is empty",
     "number": "d.jsonl:1: 'question' is neither text nor a list of messages",
     "messages": "e.jsonl:1: 'question' holds chat messages; set template: chat",
