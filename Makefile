@@ -4,10 +4,10 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # where it is set, each process would compile all that it imports
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo test nightly sglang peers newest cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser docs pictures clean
+.PHONY: help install demo demo_smollm test nightly sglang peers newest cuda cuda-site cuda-wheels lint check lock lock-check sbom bench browser docs pictures clean
 
 help:  ## Say what there is
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # What is installed has the hashes of requirements/, but for torch and what it brings: its builds differ from
 # index to index. --no-deps: whatever needs torch would pull the CUDA build, gigabytes of it.
@@ -29,6 +29,9 @@ demo: install  ## Train a small model to add, by SFT and then GRPO (about 3 minu
 	@$(BIN)/python -m rlgraph.runtime.demo
 	@$(BIN)/rlgraph run demo_sft --run-dir runs/demo_sft
 	@$(BIN)/rlgraph run demo --run-dir runs/demo
+
+demo_smollm: install  ## Train a real model, SmolLM2-135M-Instruct, on sums asked in words (93 MB are downloaded first)
+	@$(BIN)/rlgraph demo smollm
 
 # one thread each, as two workers share two cores; the tests of a file share what they make, and stay on one
 SLOWEST = --durations=25 --durations-min=1
@@ -137,7 +140,7 @@ lock-check: install  ## Check that requirements/ still fits pyproject.toml, as f
 	$(BIN)/python requirements/resolve.py --check
 
 bench: demo .sglang/installed  ## Every benchmark, with its ratio (about 15 minutes)
-	@for file in $(filter-out %_ops.py %/padded.py %/cuda_rates.py %/fake_engine.py %/reward_model.py %/preferences.py %/import_scripts.py benchmarks/sglang_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out %_ops.py %/padded.py %/cuda_rates.py %/fake_engine.py %/demo_smollm.py %/reward_model.py %/preferences.py %/import_scripts.py benchmarks/sglang_%,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 	@for file in $(filter-out %_model.py,$(wildcard benchmarks/sglang_*.py)); do echo "== $$file"; PYTHONPATH=$(SGLANG) .sglang/bin/python $$file || exit 1; done
 
 MERMAID := 11.17.2

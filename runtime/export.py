@@ -46,7 +46,7 @@ def export(run_dir: Path, to: Path, model: str | None = None, checkpoint: str | 
         raise RunError(f"{to} is there already\n  name a directory that is not, or remove it")
     plan = load(run_dir / "plan.json")
     saved = whole_checkpoint(folder, checkpoint, "--checkpoint")
-    name = _trained_model(plan, model)
+    name = trained_model(plan, model)
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
     aside = to.absolute().with_name(f".{to.name}{ASIDE}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -85,7 +85,7 @@ def _write(model: ModelPlan, checkpoint: Path, to: Path) -> None:
     engine.export(str(to))
 
 
-def _trained_model(plan: Plan, name: str | None) -> str:
+def trained_model(plan: Plan, name: str | None) -> str:
     """Return the model to export: the one that is trained, or the named one of several."""
     trained = [key for key, model in plan.models.items() if model.train and model.optimizer]
     if name is None and len(trained) == 1:

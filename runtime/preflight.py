@@ -546,6 +546,8 @@ def _tools(function: Function) -> dict[str, Tool]:
 
 def _how_to_make(path: str) -> str:
     """Return a remedy for the demo's own files, which can be made."""
+    if Path(path).parts[:2] == ("demo_files", "smollm"):
+        return "; the demo's files are made by: rlgraph demo smollm --no-run"
     for folder, module in (("demo_files", "demo"), ("demo_tool_files", "demo_tools")):
         if folder in Path(path).parts:
             return f"; the demo's files are made by: python -m rlgraph.runtime.{module}"

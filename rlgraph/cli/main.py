@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from rlgraph.cli.demo import chat, demo
 from rlgraph.cli.imports import import_settings
 from rlgraph.cli.options import say
 from rlgraph.cli.plan import check, diff, plan, show
@@ -29,8 +30,10 @@ COMMANDS = (
     view,
     report,
     export,
+    chat,
     replay,
     doctor,
+    demo,
     *LISTS,
 )
 

@@ -14,7 +14,7 @@ from rlgraph.frontend.compose import compose
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.reference.pages import algorithms
 
-NO_PAPER = ("demo", "demo_sft", "calculator_sft")
+NO_PAPER = ("demo", "demo_sft", "demo_smollm", "calculator_sft")
 
 
 def test_the_page_of_algorithms_is_current(golden: Callable[[str, str], None]) -> None:

@@ -1,9 +1,11 @@
 """The demo's files."""
 
+import re
 from pathlib import Path
 
 import pyarrow.parquet
 
+from rlgraph.runtime import demo_sums
 from rlgraph.runtime.demo import main, make, make_tokenizer, questions
 
 
@@ -39,3 +41,17 @@ def test_files_are_made_once_and_the_same(tmp_path: Path, capsys) -> None:
     assert model.num_parameters() < 1_000_000
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert pyarrow.parquet.read_table(tmp_path / "a/train.parquet").to_pylist() == questions(0)[0]
+
+
+def test_sums_in_words_are_right_and_apart(tmp_path: Path) -> None:
+    train, test = demo_sums.questions(seed=0)
+    assert (len(train), len(test)) == (300, 100)
+    added = []
+    for row in (*train, *test):
+        first, second = map(int, re.findall("[0-9]+", row["question"]))
+        assert first + second == int(row["answer"])
+        added.append((first, second))
+    assert len({*added}) == len(added), "no two numbers of a test are added in training"
+    assert demo_sums.make(tmp_path / "sums")
+    assert not demo_sums.make(tmp_path / "sums")
+    assert pyarrow.parquet.read_table(tmp_path / "sums/test.parquet").to_pylist() == test

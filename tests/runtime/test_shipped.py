@@ -59,6 +59,8 @@ def tiny(graph: str) -> list[str]:
     for source in {"prompts", "examples", "pairs"} & {*nodes}:
         if nodes[source].items["files"].value == "???":
             small[f"{source}.files"] = "[train.jsonl]"
+    if graph == "demo_smollm":  # its questions are longer than the context of the tiny model
+        small["prompts.files"] = small["eval.nodes.prompts.files"] = "[train.jsonl]"
     models = tree.items["models"].items
     given = [name for name, model in models.items() if str(model.items["path"].value)[0] != "$"]
     path = "demo_files/model"

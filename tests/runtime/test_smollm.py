@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
+from ran import metrics
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import smollm
+from rlgraph.cli.main import main
 from rlgraph.nodes.data.pairs import load_pairs
 from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.ragged import Ragged
@@ -114,3 +117,20 @@ def test_log_probs_are_transformers(model: str, theirs: Any, one_rank: None) -> 
         for one in drawn:
             wanted = expected([*prompt, *one.tokens], len(prompt))
             torch.testing.assert_close(torch.tensor(one.logprobs), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.timeout(3600)
+def test_the_demo_learns_and_its_model_can_be_asked(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long it takes depends on the machine: benchmarks/demo_smollm.py measures that."""
+    monkeypatch.chdir(tmp_path)
+    demo = CliRunner().invoke(main, ["demo", "smollm"])
+    assert demo.exit_code == 0, demo.output
+    accuracies = [line["eval/accuracy"] for line in metrics("runs/demo_smollm") if "eval/accuracy" in line]
+    assert accuracies[0] <= 0.25
+    assert accuracies[-1] >= 0.80
+    question = "Mia has 7 coins and finds 5 more. How many coins does Mia have? Reply with the number only."
+    answer = CliRunner().invoke(main, ["chat", "runs/demo_smollm"], input=question)
+    assert answer.exit_code == 0
+    assert "12" in answer.output
