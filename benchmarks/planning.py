@@ -26,8 +26,8 @@ from rlgraph.ir.plan import Plan, Target
 from rlgraph.request import PlanRequest
 from rlgraph.search.candidate import Candidate
 from rlgraph.search.layout_search import layouts
-from rlgraph.search.moves import overrides
 from rlgraph.search.text import contest_text
+from rlgraph.syntax.yaml_text import overrides
 from rlgraph.units import range_text
 
 MODEL = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16"]

@@ -33,9 +33,11 @@ from rlgraph.costs.calibration import Calibration
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.step_rates import rate_of
 from rlgraph.errors import GraphError
+from rlgraph.ir.chosen import chosen_settings
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.request import PlanRequest
+from rlgraph.syntax.yaml_text import overrides
 from rlgraph.units import middle
 
 ROWS = Path(__file__).with_suffix(".yaml")
@@ -148,13 +150,14 @@ class Run:
 
 
 def fitting(run: Run) -> Run:
-    """Return a run that fits: itself, or with the first change that its refusal offers."""
+    """Return a run that fits: itself, with what the planner chooses for it, or with the first change that its
+    refusal offers."""
     try:
-        run.planned()
+        plan = run.planned()
     except GraphError as error:
         first = next(re.finditer(r"^\s*(models\..*?)\s+#", error.problems[0].remedy, re.M))
         return replace(run, changed=tuple(first[1].split()))
-    return run
+    return replace(run, changed=tuple(overrides(chosen_settings(plan))))
 
 
 def with_length(run: Run) -> Run:

@@ -10,18 +10,18 @@ from rlgraph.request import PlanRequest
 from rlgraph.search.candidate import Candidate
 from rlgraph.search.evaluate import Evaluator
 from rlgraph.search.faster import streaming_offer
-from rlgraph.search.layout_search import best_layouts
-from rlgraph.search.moves import overrides
+from rlgraph.search.layout_search import ReportProgress, best_layouts, silent
+from rlgraph.syntax.yaml_text import overrides
 
 
-def autoplace(request: PlanRequest) -> tuple[list[Candidate], Compilation]:
+def autoplace(request: PlanRequest, report: ReportProgress = silent) -> tuple[list[Candidate], Compilation]:
     """Return all layouts of a graph on its target that were tried, the best first, and the compilation of the
-    best.
+    best. ``report`` is told after each layout how far the search is.
 
     Raises:
         GraphError: the graph is wrong, or no layout fits: then as the graph says it.
     """
-    candidates = best_layouts(evaluator(request))
+    candidates = best_layouts(evaluator(request), report)
     best = candidates[0]
     settings = best.settings if best.fits else {}  # the graph as it is, which is refused
     compilation = Compilation(request.with_overrides(*overrides(settings)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlgraph.engines.registry import SERVERS, is_installed
 from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.frontend.compose import as_written
+from rlgraph.ir.chosen import open_settings
 from rlgraph.ir.plan import Origin, Plan, Target
 from rlgraph.lowering import Lowered, lower_tree, plan_tree, uncollected
 from rlgraph.planning.auto_settings import embedded, fixed
@@ -113,16 +114,26 @@ class Compilation:
         return lower_tree(tree, devices, self._device)
 
     def _predicted(self, plan: Plan, scenario: Scenario) -> Plan:
-        """Return the plan as predicted; if it does not fit, the error has the changes that would help."""
+        """Return the plan as predicted. If it does not fit, settings are chosen that the graph leaves open;
+        if it does not fit with any, the error has the changes that would help."""
         # a third of rlgraph, which only plans for a cluster need
         from rlgraph.planning.predict import DoesNotFitError, predict
 
         try:
             return predict(plan, scenario)
         except DoesNotFitError as error:
-            from rlgraph.search.fit import with_remedies
+            from rlgraph.search.fit import choose, with_remedies
+            from rlgraph.search.text import choice_text
 
-            raise with_remedies(error, self.evaluator(scenario)) from None
+            evaluator = self.evaluator(scenario)
+            paths = open_settings(plan, self.tree.written().plain())
+            choice = choose(error, evaluator, paths)
+            if choice is None:
+                raise with_remedies(error, evaluator, paths) from None
+            assert choice.plan
+            note = choice_text(choice, error)
+            # the same run, whatever was chosen on this cluster
+            return replace(choice.plan, digest=plan.digest, notes=(*choice.plan.notes, note))
 
     def _for_gpus(self, plan: Plan) -> tuple[Plan, Target | None]:
         """Return the plan for ``--cluster auto``; where that can't tell what devices hold, a note says so."""

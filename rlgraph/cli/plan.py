@@ -242,11 +242,16 @@ def _brief(plan: Plan, form: str) -> str:
 def _best_layout(request: PlanRequest) -> Compilation:
     """Return the compilation of the best layout that a search finds; its findings are printed beside it."""
     from rlgraph.autoplace import autoplace, offer
+    from rlgraph.cli.search_progress import SearchProgress
     from rlgraph.search.text import contest_text
 
     if request.target is None or request.devices is not None or options.is_saved(request):
         raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
-    candidates, best = autoplace(request)
+    progress = SearchProgress(sys.stderr)
+    try:
+        candidates, best = autoplace(request, progress)
+    finally:
+        progress.close()
     streams = offer(request, candidates)
     options.say(contest_text(candidates, options.columns(sys.stderr) or 100, streams), err=True)
     return best

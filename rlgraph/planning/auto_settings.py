@@ -13,6 +13,9 @@ By what the cluster holds, in this order:
     serve.cache_tokens  what is free while the engine generates. Where samples would have to wait, everything
                       else may leave the device meanwhile, if an iteration is then predicted to be shorter
 
+Where the plan then still does not fit, by a search (rlgraph/search/fit.py) among those that
+rlgraph/ir/chosen.py names, which are 1, the usual size or off wherever a plan fits with that.
+
 Without a cluster memory is not planned, and fixed values take the place of these.
 """
 
@@ -61,7 +64,8 @@ def _needs_servers(serve: Tree) -> bool:
     """Return whether a serve section has settings that only SGLang can follow."""
     servers = serve.get(SERVERS) or Tree({}, serve.mark)
     claims = SERVING[SERVERS].claims
-    return any(key in REFUSED for key in serve.items) or any(key in claims for key in servers.items)
+    given = [key for key, value in serve.items.items() if value.value != "auto"]
+    return any(key in REFUSED for key in given) or any(key in claims for key in servers.items)
 
 
 def as_planned(tree: Tree, plan: Plan) -> Tree:

@@ -1,9 +1,11 @@
 """The figures that one decides by, as text: the same in plans, pages, terminals and reports."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from rlgraph.ir.chosen import chosen_settings
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.prediction import Figure, Headline, Peak, StreamForecast
+from rlgraph.syntax.yaml_text import overrides
 from rlgraph.units import middle, number_text, range_text, seconds_text, size_text
 
 LABEL = 14  # characters before a figure
@@ -52,6 +54,9 @@ def _figures(plan: Plan, figures: Headline) -> Iterator[tuple[str, str]]:
     for node, (in_flight, waves) in plan.predicted.in_flight.items():
         wave_count = "1 wave" if waves == 1 else f"{waves} waves"
         yield "in flight", f"`{node}` {in_flight:,} samples per engine, {wave_count}"
+    chosen = chosen_settings(plan)
+    if chosen:
+        yield "chosen", f"{' '.join(overrides(chosen))}; without, it does not fit"
     for pool, peak in (plan.peak or {}).items():
         yield f"memory {pool}", _memory(peak)
     if figures.evaluation:
@@ -59,10 +64,59 @@ def _figures(plan: Plan, figures: Headline) -> Iterator[tuple[str, str]]:
     if figures.checkpoint:
         yield "checkpoint", _figure_text(figures.checkpoint, seconds_text)
     if figures.limits:
-        shares = [f"`{node}` {_percent(share)}" for node, share in figures.limits.items()]
-        yield "limited by", ", ".join(shares)
+        shares = ", ".join(f"`{node}` {_percent(share)}" for node, share in figures.limits.items())
+        rivals = _rivals(plan, figures.limits)
+        if rivals:
+            yield "longest", f"{shares} (the ranges of {' and '.join(rivals)} overlap)"
+        else:
+            yield "limited by", shares
+    filters = [*_filters(plan)]
+    if filters:
+        yield "filters", "; ".join(filters)
     if figures.left_out:
         yield "left out", "; ".join(figures.left_out)
+
+
+def _rivals(plan: Plan, limits: Mapping[str, float]) -> list[str]:
+    """Return the longest step and those that may be longer within the ranges; none where it is the longest.
+
+    Args:
+        limits: step -> its share of an iteration, the largest first.
+    """
+    longest, *others = limits
+    at_best = limits[longest] / _spread(plan, longest)
+    overlapping = [node for node in others if limits[node] * _spread(plan, node) >= at_best]
+    if not overlapping:
+        return []
+    return [f"`{node}`" for node in (longest, *overlapping)]
+
+
+def _spread(plan: Plan, node: str) -> float:
+    """Return by which factor the seconds of a step at worst are above the middle of their range."""
+    spread = 1.0
+    for step in plan.steps:
+        if step.node == node and step.seconds and step.seconds[1]:
+            spread = max(spread, step.seconds[1] / middle(step.seconds))
+    return spread
+
+
+def _filters(plan: Plan) -> Iterator[str]:
+    """Yield which share of its rows each filter is assumed to keep, and what follows for sampling."""
+    target = plan.origin.target if plan.origin else None
+    kept_rows = target.kept_rows if target else {}
+    makers = [domain.maker for domain in plan.domains["train"].values() if domain.filtered]
+    for maker in dict.fromkeys(makers):
+        region = plan.regions.get(maker)
+        if region:
+            drawn = number_text(1 / region.expected)
+            yield f"`{maker}` keeps {_share(region.expected)}: {drawn} x the rows are drawn (refill.expected)"
+        else:
+            share = kept_rows.get(maker, kept_rows.get("", 1.0))
+            yield f"`{maker}` keeps {_share(share)} (--kept-rows)"
+
+
+def _share(share: float) -> str:
+    return "every row" if share == 1 else f"{_percent(share)} of its rows"
 
 
 def _memory(peak: Peak) -> str:

@@ -23,6 +23,7 @@ from rlgraph.costs.step_rates import rate_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import RunError
 from rlgraph.frontend.compose import as_written
+from rlgraph.ir.chosen import chosen_settings
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.lowering import plan_tree
 from rlgraph.planning.auto_settings import as_planned, fixed
@@ -287,7 +288,8 @@ class Priced:
         written = as_written(origin.graph, origin.overrides)
         work = measured_work(origin.target, lines, self.prompt_tokens)
         scenario = Scenario(self.cluster, work, self.calibrated(lines))
-        return Evaluator(request, written, make_plan, origin.devices, scenario)
+        chosen = chosen_settings(self.plan)
+        return Evaluator(request, written, make_plan, origin.devices, scenario, chosen)
 
     def calibration(self) -> str:
         """Return a YAML text of this run's calibration of the cost model.

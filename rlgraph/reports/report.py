@@ -226,7 +226,8 @@ def single_changes_of(priced: Priced, lines: Sequence[MetricsLine]) -> Outlook:
         GraphError: the run's own graph can't be planned here any more.
     """
     evaluator = priced.evaluator(lines)
-    if evaluator.plan({}).digest != priced.plan.digest:
+    as_written = replace(evaluator, chosen={})
+    if as_written.plan({}).digest != priced.plan.digest:
         raise fail("changed", f"{evaluator.request.graph} has changed since the run", None)
     return single_changes(evaluator, priced.plan)
 

@@ -12,9 +12,10 @@ from rlgraph.planning.device_groups import on_whole_hosts
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.request import PlanRequest
 from rlgraph.search.candidate import Candidate
-from rlgraph.search.moves import Settings, overrides
+from rlgraph.search.moves import Settings
 from rlgraph.syntax.interpolate import interpolate
 from rlgraph.syntax.source import Tree
+from rlgraph.syntax.yaml_text import overrides
 from rlgraph.version import VERSION
 
 MakePlan = Callable[[Tree, int], Plan]  # the plan of a composed graph for so many devices, without prices
@@ -35,6 +36,7 @@ class Evaluator:
         make_plan: takes a composed graph through the passes.
         devices: how many ``auto`` stands for.
         scenario: the cluster, the work and the calibration of predictions.
+        chosen: settings that the planner chose for the graph, beside those that are tried.
     """
 
     request: PlanRequest
@@ -42,6 +44,7 @@ class Evaluator:
     make_plan: MakePlan
     devices: int
     scenario: Scenario
+    chosen: Settings = field(default_factory=dict)
     cache: dict[tuple[str, ...], Candidate] = field(default_factory=dict)
 
     def plan(self, settings: Settings) -> Plan:
@@ -50,10 +53,10 @@ class Evaluator:
         Raises:
             GraphError: the graph is wrong with them.
         """
-        chosen = overrides(settings)
-        tree = interpolate(overridden(self.written, chosen))
+        edits = overrides({**self.chosen, **settings})
+        tree = interpolate(overridden(self.written, edits))
         plan = self.make_plan(tree, self.devices)
-        settled = (*self.request.overrides, *chosen)
+        settled = (*self.request.overrides, *edits)
         composed = tree.written().plain()
         target = self.request.target
         origin = Origin(self.request.graph, settled, self.devices, VERSION, composed, target)
@@ -78,5 +81,13 @@ class Evaluator:
         """Return an evaluator of the same graph on more devices, with as many more hosts as they take."""
         cluster = self.scenario.cluster
         hosts = max(-(-devices // cluster.devices), cluster.hosts)
-        scenario = replace(self.scenario, cluster=cluster.model_copy(update={"hosts": hosts}))
+        return self._of_size(hosts, devices)
+
+    def on_hosts(self, hosts: int) -> Evaluator:
+        """Return an evaluator of the same graph on all devices of so many hosts."""
+        return self._of_size(hosts, hosts * self.scenario.cluster.devices)
+
+    def _of_size(self, hosts: int, devices: int) -> Evaluator:
+        cluster = self.scenario.cluster.model_copy(update={"hosts": hosts})
+        scenario = replace(self.scenario, cluster=cluster)
         return replace(self, devices=devices, scenario=scenario, cache={})

@@ -22,13 +22,13 @@ from rlgraph.search.moves import (
     Settings,
     ahead,
     generates,
-    overrides,
     scaled_serving,
     scaled_training,
     streaming,
     surplus_stays,
     with_pools,
 )
+from rlgraph.syntax.yaml_text import overrides
 from rlgraph.units import middle
 
 LEAST_SAVING = 0.02  # share of an iteration; a change that saves less is not worth a word

@@ -12,7 +12,7 @@ On GPUs every change is one of a plan in bfloat16: float32 takes twice the memor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,9 @@ from rlgraph.planning.device_groups import has_groups, sharing_sizes
 from rlgraph.planning.host_memory import fits
 from rlgraph.planning.model_limits import dividing, sharing
 from rlgraph.planning.offload import reside
-from rlgraph.planning.predict import DoesNotFitError
+from rlgraph.planning.predict import DoesNotFitError, predict
 from rlgraph.search import goals
-from rlgraph.search.candidate import Remedy
+from rlgraph.search.candidate import Candidate, Remedy
 from rlgraph.search.evaluate import Evaluator
 from rlgraph.search.moves import (
     Settings,
@@ -36,13 +36,14 @@ from rlgraph.search.moves import (
     halvings,
     in_every_model,
     in_graph_order,
-    overrides,
     with_pools,
 )
-from rlgraph.search.text import remedies_text
+from rlgraph.search.text import host_text, remedies_text
+from rlgraph.syntax.yaml_text import overrides
 
 MOST_DEVICES = 2**14  # that a remedy may ask for
 LEAST_TOKENS, LEAST_ROWS = 1024, 8  # of micro-batches and of servers: remedies suggest no less
+EVEN = 0.05  # times that differ by a smaller share are equal: rates are not known so well
 OFFERED = 5  # remedies on the same devices that an error lists
 STRONGEST = 2**14  # beyond the number of strengths of any lever
 STRENGTHS = 32  # of a lever that are tried one by one
@@ -53,25 +54,105 @@ INPUTS_ON_HOST: Mapping[str, Any] = {**RECOMPUTED, "train.activation_offload": T
 Lever = Callable[[Footprint], Iterable[Settings]]  # settings from the mildest to the strongest
 
 
-def with_remedies(error: DoesNotFitError, evaluator: Evaluator) -> GraphError:
-    """Return the refusal of a plan together with the changes that would make it fit."""
+def with_remedies(
+    error: DoesNotFitError, evaluator: Evaluator, open_settings: Collection[str] = ()
+) -> GraphError:
+    """Return the refusal of a plan together with the changes that would make it fit.
+
+    ``open_settings`` are those that are chosen where hosts are more or fewer, as ``choose`` takes them.
+    """
     (problem,) = error.problems
     memory = MemoryTest(replace(error.pricing, plan=error.unmoved))
-    text = remedies_text(remedies(memory, evaluator))
-    return GraphError([replace(problem, remedy=text)])
+    found = remedies(memory, evaluator)
+    lines = [remedies_text(found), *_one_host_more_or_less(found, evaluator, open_settings)]
+    return GraphError([replace(problem, remedy="\n".join(lines))])
+
+
+def choose(error: DoesNotFitError, evaluator: Evaluator, open_settings: Collection[str]) -> Candidate | None:
+    """Return the plan that is fastest with settings that a graph leaves open, where it does not fit without.
+
+    Of settings whose times differ by less than ``EVEN``, the mildest are taken. None: nothing fits.
+
+    Args:
+        error: the refusal of the plan as it is.
+        evaluator: of the graph.
+        open_settings: paths of the settings that may be chosen; all others stay as they are.
+    """
+    footprint = replace(error.pricing, plan=error.unmoved)
+    levers = [lever for lever in LEVERS if lever is not precision]  # which alters results
+    memory = MemoryTest(footprint, levers, open_settings)
+    plan = memory.footprint.plan
+    candidates = []
+    for settings in fitting_changes(memory):
+        if "pools" in settings:
+            continue
+        candidate = evaluator.candidate(in_graph_order(plan, settings))
+        if candidate.fits:
+            candidates.append(candidate)
+    return fastest(candidates)
+
+
+def fastest(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the first of some candidates, the mildest first, that is nearly as fast as the fastest."""
+    least = min((candidate.seconds for candidate in candidates), default=math.inf)
+    for candidate in candidates:
+        if candidate.seconds <= least * (1 + EVEN):
+            return candidate
+    return None
 
 
 def remedies(memory: MemoryTest, evaluator: Evaluator) -> list[Remedy]:
-    """Return the changes with which the plan fits: on its own devices the fastest first, then on more."""
-    by_text: dict[str, Remedy] = {}
+    """Return the changes with which the plan fits: on its own devices the fastest first, then on more.
+
+    Of changes of the same settings, as servers over 2, 4 or 8 devices, it is the fastest.
+    """
+    by_settings: dict[tuple[str, ...], list[Remedy]] = {}
     for settings in fitting_changes(memory):
         remedy = _evaluated(settings, memory.footprint.plan, evaluator)
         if remedy.candidate.fits:
-            by_text.setdefault(remedies_text([remedy]), remedy)
-    ordered = sorted(by_text.values(), key=lambda remedy: goals.cheaper(remedy.candidate))
+            on_more_devices = str(remedy.devices or "")
+            kind = (on_more_devices, *sorted(remedy.candidate.settings))
+            by_settings.setdefault(kind, []).append(remedy)
+    best = []
+    for alternatives in by_settings.values():
+        winner = fastest([remedy.candidate for remedy in alternatives])
+        best += [remedy for remedy in alternatives if remedy.candidate is winner][:1]
+    ordered = sorted(best, key=lambda remedy: goals.cheaper(remedy.candidate))
     on_same = [remedy for remedy in ordered if remedy.devices is None]
     on_more = [remedy for remedy in ordered if remedy.devices is not None]
     return [*on_same[:OFFERED], *on_more[:1]]
+
+
+def _one_host_more_or_less(
+    found: Sequence[Remedy], evaluator: Evaluator, open_settings: Collection[str]
+) -> Iterator[str]:
+    """Yield what one host more would change for a plan that does not fit, and one less for the first of the
+    changes with which it fits. Pools of fixed sizes gain and lose nothing: then there is no line."""
+    cluster = evaluator.scenario.cluster
+    on_same = [remedy.candidate.settings for remedy in found if remedy.devices is None]
+    changes: list[tuple[int, Settings]] = [(cluster.hosts + 1, {})]
+    if on_same and cluster.hosts > 1:
+        changes.append((cluster.hosts - 1, on_same[0]))
+    for hosts, settings in changes:
+        devices = hosts * cluster.devices
+        candidate = _fitting(evaluator.on_hosts(hosts), settings, open_settings)
+        if candidate.plan is None or candidate.devices == devices:
+            yield host_text(hosts, devices, candidate)
+
+
+def _fitting(evaluator: Evaluator, settings: Settings, open_settings: Collection[str]) -> Candidate:
+    """Return the plan with some settings and, where it does not fit, with those that are chosen for it."""
+    candidate = evaluator.candidate(settings)
+    if candidate.plan is None or candidate.fits:
+        return candidate
+    try:
+        predict(evaluator.plan(settings), evaluator.scenario)
+    except DoesNotFitError as error:
+        with_settings = replace(evaluator, chosen={**evaluator.chosen, **settings}, cache={})
+        return choose(error, with_settings, open_settings) or candidate
+    except GraphError:  # its hosts lack memory
+        pass
+    return candidate
 
 
 def _evaluated(settings: Settings, plan: Plan, evaluator: Evaluator) -> Remedy:
@@ -94,13 +175,22 @@ def _evaluated(settings: Settings, plan: Plan, evaluator: Evaluator) -> Remedy:
 class MemoryTest:
     """Whether a plan with other settings fits on its devices and hosts: memory alone, without prices.
 
+    ``levers`` are those that may be pulled, and ``open_settings`` the paths that they may set; None: any.
+
     Invariants:
         - Settings are always those of ``footprint.plan``, never changes of a plan that was changed before.
         - The same settings are tested once.
     """
 
-    def __init__(self, footprint: Footprint) -> None:
+    def __init__(
+        self,
+        footprint: Footprint,
+        levers: Sequence[Lever] | None = None,
+        open_settings: Collection[str] | None = None,
+    ) -> None:
         self.footprint = footprint
+        self.levers = LEVERS if levers is None else tuple(levers)
+        self.open_settings = open_settings
         self._verdicts: dict[tuple[str, ...], bool] = {}
 
     def changed(self, settings: Settings) -> Footprint:
@@ -116,15 +206,26 @@ class MemoryTest:
             self._verdicts[key] = fits(replace(footprint, plan=reside(footprint)))
         return self._verdicts[key]
 
+    def choices(self, lever: Lever, settings: Settings) -> Iterator[Settings]:
+        """Yield the choices of a lever that change the plan with these settings, the mildest first."""
+        for choice in lever(self.changed(settings)):
+            allowed = {path: value for path, value in choice.items() if self._may_set(path)}
+            if allowed:
+                yield allowed
+
+    def _may_set(self, path: str) -> bool:
+        return self.open_settings is None or path in self.open_settings
+
     def first_fitting(self, choices: Iterable[Settings]) -> Settings | None:
         """Return the first of some settings with which the plan fits."""
         return next((settings for settings in choices if self.fits(settings)), None)
 
 
 def fitting_changes(memory: MemoryTest) -> Iterator[Settings]:
-    """Yield settings with which the plan fits; of each kind the mildest."""
+    """Yield settings with which the plan fits, the mildest first; of levers that are not faster when they are
+    pulled further, the mildest alone."""
     start: Settings = {}
-    if memory.footprint.cluster.device == "cuda":
+    if memory.footprint.cluster.device == "cuda" and precision in memory.levers:
         start = in_every_model(memory.footprint.plan, BFLOAT16)
     if start and memory.fits(start):
         yield start
@@ -141,42 +242,59 @@ def fitting_changes(memory: MemoryTest) -> Iterator[Settings]:
 
 
 def _single_levers(memory: MemoryTest, start: Settings) -> list[Settings]:
-    """Return the mildest settings that fit of each lever that is enough by itself."""
-    fitting = []
-    for lever in LEVERS:
-        choices = ({**start, **settings} for settings in choices_of(lever, memory.changed(start)))
-        settings = memory.first_fitting(choices)
-        if settings is not None:
+    """Return the settings that fit of each lever that is enough by itself."""
+    fitting: list[Settings] = []
+    for lever in memory.levers:
+        for choice in memory.choices(lever, start):
+            settings = {**start, **choice}
+            if not memory.fits(settings):
+                continue
             fitting.append(settings)
+            if lever not in SPREADING:
+                break
     return fitting
 
 
 def _combinations_on_more_devices(memory: MemoryTest, start: Settings) -> Iterator[Settings]:
     """Yield settings of several levers that fit on as few more devices as will do with all levers."""
-    with_all = _pulled(memory, start, LEVERS, {})
+    with_all = _pulled(memory, start, memory.levers, {})
     larger = memory.first_fitting(_on_more_devices(memory, with_all))
     if larger is not None:
         yield from _combinations(memory, {**start, "pools": larger["pools"]})
 
 
 def _combinations(memory: MemoryTest, start: Settings) -> Iterator[Settings]:
-    """Yield settings of several levers that fit: each has a lever that those before it do not need."""
+    """Yield settings of several levers that fit: each has a lever that those before it do not need. Then they
+    come with those of ``SPREADING`` pulled further."""
     needed: set[Lever] = set()
-    for favourite in LEVERS:
+    for favourite in memory.levers:
         if favourite in needed:
             continue
-        changes_something = any(choices_of(favourite, memory.changed(start)))
+        changes_something = any(memory.choices(favourite, start))
         if not changes_something:
             continue
         levers = _needed_with(memory, start, favourite)
         if levers:
             needed.update(levers)
-            yield _mildest(memory, start, levers)
+            mildest = _mildest(memory, start, levers)
+            yield mildest
+            yield from _spread_further(memory, mildest)
+
+
+def _spread_further(memory: MemoryTest, settings: Settings) -> Iterator[Settings]:
+    """Yield settings that fit, with one more lever of those that may be faster when pulled further."""
+    for lever in SPREADING:
+        if lever not in memory.levers:
+            continue
+        for choice in memory.choices(lever, settings):
+            further = {**settings, **choice}
+            if memory.fits(further):
+                yield further
 
 
 def _needed_with(memory: MemoryTest, start: Settings, favourite: Lever) -> list[Lever]:
     """Return the levers that are needed where one is released last; none if even all of them do not fit."""
-    by_price = [lever for lever in LEVERS if lever is not favourite]
+    by_price = [lever for lever in memory.levers if lever is not favourite]
     levers = [favourite, *by_price]
     if not memory.fits(_pulled(memory, start, levers, {})):
         return []
@@ -205,7 +323,7 @@ def _pulled(
     """Return the settings of some levers, each pulled as far as its strength says, or all the way."""
     settings = dict(start)
     for lever in levers:
-        choices = [*choices_of(lever, memory.changed(settings))]
+        choices = [*memory.choices(lever, settings)]
         if choices:
             strength = min(strengths.get(lever, STRONGEST), len(choices) - 1)
             settings |= choices[strength]
@@ -337,8 +455,5 @@ LEVERS: tuple[Lever, ...] = (
     divided_layers,
     optimizer_on_host,
 )
-
-
-def choices_of(lever: Lever, footprint: Footprint) -> Iterator[Settings]:
-    """Yield the choices of a lever that set something in a plan, from the mildest to the strongest."""
-    return (settings for settings in lever(footprint) if settings)
+# pulled further than needed, they may be faster: more devices do the work of one
+SPREADING: tuple[Lever, ...] = (larger_groups, divided_experts, shared_rows)

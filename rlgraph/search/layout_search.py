@@ -35,10 +35,17 @@ MICRO = (2048, 4096, 8192, 16384, 32768)
 COARSE = 8  # parts in which the devices are first split
 
 Evaluate = Callable[[Settings], Candidate]
+ReportProgress = Callable[[int, int], None]  # takes how many layouts were tried, of how many that are known
 
 
-def best_layouts(evaluator: Evaluator) -> list[Candidate]:
+def silent(tried: int, known: int) -> None:
+    """Report nothing about a search."""
+
+
+def best_layouts(evaluator: Evaluator, report: ReportProgress = silent) -> list[Candidate]:
     """Return all layouts of a graph on its cluster that were tried, the best first.
+
+    ``report`` is told after each layout how far the search is.
 
     Raises:
         GraphError: the graph is wrong.
@@ -46,10 +53,17 @@ def best_layouts(evaluator: Evaluator) -> list[Candidate]:
     plan = evaluator.plan({})
     cluster = evaluator.scenario.cluster
     row = evaluator.scenario.work(plan).mean
-    return search(plan, cluster.total, cluster.devices, evaluator.candidate, row)
+    return search(plan, cluster.total, cluster.devices, evaluator.candidate, row, report)
 
 
-def search(plan: Plan, total: int, per_host: int, evaluate: Evaluate, row: float = 0) -> list[Candidate]:
+def search(
+    plan: Plan,
+    total: int,
+    per_host: int,
+    evaluate: Evaluate,
+    row: float = 0,
+    report: ReportProgress = silent,
+) -> list[Candidate]:
     """Return every layout that was tried, the best first.
 
     Args:
@@ -58,8 +72,9 @@ def search(plan: Plan, total: int, per_host: int, evaluate: Evaluate, row: float
         per_host: devices of one host, which bound a group.
         evaluate: plans and prices the graph with settings.
         row: tokens of a row, as far as is known: smaller micro-batches are all alike, one row each.
+        report: is told after each layout how far the search is.
     """
-    layouts = LayoutSearch(plan, total, per_host, evaluate, row)
+    layouts = LayoutSearch(plan, total, per_host, evaluate, row, report)
     splits = [0]
     if generates(plan):
         splits += range(layouts.coarse, total, layouts.coarse)
@@ -79,12 +94,21 @@ class LayoutSearch:
         - Each step starts at the best layout of all that were tried before it.
     """
 
-    def __init__(self, plan: Plan, total: int, per_host: int, evaluate: Evaluate, row: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        total: int,
+        per_host: int,
+        evaluate: Evaluate,
+        row: float,
+        report: ReportProgress = silent,
+    ) -> None:
         self.plan = plan
         self.total = total
         self.per_host = per_host
         self.evaluate = evaluate
         self.row = row
+        self.report = report
         self.coarse = max(total // COARSE, 1)
         self.tried = [evaluate({})]
 
@@ -107,10 +131,12 @@ class LayoutSearch:
 
     def try_all(self, layouts: Iterable[PoolLayout]) -> list[Candidate]:
         """Try some layouts, and return them as candidates."""
-        candidates = []
-        for layout in layouts:
+        candidates: list[Candidate] = []
+        choices = [*layouts]
+        for layout in choices:
             candidate = self.evaluate(layout.settings(self.plan, self.total))
             candidates.append(replace(candidate, layout=layout))
+            self.report(len(self.tried) + len(candidates), len(self.tried) + len(choices))
         self.tried += candidates
         return candidates
 

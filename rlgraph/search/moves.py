@@ -19,7 +19,6 @@ from rlgraph.ir.steps import ONE
 from rlgraph.planning.auto_settings import with_settings
 from rlgraph.planning.device_groups import GROUPS, has_groups
 from rlgraph.planning.model_limits import dividing
-from rlgraph.syntax.yaml_text import flow
 
 Settings = Mapping[str, Any]
 
@@ -38,11 +37,6 @@ class Move:
     kind: str
     settings: Settings
     alters: str = ""  # what it does to results, if anything
-
-
-def overrides(settings: Settings) -> list[str]:
-    """Return settings as ``key=value``, as the command line takes them."""
-    return [f"{path}={flow(value)}" for path, value in settings.items()]
 
 
 def with_pools(sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from rlgraph.search.candidate import Candidate, Remedy
 from rlgraph.search.layout import PoolLayout
-from rlgraph.search.moves import overrides
+from rlgraph.syntax.yaml_text import overrides
 from rlgraph.units import middle, range_text, seconds_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from rlgraph.planning.predict import DoesNotFitError
     from rlgraph.search.faster import Outlook
 
 ROWS = 5  # of the table of layouts
@@ -64,7 +65,31 @@ def remedies_text(remedies: Sequence[Remedy]) -> str:
     if not remedies:
         return "no change of one pool makes it fit: --autoplace tries several, or take a smaller model"
     changes = "\n    or ".join(map(_remedy_text, remedies))
-    return f"what would make it fit:\n    {changes}"
+    return f"what would make it fit (--autoplace tries other pools as well):\n    {changes}"
+
+
+def choice_text(choice: Candidate, error: DoesNotFitError) -> str:
+    """Return the note of a plan whose open settings were chosen: which, and why."""
+    peaks = error.pricing.peaks()
+    pool, worst = max(peaks.items(), key=lambda item: item[1].lacks)
+    settings = " ".join(overrides(choice.settings))
+    return (
+        f"chosen: {settings}, the fastest of what fits: without, a device of pool {pool} needs "
+        f"{size_text(worst.bytes)} of {size_text(worst.capacity)} in `{worst.step}`"
+    )
+
+
+def host_text(hosts: int, devices: int, candidate: Candidate) -> str:
+    """Return what a plan on another number of hosts would be like."""
+    text = f"  on {hosts} hosts, {devices} devices: " if hosts > 1 else f"  on 1 host, {devices} devices: "
+    if candidate.plan is None:
+        return f"{text}refused, as {candidate.refusal}"
+    if not candidate.fits:
+        return f"{text}does not fit either"
+    text += f"{range_text(candidate.prediction.seconds)} per iteration"
+    if candidate.settings:
+        text += f", with {' '.join(overrides(candidate.settings))}"
+    return text
 
 
 def _remedy_text(remedy: Remedy) -> str:
@@ -105,6 +130,8 @@ def contest_text(candidates: Sequence[Candidate], width: int = 100, offer: Candi
     rows = _distinct(fitting)[:ROWS]
     if rows:
         console.print(_table(rows))
+        for line in _within_error(rows):
+            console.print(line, soft_wrap=True)
     reasons = [*_with_another_choice(candidates), *_without_a_row(candidates, rows)]
     if reasons:
         console.print("\nwhy the others lost")
@@ -117,6 +144,17 @@ def contest_text(candidates: Sequence[Candidate], width: int = 100, offer: Candi
         console.print(_offer_text(offer, candidates[0]), soft_wrap=True)
         _print_settings(console, offer)
     return console.export_text()
+
+
+def _within_error(rows: Sequence[Candidate]) -> Iterator[str]:
+    """Yield which rows of the table may be as fast as the first: those whose range overlaps with its own."""
+    worst = rows[0].prediction.seconds[1] if rows else 0.0
+    numbers = []
+    for number, candidate in enumerate(rows[1:], 2):
+        if candidate.prediction.seconds[0] <= worst:
+            numbers.append(f"{number}.")
+    if numbers:
+        yield f"within the error: no difference between 1. and {', '.join(numbers)} (their ranges overlap)"
 
 
 def _print_settings(console: Console, candidate: Candidate) -> None:
@@ -258,5 +296,9 @@ def _reason(candidate: Candidate, winner: Candidate | None) -> str:
             seconds = math.prod(step.seconds)
             if seconds > longest:
                 slowest, longest = step.node, seconds
-    factor = candidate.seconds / winner.seconds if winner else 1.0
-    return f"{factor:.2f} x the time of the first; {busiest} is busiest, for the most part in `{slowest}`"
+    if winner is None:
+        return f"{busiest} is busiest, for the most part in `{slowest}`"
+    factor = f"{candidate.seconds / winner.seconds:.2f} x the time of the first"
+    if candidate.prediction.seconds[0] <= winner.prediction.seconds[1]:
+        factor += " (their ranges overlap)"
+    return f"{factor}; {busiest} is busiest, for the most part in `{slowest}`"

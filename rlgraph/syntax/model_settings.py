@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlgraph.engines.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from rlgraph.engines.registry import SERVING, TRAINING, setting_path
@@ -10,13 +10,28 @@ from rlgraph.engines.serve_settings import OpenAISettings, SglangSettings
 from rlgraph.section import Count, Natural, Positive, Section, Share, defaults, option
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+# what settings that a plan may choose are where it has no reason to choose
+ONE_DEVICE, MICRO_TOKENS, ON_DEVICE = 1, 16384, False
+
+
+def _or(unchosen: int) -> AfterValidator:
+    """Return the validator that takes ``auto`` for the value that a plan begins with."""
+    return AfterValidator(lambda value: unchosen if value == "auto" else value)
+
+
 if TYPE_CHECKING:
     ServingName = str
     TrainingName = str
     OptimizerName = str
+    DeviceCount = int
+    TokenCount = int
+    OnHost = bool
 else:
     ServingName, TrainingName = Literal["auto", *SERVING], Literal[tuple(TRAINING)]
     OptimizerName = Literal[tuple(OPTIMIZERS)]
+    DeviceCount = Annotated[Count | Literal["auto"], _or(ONE_DEVICE)]
+    TokenCount = Annotated[Count | Literal["auto"], _or(MICRO_TOKENS)]
+    OnHost = Annotated[bool | Literal["auto"], _or(ON_DEVICE)]
 
 
 class Optimizer(Section):
@@ -67,8 +82,9 @@ class SharedServe(Section):
     """what a sync to another pool sends: all, or (delta) what has changed since the last, which both ends
     keep in host memory; that pays where the link is slow, and bfloat16 weights learn slowly. auto: what the
     plan predicts to take less time, and without a cluster all."""
-    tensor_parallel: Count = 1
-    """devices that one engine spans, of `sglang.hosts` hosts; transformers: 1."""
+    tensor_parallel: DeviceCount = ONE_DEVICE
+    """devices that one engine spans, of `sglang.hosts` hosts; transformers: 1. auto, or not given: 1, and
+    where the plan does not fit, what makes it fit and is fastest."""
     lora: Literal["merged", "adapter"] | None = None
     """how it gets what train.lora trains: merged into the weights, all of which a sync sends, or as an
     adapter beside weights that it reads from the model's files. null: an adapter where it is on another pool
@@ -124,8 +140,9 @@ class Train(Section):
     shard: Count | None = None
     """devices over which one copy of the model is sharded; the pool holds as many copies (replicas) as it
     has such groups of consecutive devices. null: all devices of the pool, in one copy."""
-    micro_tokens: Count = 16384
-    """padded tokens of one micro-batch, on one device or on those that share it."""
+    micro_tokens: TokenCount = MICRO_TOKENS
+    """padded tokens of one micro-batch, on one device or on those that share it. auto, or not given: 16384,
+    and where the plan does not fit, what makes it fit and is fastest."""
     score_tokens: Count | None = None
     """the same of a pass that scores or values rows, and keeps no activations; null: micro_tokens."""
     reshard: bool | None = None
@@ -143,21 +160,23 @@ class Train(Section):
     compile: bool = option(False, "compile the decoder layers by torch.compile, for any batch and length.")
     packing: bool = True
     """lay rows end to end and read a prompt that they share once, where that is less work."""
-    sequence_parallel: Count = 1
+    sequence_parallel: DeviceCount = ONE_DEVICE
     """consecutive devices that share the tokens of each row, for rows whose activations no device holds; it
-    divides the devices of the pool."""
-    tensor_parallel: Count = 1
+    divides the devices of the pool. auto: as micro_tokens."""
+    tensor_parallel: DeviceCount = ONE_DEVICE
     """consecutive devices that each have a part of every decoder layer, for layers that are too large or too
-    slow to gather; it divides the devices of the pool, the model's heads and its MLP's width."""
-    expert_parallel: Count = 1
+    slow to gather; it divides the devices of the pool, the model's heads and its MLP's width. auto: as
+    micro_tokens."""
+    expert_parallel: DeviceCount = ONE_DEVICE
     """consecutive devices that each have some experts of a mixture, to which tokens travel, rather than
-    gather all of them; it divides the devices of a copy and the model's experts."""
-    optimizer_offload: bool = False
+    gather all of them; it divides the devices of a copy and the model's experts. auto: as
+    micro_tokens."""
+    optimizer_offload: OnHost = ON_DEVICE
     """keep float32 weights and the optimizer's averages in host memory and step there, so that a device
-    holds weights as it computes with them, and gradients; not with lora."""
-    activation_offload: bool = False
+    holds weights as it computes with them, and gradients; not with lora. auto: as micro_tokens."""
+    activation_offload: OnHost = ON_DEVICE
     """keep in host memory what recompute keeps of each layer, its input, from the forward to the backward
-    pass; with it recompute: auto is true."""
+    pass; with it recompute: auto is true. auto: as micro_tokens."""
     router_aux_loss_coef: Annotated[float, Field(ge=0)] = 0.0
     """of a mixture of experts: weight of the auxiliary loss that balances the load of experts (Switch
     Transformer, arXiv 2101.03961), which is added to the loss of updates; 0: none."""

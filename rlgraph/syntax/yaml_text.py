@@ -38,6 +38,11 @@ def place(tree: Tree) -> str:
     return f"{file}:{tree.mark.line}"
 
 
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as ``key=value``, as the command line takes them."""
+    return [f"{path}={flow(value)}" for path, value in settings.items()]
+
+
 def flow(value: Any) -> str:
     """Return a tree or a plain value in YAML's flow style, on one line, reading back as the same value."""
     if isinstance(value, Tree):

@@ -27,8 +27,9 @@ from rlgraph.search import goals
 from rlgraph.search.candidate import Candidate
 from rlgraph.search.layout import PoolLayout
 from rlgraph.search.layout_search import layouts, search
-from rlgraph.search.moves import overrides
 from rlgraph.search.text import contest_text
+from rlgraph.syntax.yaml_text import overrides
+from usual_settings import usual
 
 SEVEN = ["models.policy.path=Qwen/Qwen2.5-7B", "models.policy.serve.dtype=bfloat16"]
 SEVEN += [f"models.{name}.train.dtype=bfloat16" for name in ("policy", "ref")]
@@ -174,7 +175,7 @@ def test_devices_share_rows_that_one_cannot_hold() -> None:
     long = ["models.policy.path=Qwen/Qwen3-8B", "rollout.max_new_tokens=200000", "prompts.batch=8"]
     long.append("models.policy.serve.engine=transformers")
     with pytest.raises(GraphError) as refused:
-        compile_graph("dr_grpo", long, target=Target("h100-8"))
+        compile_graph("dr_grpo", usual(long), target=Target("h100-8"))
     assert "models.policy.train.sequence_parallel=4" in refused.value.problems[0].remedy
     found, compilation = autoplace(PlanRequest("dr_grpo", long, target=Target("h100-8")))
     best = compilation.plan

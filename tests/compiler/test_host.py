@@ -22,8 +22,10 @@ from rlgraph.request import PlanRequest
 from rlgraph.search.candidate import Candidate
 from rlgraph.search.layout import HOST, PoolLayout
 from rlgraph.search.layout_search import search
-from rlgraph.search.moves import Settings, overrides
+from rlgraph.search.moves import Settings
 from rlgraph.search.text import contest_text
+from rlgraph.syntax.yaml_text import overrides
+from usual_settings import usual
 
 EIGHT, LARGE = "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"
 ON_HOST = "models.policy.train.optimizer_offload=true"
@@ -79,7 +81,7 @@ def test_a_step_takes_the_longest_of_three_or_all_of_them() -> None:
 
 def test_a_model_that_does_not_fit_is_told_of_it() -> None:
     with pytest.raises(GraphError, match=ON_HOST) as error:
-        planned(*TIGHT, path=LARGE)
+        planned(*usual(TIGHT), path=LARGE)
     assert "or 16 devices" in str(error.value)
     assert planned(*TIGHT, ON_HOST, path=LARGE).peak["main"].fits
 
@@ -89,7 +91,7 @@ def test_it_is_proposed_neither_for_adapters_nor_muon_nor_for_cpus() -> None:
     muon = [*TIGHT, "models.policy.optimizer.kind=muon", "rollout.max_new_tokens=20000"]
     for settings, cluster in ((lora, "h100-8"), (muon, "h100-8"), ([], "cpu")):
         with pytest.raises(GraphError, match="does not fit") as error:
-            planned(*settings, path=LARGE, cluster=cluster)
+            planned(*usual(settings), path=LARGE, cluster=cluster)
         assert "optimizer_offload" not in str(error.value)
 
 
@@ -228,7 +230,7 @@ def test_long_rows_are_told_of_it() -> None:
     long = [AGAIN, "rollout.max_new_tokens=63488", "prompts.batch=8", ON_HOST]
     long += ["models.policy.serve.tensor_parallel=8"]
     with pytest.raises(GraphError, match="activation_offload=true"):
-        planned(*long, path=LARGE)
+        planned(*usual(long), path=LARGE)
     assert planned(*long, INPUTS, path=LARGE).peak["main"].fits
 
 
@@ -238,7 +240,7 @@ def test_a_32b_trains_on_one_host_with_its_optimizer_beside_the_devices() -> Non
     settings = [*paths, "rollout.max_new_tokens=7168", "models.policy.serve.tensor_parallel=8"]
     settings.append("models.policy.train.recompute=true")
     with pytest.raises(GraphError, match="does not fit on h100-8"):
-        compile_graph("grpo", settings, target=Target("h100-8"))
+        compile_graph("grpo", usual(settings), target=Target("h100-8"))
     settings.append("models.policy.train.optimizer_offload=true")
     plan = compile_graph("grpo", settings, target=Target("h100-8"))
     assert plan.peak and plan.peak["main"].fits

@@ -13,6 +13,7 @@ from rlgraph.ir.plan import Plan, Target
 from rlgraph.request import PlanRequest
 from rlgraph.search.text import contest_text
 from rlgraph.units import middle, range_text
+from usual_settings import usual
 
 NARROW = [f"models.policy.{engine}.dtype=bfloat16" for engine in ("train", "serve")]
 WIDE = [f"models.policy.{engine}.dtype=float32" for engine in ("train", "serve")]
@@ -23,10 +24,11 @@ LARGE = ["prompts.batch=1024", "models.policy.train.recompute=true", *NARROW]
 def offered(given: list[str], cluster: str, graph: str = "grpo") -> list[tuple[str, str]]:
     """The changes that a refusal offers, each with its price."""
     with pytest.raises(GraphError) as refused:
-        compile_graph(graph, given, target=Target(cluster))
+        compile_graph(graph, usual(given), target=Target(cluster))
     head, *lines = refused.value.problems[0].remedy.splitlines()
-    assert head == "what would make it fit:"
-    found = [re.fullmatch(r"    (?:or )?(.+)  # (.+) per iteration", line) for line in lines]
+    assert head == "what would make it fit (--autoplace tries other pools as well):"
+    changes = [line for line in lines if not line.startswith("  on ")]
+    found = [re.fullmatch(r"    (?:or )?(.+)  # (.+) per iteration", line) for line in changes]
     assert all(found)
     return [(one[1], one[2]) for one in found if one]
 
@@ -46,12 +48,12 @@ CASES = {
     "72B served by one GPU each": (
         ["models.policy.path=Qwen/Qwen2.5-72B", *NARROW],
         "h100-64",
-        "models.policy.serve.tensor_parallel=4",
+        "models.policy.serve.tensor_parallel=8",
     ),
     "72B served by two": (
         ["models.policy.path=Qwen/Qwen2.5-72B", *NARROW, "models.policy.serve.tensor_parallel=2"],
         "h100-64",
-        "models.policy.serve.tensor_parallel=4",
+        "models.policy.serve.tensor_parallel=8",
     ),
     "a mixture of 30B on a host": (
         ["models.policy.path=Qwen/Qwen3-30B-A3B", *LARGE],
@@ -91,8 +93,9 @@ def test_no_lever_is_pulled_for_nothing() -> None:
     change = offered(given, cluster)[0][0].split()
     assert len(change) > 1
     for left in change:
+        fewer = [one for one in change if one != left]
         with pytest.raises(GraphError, match="does not fit"):
-            compile_graph("grpo", [*given, *(one for one in change if one != left)], target=Target(cluster))
+            compile_graph("grpo", usual([*given, *fewer]), target=Target(cluster))
 
 
 def test_a_cache_that_the_graph_gives_may_be_smaller() -> None:

@@ -15,8 +15,9 @@ from rlgraph.request import PlanRequest
 from rlgraph.search import goals
 from rlgraph.search.candidate import Candidate
 from rlgraph.search.evaluate import Evaluator
-from rlgraph.search.moves import applied, in_every_model, overrides, with_pools
+from rlgraph.search.moves import applied, in_every_model, with_pools
 from rlgraph.syntax.source import Tree
+from rlgraph.syntax.yaml_text import overrides
 
 TARGET = Target("h100-8")
 NARROW = {"models.policy.train.dtype": "bfloat16", "models.policy.serve.dtype": "bfloat16"}

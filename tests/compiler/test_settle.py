@@ -30,6 +30,7 @@ from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import compile_again, parse
 from rlgraph.request import PlanRequest
 from rlgraph.syntax.model_settings import ModelSection, Serve, Train
+from usual_settings import usual
 
 EIGHT_B = "models.policy.path=Qwen/Qwen3-8B"
 H100 = Target("h100-8")
@@ -131,7 +132,7 @@ def test_activations_are_computed_again_only_where_they_do_not_fit() -> None:
     assert train(planned(EIGHT_B), "ref")["recompute"] is False, "it has no backward pass"
     assert train(planned(EIGHT_B, "models.policy.train.micro_tokens=2048"))["recompute"] is False
     with pytest.raises(GraphError, match=r"does not fit(.|\n)*recompute=true"):
-        planned(EIGHT_B, "models.policy.train.recompute=false")
+        planned(*usual([EIGHT_B, "models.policy.train.recompute=false"]))
 
 
 LONG = (EIGHT_B, "rollout.max_new_tokens=16384")
@@ -267,7 +268,7 @@ def test_so_does_a_family_of_unknown_size(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("gpus")
 def test_what_does_not_fit_is_refused_there() -> None:
     with pytest.raises(GraphError, match="does not fit on auto-8xH100"):
-        compile_graph("grpo", ["models.policy.path=Qwen/Qwen2.5-72B"], 8, device="cuda")
+        compile_graph("grpo", usual(["models.policy.path=Qwen/Qwen2.5-72B"]), 8, device="cuda")
 
 
 def test_gpus_of_others_are_planned_for_without_their_memory() -> None:
@@ -348,7 +349,7 @@ def test_samples_in_flight_are_said_of_training_and_of_own_servers_alone() -> No
 )
 def test_smaller_caches_and_servers_over_more_devices_are_remedies(settings: list[str], remedy: str) -> None:
     with pytest.raises(GraphError) as refused:
-        planned(*settings)
+        planned(*usual(settings))
     assert remedy in refused.value.problems[0].remedy
 
 

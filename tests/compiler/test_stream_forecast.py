@@ -26,10 +26,10 @@ from rlgraph.planning.simulate import occupied
 from rlgraph.printing.headline import headline
 from rlgraph.request import PlanRequest
 from rlgraph.search.layout import PoolLayout
-from rlgraph.search.moves import overrides
 from rlgraph.search.text import contest_text
 from rlgraph.streaming.rules import Window
 from rlgraph.streaming.simulate import simulate_stream, stream_course
+from rlgraph.syntax.yaml_text import overrides
 from rlgraph.units import middle
 from rlgraph.view.contents import contents
 from rlgraph.view.stream import LANES

@@ -32,6 +32,7 @@ from rlgraph.search import goals
 from rlgraph.search.layout import PoolLayout
 from rlgraph.search.layout_search import divisions
 from rlgraph.search.text import contest_text
+from usual_settings import usual
 
 EIGHT = "Qwen/Qwen3-8B"
 CLUSTER = load_cluster("h100-8")
@@ -193,7 +194,9 @@ def test_what_it_excludes_is_not_proposed() -> None:
     long = ["rollout.max_new_tokens=64000", "models.policy.train.optimizer_offload=true"]
     long += ["models.policy.serve.tensor_parallel=8", "models.policy.train.recompute=true"]
     with pytest.raises(GraphError, match="does not fit") as error:
-        planned(2, *long, path="Qwen/Qwen3-32B", cluster="h100-8")
+        planned(
+            2, *usual(long), "models.policy.train.tensor_parallel=2", path="Qwen/Qwen3-32B", cluster="h100-8"
+        )
     assert "activation_offload=true" in str(error.value) and "sequence_parallel" not in str(error.value)
 
 
@@ -225,7 +228,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_layers_that_are_divided(path: 
     given = [f"models.policy.path={path}", "rollout.max_new_tokens=100000", "prompts.batch=8"]
     given += ["models.policy.serve.tensor_parallel=8", "models.policy.train.recompute=true"]
     with pytest.raises(GraphError, match="does not fit") as refused:
-        compile_graph("dr_grpo", given, target=Target("h100-8"))
+        compile_graph("dr_grpo", usual(given), target=Target("h100-8"))
     remedy = "models.policy.train.tensor_parallel=2"
     assert (f"{remedy}  # " in refused.value.problems[0].remedy) == divides
     if divides:
