@@ -220,7 +220,8 @@ NO_CODE = click.option(
     is_flag=True,
     expose_value=False,
     callback=_refuse_code,
-    help="Refuse Python files that the graph names, which run as they are loaded: for a graph of others.",
+    help="Refuse the Python files that a graph names. Loading them runs them: use it for a graph that you "
+    "don't trust.",
 )
 
 

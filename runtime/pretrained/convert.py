@@ -18,14 +18,16 @@ def convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = str(file.parent)
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file.name)
-    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file.name, trust_remote_code=False)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=file.name, trust_remote_code=False, dtype=torch.float32
+    )
 
     # transformers 5.23 refuses to save a model whose configuration names GGUF as its quantization, though
     # the weights are de-quantized: they go into a model that was built without it
     config = loaded.config
     del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -14,6 +14,7 @@ from rlgraph.cli.main import main
 from rlgraph.costs import detect
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.request import PlanRequest
+from usual_settings import usual
 
 FOUR = "models.policy.serve.tensor_parallel=4"
 SIX_AND_FOUR = ("pools={train: {devices: 6}, gen: {devices: 4}}", "models.policy.serve.pool=gen")
@@ -75,9 +76,8 @@ def test_a_pool_that_is_smaller_than_what_is_asked_for_is_told_too() -> None:
 
 def test_a_check_takes_a_cluster() -> None:
     assert "on 8 devices in pool `main`" in check("grpo", "--cluster", "h100-8").stdout
-    assert (
-        "does not fit" in check("grpo", "--cluster", "h100-8", "models.policy.path=Qwen/Qwen2.5-72B").output
-    )
+    large = usual(["models.policy.path=Qwen/Qwen2.5-72B"])
+    assert "does not fit" in check("grpo", "--cluster", "h100-8", *large).output
     both = check("grpo", "--cluster", "h100-8", "--devices", "8")
     assert (both.exit_code, "leave out --devices" in both.output) == (2, True)
 

@@ -13,6 +13,7 @@ from rlgraph.costs.efficiency import BEST, Rates
 from rlgraph.costs.hardware import FOLDER, Cluster, shipped_clusters
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Target
+from usual_settings import usual
 
 
 def refused(path: Path, text: str) -> str:
@@ -115,7 +116,7 @@ def test_memory_is_left_free() -> None:
     assert {peak.capacity for peak in peaks} == {80_000_000_000}
     assert all(peak.fits for peak in peaks) and peaks[2].bytes <= 40e9
     with pytest.raises(GraphError, match=r"may use 8 GB of 80 GB \(72 GB stay free\)"):
-        compile_graph("grpo", target=Target("h100-8", margin=0.9))
+        compile_graph("grpo", usual([]), target=Target("h100-8", margin=0.9))
 
 
 def test_a_file_is_a_cluster(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from rlgraph.request import PlanRequest
 from rlgraph.search.evaluate import Evaluator
 from rlgraph.search.fit import with_remedies
 from rlgraph.syntax.source import Tree
+from usual_settings import usual
 
 SEVEN = size_of("Qwen/Qwen2.5-7B")
 N = 7_615_616_512
@@ -367,7 +368,7 @@ def test_plan_for_a_cluster(graph: str, name: str, golden: Callable[[str, str], 
 
 def test_the_refusal_as_text(golden: Callable[[str, str], None]) -> None:
     seven = ("models.policy.path=Qwen/Qwen2.5-7B", "models.policy.train.recompute=false")
-    result = call("plan", "grpo", *seven, "--cluster", "h100-8")
+    result = call("plan", "grpo", *usual(seven), "--cluster", "h100-8")
     assert result.exit_code == 1
     golden("plan/does-not-fit.txt", result.output)
 

@@ -100,7 +100,9 @@ def test_a_graph_without_files_is_checked_and_code_runs_again_behind(own: Path) 
 
 def test_help_says_that_a_graphs_code_runs() -> None:
     for command in ("check", "plan", "view"):
-        assert "which runs them; --no-code refuses them" in " ".join(call(command, "--help").output.split())
+        assert "Loading them runs them: use it for a graph that you don't trust" in " ".join(
+            call(command, "--help").output.split()
+        )
 
 
 def test_a_saved_plan_and_a_run_load_no_file(own: Path) -> None:

@@ -26,6 +26,7 @@ from rlgraph.request import PlanRequest
 from rlgraph.search.layout import PoolLayout
 from rlgraph.search.layout_search import meshes
 from rlgraph.search.text import contest_text
+from usual_settings import usual
 
 EIGHT = ["models.policy.path=Qwen/Qwen3-8B", "models.ref.path=Qwen/Qwen3-8B"]
 SHARDED = [f"models.{name}.train.shard=8" for name in ("policy", "ref")]
@@ -141,7 +142,7 @@ def test_what_fits_only_over_all_devices_says_so() -> None:
     large = [f"models.{name}.path=Qwen/Qwen3-32B" for name in ("policy", "ref")]
     planned(*large)
     with pytest.raises(GraphError, match=r"does not fit(.|\n)*train\.shard=null"):
-        planned(*large, "models.policy.train.shard=8")
+        planned(*large, *usual(["models.policy.train.shard=8"]))
 
 
 def test_the_search_tries_replicas_between_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
