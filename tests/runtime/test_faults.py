@@ -36,9 +36,9 @@ def inline(graph: str, *settings: str, run_dir: str, steps: int | None = None, r
 
 
 def lines(run_dir: str, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    """A file of JSON lines, without what depends on wall time."""
+    """A file of JSON lines, without what depends on wall time, and without the metrics of traps."""
     found = [json.loads(line) for line in Path(run_dir, name).read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time", "perf/"))} for line in found]
+    return [{k: v for k, v in line.items() if not k.startswith(("time", "perf/", "trap_"))} for line in found]
 
 
 def with_traps(graph: str, **pools: dict[str, int]) -> str:

@@ -211,7 +211,7 @@ def test_an_op_of_a_graph_is_named_at_once(name: str) -> None:
     Path(f"{name}.py").write_text(OPS.format(name=name, value=WRONG[name]))
     edit = f"  - remove: [eval]\n  - replace: {{rewards: {{op: '{name}.py:{name}'}}}}\n"
     Path("odd.yaml").write_text(f"graph: odd\nextends: {Path(__file__).parent / 'ones.yaml'}\nedits:\n{edit}")
-    with pytest.raises(RunError, match=rf"! +\d+\. run rewards .*{name}") as raised:
+    with pytest.raises(RunError, match=rf"^`rewards` .*{name}(.|\n)*: run rewards") as raised:
         run_graph("odd.yaml", (), 1, steps=1, run_dir=Path("out"), inline=True)
     assert "wanted float32[samples]: a tensor of float32, 28 rows" in str(raised.value)
 

@@ -61,7 +61,7 @@ def test_too_few_rows_end_the_run_with_what_to_change() -> None:
     said = str(caught.value)
     assert "`mixed` kept 0 of 84 rows (0.0%) in 3 rounds; 28 more are wanted" in said
     assert "mixed.refill={rounds: 6, expected: 0.01}" in said
-    assert "!   6. collect the rows that mixed keeps" in said
+    assert "step 6 of iteration 1 failed on main[0]: collect the rows that mixed keeps" in said
 
 
 def test_what_is_not_needed_waits_and_comes_first() -> None:

@@ -188,7 +188,10 @@ def test_a_damaged_plan_is_named_and_a_damaged_record_stays_aside(run: Callable[
 
 def test_a_place_that_takes_no_files_is_told(in_demo: None) -> None:
     Path("file").touch()
-    with pytest.raises(RunError, match=r"^file/a: not a directory\n  make it writable, or name another"):
+    with pytest.raises(
+        RunError,
+        match=r"^file/a can't be used: not a directory\n  a file is in the place of a folder: name another",
+    ):
         train("file/a")
 
 

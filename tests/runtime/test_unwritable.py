@@ -46,6 +46,7 @@ TAKES_A_FOLDER = {"run", "sweep", "eval", "export", "replay"}  # an empty one wi
 READS = {
     *("check --calibration", "plan --calibration", "view --calibration", "run --calibration"),
     *("resume --calibration", "eval --calibration", "plan --against", "doctor --run-dir"),
+    "demo --offline",
 }
 
 
