@@ -16,12 +16,7 @@ class DiffPanel {
       el("p", { class: "legend" }, ...marks), el("div", { class: "frame" }, this.graph.svg),
       ...lines("What the plan does otherwise", diff.plan.map((line) => el("li", null, line)), "Nothing."),
     );
-    let width = 0;
-    new ResizeObserver(() => {
-      if (this.element.clientWidth === width || !this.element.clientWidth) return;
-      width = this.element.clientWidth;
-      this.draw();
-    }).observe(this.element);
+    onNewWidth(this.element, () => this.draw());
   }
 
   draw() {

@@ -145,3 +145,13 @@ function headlineElement(text, pairs) {
   const figures = el("dl", null, ...pairs.map(([label, value]) => el("div", null, el("dt", null, label), el("dd", null, value))));
   return el("section", { id: "headline", "aria-label": "headline" }, el("details", { open: innerWidth > 600 && innerHeight > 600 }, el("summary", null, text), figures));
 }
+
+// Call `draw` each time that an element has another width. A hidden one has none, and is drawn when it is shown.
+function onNewWidth(element, draw) {
+  let width = 0;
+  new ResizeObserver(() => {
+    if (element.clientWidth === width || !element.clientWidth) return;
+    width = element.clientWidth;
+    draw();
+  }).observe(element);
+}

@@ -17,12 +17,7 @@ class RunPanel {
       ...(this.stream ? this.stream.parts : []), ...this.stages(),
       el("h2", { id: "samples" }, "What the model wrote"), this.samples.element,
     );
-    let width = 0;
-    new ResizeObserver(() => {
-      if (this.element.clientWidth === width || !this.element.clientWidth) return;
-      width = this.element.clientWidth;
-      this.draw();
-    }).observe(this.element);
+    onNewWidth(this.element, () => this.draw());
   }
 
   kept() {

@@ -9,12 +9,7 @@ class SweepPage {
       this.header(), headlineElement(contents.headline.map(([label, text]) => `${label} ${text}`).join(", "), contents.headline),
       el("main", null, this.element),
     );
-    let width = 0;
-    new ResizeObserver(() => {
-      if (this.element.clientWidth === width) return;
-      width = this.element.clientWidth;
-      this.charts.draw();
-    }).observe(this.element);
+    onNewWidth(this.element, () => this.charts.draw());
     document.addEventListener("keydown", (event) => {
       const typing = event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey;
       if (event.key === "d" && !typing) this.theme();
