@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_run_ends_where_its_metric_is_reached_and_is_whole_until_there(
     assert os.listdir("early/models") == ["policy"]
     said = capsys.readouterr().out.rpartition("is done after")[2]
     reason = f"`reward/mean` is {bound:.4g} after iteration {at}, at least {bound:g} (schedule.stop)"
-    assert said.startswith(f" {last} iterations in ") and f"\n  {reason}\n" in said
+    assert re.match(rf" {last} iterations in \d+:\d\d:\d\d\n  {re.escape(reason)}\n", said)
     report = make_report(Path("early"))
     assert report.ended == reason
     assert f"it ended early: {reason}" in report_text(report)

@@ -207,9 +207,8 @@ def test_the_best_checkpoint_stays_and_its_export_is_the_model_of_then(
     metric, side = f"eval/{MEASURED[mode]}", "highest" if mode == "max" else "lowest"
     law = f"`{metric}` is {side} after iteration {first}: {lines[first][metric]:.4g}"
     said = capsys.readouterr().out.rpartition("is done after")[2]
-    assert (
-        f"\n  {law} (schedule.best)\n" in said and "\n  rlgraph export a --checkpoint best --to DIR " in said
-    )
+    assert f"\n  {law} (schedule.best)\n\nlook at it:\n" in said
+    assert "\n  rlgraph export a --checkpoint best --to DIR  the best, for transformers\n" in said
     report = make_report(Path("a"))
     assert report.best == f"{law} (schedule.best)"
     assert f"  {report.best}\n" in report_text(report)

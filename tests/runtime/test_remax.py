@@ -17,8 +17,8 @@ extends: remax
 edits:
   - set: {{models.policy: {{path: demo_files/model, optimizer: {{lr: 1e-3}}}}, schedule: {{iterations: 2}}}}
   - set: {{prompts: {{op: data.prompts, files: [demo_files/train.parquet], batch: 7, template: plain}}}}
-  - set: {{rollout.n: 3, rollout.max_new_tokens: 8, rewards: {{op: '{HERE / "ones_ops.py"}:ones'}}}}
-  - set: {{greedy_rewards.op: '{HERE / "ones_ops.py"}:ones'}}
+  - set: {{rollout.n: 3, rollout.max_new_tokens: 8, rewards: {{op: '{HERE / "ones_ops.py"}:recorded_ones'}}}}
+  - set: {{greedy_rewards.op: '{HERE / "ones_ops.py"}:recorded_ones'}}
   - add: {{aligned: {{op: 'mine.py:aligned'}}}}
   - set: {{shaped.in: {{rewards: aligned}}}}
 """
@@ -58,8 +58,8 @@ def test_remax_trains_alike_on_one_and_two_ranks_and_each_sample_meets_its_greed
     for line, other in zip(lines("one"), lines("two"), strict=True):
         assert line["aligned/meets"] == 1.0 and line["aligned/differs"] > 0
         assert line["update_policy/grad_norm"] > 0
-        assert 0 <= line["reward/mean"] <= 2
-        # tokens are added up: of 21 samples and of 7 greedy ones
+        # a mean is of one node, tokens are added up: of 21 samples and of 7 greedy ones
+        assert 0 <= line["greedy_rewards/reward/mean"] <= 2
         expected = 21 * line["rollout/length"] + 7 * line["greedy/rollout/length"]
         assert line["tokens/generated"] == pytest.approx(expected)
         for name in line.keys() - {name for name in line if name.startswith(("time/", "perf/"))}:
