@@ -5,7 +5,7 @@ problems are collected and raised together. Edges are not resolved here: see inf
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from math import lcm
@@ -16,7 +16,7 @@ from rlgraph.frontend.bind_model import bind_model
 from rlgraph.frontend.bind_node import bind_node, states_are_kept, with_leads
 from rlgraph.frontend.bind_schedule import evaluation_times, run_length, with_buffer
 from rlgraph.frontend.infer import Inference
-from rlgraph.frontend.ports import output_columns
+from rlgraph.frontend.ports import columns_needed, output_columns
 from rlgraph.frontend.tree_paths import SECTIONS, changed
 from rlgraph.ir.graph import Graph, Model, Node
 from rlgraph.laws.models import BOUND_LAWS, GROUP_SIZES
@@ -135,17 +135,37 @@ def _evaluated_nodes(nodes: Tree, changes: Mapping[str, Tree]) -> Tree:
 
 
 def _without_training(nodes: Sequence[Node], changes: Mapping[str, Tree]) -> list[Node]:
-    """Return an evaluation's nodes: without updates, and without what a node that ``eval`` adds replaces."""
-    replaced: set[str] = set()
+    """Return an evaluation's nodes: without updates, and without what a node that ``eval`` adds replaces.
+
+    What needs a column that only a replaced node writes is left out, too.
+    """
+    new_columns: set[str] = set()
     for node in nodes:
         if node.name in changes and changes[node.name].get("op"):
-            replaced.update(output_columns(node).values())
+            new_columns.update(output_columns(node).values())
     remaining = []
+    lost: set[str] = set()
     for node in nodes:
-        is_changed = node.name in changes
-        is_replaced = not replaced.isdisjoint(output_columns(node).values())
-        if is_changed or not (node.trains or is_replaced):
+        columns = {*output_columns(node).values()}
+        is_replaced = node.name not in changes and not new_columns.isdisjoint(columns)
+        if is_replaced:
+            lost |= columns - new_columns
+        elif node.name in changes or not node.trains:
             remaining.append(node)
+    return _without_readers(remaining, lost, changes)
+
+
+def _without_readers(nodes: Sequence[Node], lost: Set[str], changes: Mapping[str, Tree]) -> list[Node]:
+    """Return the nodes that can do without the lost columns, and those that ``eval`` names."""
+    remaining = list(nodes)
+    while lost:
+        readers = [
+            node
+            for node in remaining
+            if node.name not in changes and not lost.isdisjoint(columns_needed(node))
+        ]
+        remaining = [node for node in remaining if node not in readers]
+        lost = {column for reader in readers for column in output_columns(reader).values()}
     return remaining
 
 

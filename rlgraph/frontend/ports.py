@@ -151,7 +151,7 @@ def _readers_of(holder: Node, nodes: Sequence[Node], writers: Mapping[str, Set[s
         further = set()
         for node in nodes:
             is_on_their_rows = not readers.isdisjoint(node.rows)
-            needs_their_column = not columns_of_readers.isdisjoint(_columns_needed(node))
+            needs_their_column = not columns_of_readers.isdisjoint(columns_needed(node))
             if is_on_their_rows or needs_their_column:
                 further.add(node.name)
         if further <= readers:
@@ -174,13 +174,13 @@ def _columns_to_hold(
 
 
 def _columns_read(node: Node) -> set[str]:
-    columns = _columns_needed(node)
+    columns = columns_needed(node)
     for port in input_ports(node):
         columns.add(node.called.ins.get(port.name, port.name))
     return columns
 
 
-def _columns_needed(node: Node) -> set[str]:
+def columns_needed(node: Node) -> set[str]:
     """Return the columns that a node can't do without: an optional one is needed where it is mapped."""
     ins = node.called.ins
     columns = {node.route.by} if node.route else set()

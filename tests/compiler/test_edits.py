@@ -150,6 +150,17 @@ def test_insert_where_only_evaluation_writes_the_column() -> None:
     assert reads(plan, "shorter", "eval")["rewards"] == "rewards"
 
 
+def test_an_evaluation_on_rows_of_its_own_leaves_out_what_reads_those_that_it_replaces() -> None:
+    asks = "prompts: {op: data.prompts, files: [a.jsonl], batch: all}"
+    apart = "out: {tokens: said, loss_mask: said_mask}"
+    draws = f"rollout: {{op: rollout, model: policy, n: 1, max_new_tokens: 8, {apart}}}"
+    nodes = f"{asks}, {draws}, rewards: {{op: reward.math}}"
+    tree = edited("dpo", f"add: {{eval: {{nodes: {{{nodes}}}, report: {{accuracy: rewards}}}}}}")
+    plan = plan_of(tree)  # `prompts` writes `source`, as `pairs` does, whose other columns `preference` reads
+    assert reads(plan, "rewards", "eval")["answer"] == "answer*samples"
+    assert reads(plan, "preference")["chosen"] == "chosen"
+
+
 def test_a_change_in_evaluation_that_has_edges_of_its_own_is_rewired() -> None:
     own = "add: {eval.nodes.rewards: {in: {responses: responses}}}"
     tree = edited("demo", own, "rename: {responses: texts, answer: truth}")
