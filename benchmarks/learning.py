@@ -82,31 +82,32 @@ FITTING = {
 PAGE = """\
 # What the algorithms learn
 
-Every shipped graph trains the demo's model, which SFT left mediocre at adding two numbers of two digits,
-for {iterations} iterations of 32 questions x 8 samples, with the same learning rate (2e-4, linear decay) and
-all else as the graph says. Accuracy is exact match on 500 held-out questions, greedy. Graphs that learn from
-given answers have 64 of them per iteration, right ones or pairs of a right one and a wrong one of that model;
-`preferred` is the share of held-out pairs whose right answer gets the higher score. This page is made by
+Does an algorithm work here? Every shipped graph trains the demo's model, which SFT left mediocre at adding
+two numbers of two digits, for {iterations} iterations of 32 questions x 8 samples at a learning rate of 2e-4
+with linear decay; all else is as in the graph. Graphs that learn from given answers get 64 per iteration.
+Accuracy is exact match on 500 held-out questions, greedy; `preferred` is the share of held-out pairs in which
+the right answer gets the higher score.
 
-    python benchmarks/learning.py
+A graph should gain {margin:.2f} with every seed ({seeds} each): {met} of {graphs} do. One run is uncertain by
+0.02 (500 questions), and seeds differ by more, so don't rank algorithms by this table. `none`: a loss of
+preferences promises no accuracy.
 
-from `benchmarks/results/learning.jsonl`, to which it adds the runs that are not there; it needs what
-`make demo` makes. The margin is {margin:.2f} in every seed: {met} of {graphs} graphs meet it. One run is
-uncertain by 0.02 (500 questions), and seeds differ by more: the table says that an algorithm works here, not
-which is best.
-
-| graph | measure | seeds | before | after: mean | least | most | least gain | margin |
-|---|---|---|---|---|---|---|---|---|
+| graph | measure | before | after: mean | least | most | least gain | margin |
+|---|---|---|---|---|---|---|---|
 {table}
-`distill` learns from the model that the demo ends with, and `mopd` from two of it, each for half of the
-questions; `rm_ppo` from a reward model that `benchmarks/reward_model.py` makes of it, trained to tell right
-answers from wrong ones: it reads no answers. `process_rewards` reads that token by token. `sdft` and `sdpo`
-start from a model of `benchmarks/hinted_model.py`, since so small a one has to be taught to read a hint,
-and take a quarter of the rate. `calculator_tool`, `gagpo` and `echo` have a task of their own, products
-with a calculator ([agents.md](agents.md)), and a sixth of the iterations, from the model of
-`calculator_sft`. `game` is about even answers, which only its critic is told. `reward_model` has 180
-iterations at 5e-4.
-Losses of preferences promise an order of answers and no more accuracy, which has no margin there.
+Not all start alike:
+
+- `distill` learns from the model that the demo ends with, `mopd` from two of these, each for half of the
+  questions, `rm_ppo` from a reward model that reads no answers (`benchmarks/reward_model.py`), and
+  `process_rewards` from the same model, token by token.
+- `sdft` and `sdpo` start from a model that was taught to read a hint (`benchmarks/hinted_model.py`), at a
+  quarter of the rate.
+- `calculator_tool`, `gagpo` and `echo` multiply with a calculator ([agents.md](agents.md)), for a sixth of
+  the iterations, starting from the model of `calculator_sft`.
+- `game` asks for even answers, which only its critic is told. `reward_model` has 180 iterations at 5e-4.
+
+`python benchmarks/learning.py` makes this page from `benchmarks/results/learning.jsonl`, after adding missing
+runs; run `make demo` first.
 """
 
 
@@ -289,14 +290,17 @@ def page(done: Sequence[Result], iterations: int) -> str:
     bound = [runs for runs in rows.values() if runs[0].bound]
     met = sum(least(runs) >= MARGIN for runs in bound)
     table = "".join(row(*key, rows[key]) for key in sorted(rows))
-    return PAGE.format(margin=MARGIN, iterations=iterations, met=met, graphs=len(bound), table=table)
+    seeds = " or ".join(str(count) for count in sorted({len(runs) for runs in rows.values()}))
+    return PAGE.format(
+        margin=MARGIN, iterations=iterations, seeds=seeds, met=met, graphs=len(bound), table=table
+    )
 
 
 def row(name: str, measure: str, runs: Sequence[Result]) -> str:
     after = [one.after for one in runs]
     seen = f"{runs[0].before:.3f} | {sum(after) / len(after):.3f} | {min(after):.3f} | {max(after):.3f}"
     verdict = "met" if least(runs) >= MARGIN else "**missed**" if runs[0].bound else "none"
-    return f"| `{name}` | {measure} | {len(runs)} | {seen} | {least(runs):+.3f} | {verdict} |\n"
+    return f"| `{name}` | {measure} | {seen} | {least(runs):+.3f} | {verdict} |\n"
 
 
 def least(runs: Sequence[Result]) -> float:
