@@ -27,12 +27,17 @@ def import_settings() -> None:
 
 @import_settings.command()
 @click.argument("settings", nargs=-1, metavar="[CONFIG.yaml | SCRIPT.sh] [KEY=VALUE]...")
-@click.option("--config-name", "-cn", help="As verl has it: one of its own, or a file in --config-path.")
-@click.option("--config-path", "-cp", help="As verl takes it: the folder of --config-name.")
+@click.option("--config-name", "-cn", help="A configuration of verl, or a file in --config-path, as in verl.")
+@click.option("--config-path", "-cp", help="The folder of --config-name, as in verl.")
 @click.option(
-    "--version", type=click.Choice(["0.9.1", "main"]), default="0.9.1", help="Whose defaults and losses."
+    "--version",
+    type=click.Choice(["0.9.1", "main"]),
+    default="0.9.1",
+    help="Take defaults and losses of this release.",
 )
-@click.option("--launch", type=click.IntRange(1), default=1, help="Which launch of a script is meant.")
+@click.option(
+    "--launch", type=click.IntRange(1), default=1, help="The launch to take, if a script has several."
+)
 @OUTPUT_PATH
 def verl(
     settings: Sequence[str],
@@ -44,7 +49,7 @@ def verl(
 ) -> None:
     """Import a configuration of verl's PPO or SFT trainer: a YAML file, KEY=VALUE as there, or both.
 
-    Of a launch script, which is not run, the words behind the trainer are taken.
+    A launch script is not run: the words after the trainer are taken.
     """
     from rlgraph.importing.verl import import_verl, script_settings
 
@@ -66,7 +71,7 @@ def verl(
 @import_settings.command()
 @click.argument("source", type=click.Path(exists=True, path_type=Path), metavar="SCRIPT|CONFIG.yaml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--trainer", type=click.Choice(TRAINERS), help="Whose settings they are.")
+@click.option("--trainer", type=click.Choice(TRAINERS), help="Trainer of these settings.")
 @OUTPUT_PATH
 def trl(source: Path, overrides: Sequence[str], trainer: str | None, output: Path | None) -> None:
     """Import settings of TRL: a YAML file, as `trl grpo --config` takes it, or a script, which is not run."""
@@ -80,8 +85,12 @@ FLAGS = {"ignore_unknown_options": True}  # those of the trainer, which are not 
 
 @import_settings.command(context_settings=FLAGS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT.sh] [--FLAG VALUE]...")
-@click.option("--trainer", type=click.Choice(["ppo", "sft", "dpo", "rm"]), help="Whose flags they are [ppo].")
-@click.option("--launch", type=click.IntRange(1), default=1, help="Which launch of a script is meant.")
+@click.option(
+    "--trainer", type=click.Choice(["ppo", "sft", "dpo", "rm"]), help="Trainer of these flags [ppo]."
+)
+@click.option(
+    "--launch", type=click.IntRange(1), default=1, help="The launch to take, if a script has several."
+)
 @OUTPUT_PATH
 def openrlhf(words: Sequence[str], trainer: str | None, launch: int, output: Path | None) -> None:
     """Import settings of OpenRLHF: a launch script, which is not run, or the flags themselves."""
@@ -95,7 +104,9 @@ def _slime_like(name: str) -> None:
 
     @import_settings.command(name=name, context_settings=FLAGS)
     @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT.sh] [--FLAG VALUE]...")
-    @click.option("--launch", type=click.IntRange(1), default=1, help="Which launch of a script is meant.")
+    @click.option(
+        "--launch", type=click.IntRange(1), default=1, help="The launch to take, if a script has several."
+    )
     @OUTPUT_PATH
     def command(words: Sequence[str], launch: int, output: Path | None) -> None:
         from rlgraph.importing.slime import import_slime
@@ -112,7 +123,7 @@ _slime_like("miles")
 @import_settings.command(name="prime-rl", context_settings=FLAGS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[@ CONFIG.toml]... [--KEY VALUE]...")
 @click.option(
-    "--run", type=click.Choice(["rl", "sft"]), help="Whose settings they are; else as the files say."
+    "--run", type=click.Choice(["rl", "sft"]), help="Trainer of these settings; else as in the files."
 )
 @OUTPUT_PATH
 def prime_rl(words: Sequence[str], run: str | None, output: Path | None) -> None:

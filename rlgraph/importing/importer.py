@@ -23,7 +23,7 @@ class Idle(Exception):
 
 
 OPEN = (".path", ".files")  # endings of fields that become `???` if their value is not known
-FROM_DEFAULTS = "taken from the defaults of {}, as ours are others"
+FROM_DEFAULTS = "taken from the defaults of {}, because ours differ"
 # converters of values, by the names that tables have for them
 Converters = Mapping[str, Callable[[Any, Options], Any]]
 

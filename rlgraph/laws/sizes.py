@@ -28,7 +28,7 @@ def _reads_text_alone(view: SizedView) -> Iterator[Problem]:
         return
     law = f"models.{view.name}.path: {view.model.path} is a vision-language model, and vision-language "
     law += "models are not supported yet"
-    remedy = f"give the path of a language model that reads text alone: models.{view.name}.path=..."
+    remedy = f"give the path of a text-only language model: models.{view.name}.path=..."
     yield Problem("vision-language", law, None, remedy=remedy)
 
 

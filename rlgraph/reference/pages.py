@@ -1,5 +1,6 @@
 """Writes two pages as Markdown: every op, loss and section, and every shipped graph as an edit of another."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 import networkx as nx
@@ -39,11 +40,12 @@ Beside its attributes a node has `op`, `model` where its op reads one, `in: {par
 """
 ALGORITHMS = """# Algorithms
 
-Made by `rlgraph graphs --format markdown -o docs/algorithms.md` from the shipped graphs; do not edit it.
-Each is a file in [graphs/](../graphs), opens with its drawing, and is an edit of another where it can be:
-what `rlgraph diff PARENT GRAPH` prints stands below it. What is as in the paper, and what is not, is listed
-with the paper's equations, and a test holds the values to the graph. [The reference](reference.md) has the
-ops and losses, and `extends: NAME` makes any of these the start of your own."""
+Choose a graph, and begin yours with `extends: NAME`. Most are edits of another graph, shown here as
+`rlgraph diff PARENT GRAPH` prints them. Each section lists what agrees with the paper's equations and what
+does not; a test compares the values with the graph. [The reference](reference.md) has the ops and losses.
+
+Made by `rlgraph graphs --format markdown -o docs/algorithms.md` from the files in [graphs/](../graphs); do
+not edit it."""
 
 
 def reference() -> str:
@@ -131,7 +133,8 @@ def _opening(name: str) -> tuple[str, str]:
     end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     text = "\n".join(line[1:].rstrip() for line in lines[:end])
     drawing, _, prose = text.partition("\n\n")
-    return drawing, "\n".join(line.strip() for line in prose.splitlines())
+    prose = "\n".join(line.strip() for line in prose.splitlines())
+    return drawing, re.sub(r"^rlgraph run .*", r"```\n\g<0>\n```", prose, flags=re.MULTILINE)
 
 
 def _edits(parent: str, name: str) -> str:

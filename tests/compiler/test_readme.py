@@ -96,3 +96,24 @@ def test_links_lead_somewhere(name: str) -> None:
     page = ROOT / name
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+NAMED_PAGE = re.compile(r"docs/([\w/-]+\.md)(?:#([\w-]+)|, \\*\"([^\"\\]+))?")
+
+
+def test_pages_that_errors_and_tables_name_have_the_sections_that_they_name() -> None:
+    """As ``docs/gpu.md#driver`` and ``docs/data.md, "A curriculum"``."""
+    missing = set()
+    for folder in ("rlgraph", "nodes", "runtime", "graphs"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix not in (".py", ".yaml"):
+                continue
+            source = path.read_text(encoding="utf-8")
+            for page, anchor, title in NAMED_PAGE.findall(source.replace("\\'", "'")):
+                target = ROOT / "docs" / page
+                text = target.read_text(encoding="utf-8") if target.is_file() else ""
+                titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+                anchors = [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in titles]
+                if not text or (anchor and anchor not in anchors) or (title and title not in titles):
+                    missing.add((path.name, page, anchor or title))
+    assert missing == set()

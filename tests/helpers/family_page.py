@@ -1,8 +1,10 @@
-"""The table of all families in docs/models.md: a row per model type of transformers (``--bless``)."""
+"""The table of all families in docs/models.md: the model types that share a result (``--bless``)."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,8 @@ from transformers import __version__
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEADING = "## Every family of transformers "
-HEAD = ["| model type | trained | embedded | refused, since |", "|---|---|---|---|"]
+HEAD = ["| model types | trained | embedded | refused because |", "|---|---|---|---|"]
+Result = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -23,27 +26,37 @@ class Row:
     embedded: str
     why: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def result(self) -> Result:
+        """Return the cells of the table beside the family's name."""
         reasons = "<br>".join(dict.fromkeys(reason.partition("; ")[0] for reason in self.why))
-        return f"| {self.kind} | {self.trained} | {self.embedded} | {reasons.replace('|', '/')} |"
+        return self.trained, self.embedded, " ".join(reasons.replace("|", "/").split())
 
 
 def compare_row(row: Row, bless: bool) -> None:
     """Compare what a test has found of a family with the page; or write it there."""
     if bless:
-        before, rows, after = _parts()
-        rows = sorted([line for line in rows if _kind(line) != row.kind] + [str(row)], key=_kind)
+        before, results, after = _parts()
         heading = f"{HEADING}{__version__}"
+        rows = _rows({**results, row.kind: row.result()})
         text = [*before, heading, "", *_introduction(), "", *HEAD, *rows, *after]
         PAGE.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
-    _, rows, _ = _parts()
-    assert [line for line in rows if _kind(line) == row.kind] == [str(row)]
+    _, results, _ = _parts()
+    assert results.get(row.kind) == row.result()
 
 
 def listed_rows() -> tuple[str, list[str]]:
     """The version of transformers that the page names, and the families that it lists."""
     (version,) = re.findall(f"{HEADING}(.*)", PAGE.read_text(encoding="utf-8"))
-    return version, [_kind(line) for line in _parts()[1]]
+    return version, sorted(_parts()[1])
+
+
+def _rows(results: Mapping[str, Result]) -> list[str]:
+    """The lines of the table: results without a reason first, then those of most families."""
+    kinds: dict[Result, list[str]] = defaultdict(list)
+    for kind in sorted(results):
+        kinds[results[kind]].append(kind)
+    in_order = sorted(kinds, key=lambda result: (bool(result[2]), -len(kinds[result]), kinds[result]))
+    return [f"| {', '.join(kinds[result])} | {' | '.join(result)} |" for result in in_order]
 
 
 def _introduction() -> list[str]:
@@ -55,16 +68,16 @@ def _introduction() -> list[str]:
     return lines[heading + 2 : head - 1]
 
 
-def _parts() -> tuple[list[str], list[str], list[str]]:
-    """The lines of the page before the section of the table, the table's rows, and the lines behind it."""
+def _parts() -> tuple[list[str], dict[str, Result], list[str]]:
+    """The page before the section of the table, the result of each family in it, and the lines behind it."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     heading = next((at for at, line in enumerate(lines) if line.startswith(HEADING)), len(lines))
     if heading == len(lines):
-        return [*lines, ""], [], []
+        return [*lines, ""], {}, []
     first = lines.index(HEAD[0]) + len(HEAD)
     end = next((at for at in range(first, len(lines)) if not lines[at].startswith("|")), len(lines))
-    return lines[:heading], lines[first:end], lines[end:]
-
-
-def _kind(line: str) -> str:
-    return line.split("|")[1].strip()
+    results: dict[str, Result] = {}
+    for line in lines[first:end]:
+        kinds, trained, embedded, reasons = (cell.strip() for cell in line.strip("|").split("|"))
+        results |= dict.fromkeys(kinds.split(", "), (trained, embedded, reasons))
+    return lines[:heading], results, lines[end:]

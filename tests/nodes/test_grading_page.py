@@ -26,6 +26,12 @@ NAMES = {
     "trl accuracy_reward": "TRL accuracy_reward",
 }
 
+OURS = {"right": "equal", "wrong": "different"}
+LEGEND = (
+    "`unparsed`: no answer, or one that can't be read. `unevaluated`: the answer still has to be computed. "
+    "`-`: Math-Verify\ndoes not find it equal."
+)
+
 
 def others() -> dict[tuple[str, str], dict[str, Any]]:
     rows = json.loads(RECORDED.read_text(encoding="utf-8"))["rows"]
@@ -40,27 +46,27 @@ def cell(text: str) -> str:
 
 
 def shown(verdict: object) -> str:
-    return {True: "paid", False: "-"}.get(verdict, str(verdict))  # type: ignore[call-overload]
+    return {True: "equal", False: "-"}.get(verdict, str(verdict))  # type: ignore[call-overload]
 
 
 def page(verdicts: dict[tuple[str, str], str]) -> str:
     known = others()
-    lines = ["\n## Right and wrong verdicts per kind\n"]
-    lines.append("Rows whose verdict is the right one, of all rows of a kind.\n")
+    lines = ["\n## Right verdicts per kind\n"]
+    lines.append("How many rows of each kind a grader gets right.\n")
     lines.append(f"| kind | rows | `reward.math` | {' | '.join(NAMES.values())} |")
     lines.append("|---|---|---|" + "---|" * len(NAMES))
     for kind, rows in ROWS.items():
         ours = sum((verdicts[row[:2]] == "right") == row[2] for row in rows)
         theirs = [sum((known[row[:2]][name] is True) == row[2] for row in rows) for name in NAMES]
         lines.append(f"| {kind} | {len(rows)} | {ours} | {' | '.join(map(str, theirs))} |")
-    lines.append("\n## Row by row\n")
+    lines.append(f"\n## Row by row\n\n{LEGEND}\n")
     for kind, rows in ROWS.items():
         lines.append(
             f"### {kind}\n\n| response | reference | `reward.math` | Math-Verify |\n|---|---|---|---|"
         )
         for row in rows:
             defaults = shown(known[row[:2]]["math_verify"])
-            ours_shown = "paid" if verdicts[row[:2]] == "right" else verdicts[row[:2]]
+            ours_shown = OURS.get(verdicts[row[:2]], verdicts[row[:2]])
             lines.append(f"| {cell(row[0])} | {cell(row[1])} | {ours_shown} | {defaults} |")
         lines.append("")
     return "\n".join(lines)

@@ -64,7 +64,7 @@ def _unfit_form(config: Any, kind: Any) -> str:
         model = kind._from_config(config)
     if sees_later_tokens(model):
         law = f"{config.model_type}: its attention sees later tokens, as an encoder's does"
-        return f"{law}; take a model of another type for models.NAME.path"
+        return f"{law}; choose a model of a different type for models.NAME.path"
     try:
         views_of(model, ())
     except ValueError as error:

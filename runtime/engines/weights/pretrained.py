@@ -110,9 +110,9 @@ def _without_class(config: Any, auto: Any) -> str:
         return ""
     if type(config) in AutoModelForImageTextToText._model_mapping:
         law = f"{config.model_type}: vision-language models are not supported yet"
-        return f"{law}; take a language model that reads text alone for models.NAME.path"
+        return f"{law}; choose a text-only language model for models.NAME.path"
     law = f"{config.model_type}: transformers has no {auto.__name__.removeprefix('Auto')} of this type"
-    return f"{law}; take a model of another type, for a critic also one of another than the policy's"
+    return f"{law}; choose a model of a different type (a critic's may differ from the policy's)"
 
 
 def weights_of(path: str) -> StoredWeights:
