@@ -141,7 +141,8 @@ def _without_training(nodes: Sequence[Node], changes: Mapping[str, Tree]) -> lis
     """
     new_columns: set[str] = set()
     for node in nodes:
-        if node.name in changes and changes[node.name].get("op"):
+        change = changes.get(node.name)
+        if change and change.get("op"):
             new_columns.update(output_columns(node).values())
     remaining = []
     lost: set[str] = set()
@@ -200,7 +201,9 @@ def _line_of_owner(tree: Tree, mark: Mark, path: tuple[Any, ...]) -> int:
     Of several paths to one place, the one whose node begins last before it is where the value was written.
     """
     owner = tree.at(path[:2]).key
-    if owner is None or owner.source != mark.source or owner.line > mark.line:
+    if owner is None or owner.source != mark.source:
+        return 0
+    if owner.line > mark.line:
         return 0
     return owner.line
 
@@ -236,7 +239,8 @@ def _head(tree: Tree, binder: Binder) -> dict[str, Any]:
     name = tree.get("graph")
     if name:
         head["name"] = name.value
-        if not (isinstance(name.value, str) and re.fullmatch(GRAPH_NAME, name.value)):
+        is_name = isinstance(name.value, str) and re.fullmatch(GRAPH_NAME, name.value)
+        if not is_name:
             binder.problem("bad-name", "`graph` is one word: letters, digits, `_`, `-` and `.`", name.mark)
     about = tree.get("about")
     if about:
@@ -246,7 +250,8 @@ def _head(tree: Tree, binder: Binder) -> dict[str, Any]:
     seed = tree.get("seed")
     if seed:
         head["seed"] = seed.value
-        if not (seed.is_number and isinstance(seed.value, int) and seed.value >= 0):
+        is_whole_number = seed.is_number and isinstance(seed.value, int)
+        if not is_whole_number or seed.value < 0:
             binder.problem("wrong-type", "`seed` is a whole number, 0 or more", seed.mark)
     return head
 
@@ -255,24 +260,24 @@ def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binde
     """Return pool -> devices. Pools with ``auto`` share the devices left by the others, at least one each;
     where nobody says how many there are, they have the ``least`` each.
     """
-    requested: dict[str, int | str] = {}
+    pools: dict[str, int] = {}
+    autos = []
     for name, section in sections.items():
         pool = validate(Pool, section, f"pools.{name}", binder)
-        requested[name] = pool.devices if pool else "auto"
-    if not requested:
-        requested["main"] = "auto"
-    fixed = {name: size for name, size in requested.items() if isinstance(size, int)}
-    autos = [name for name in requested if name not in fixed]
+        pools[name] = 0
+        if pool and isinstance(pool.devices, int):
+            pools[name] = pool.devices
+        else:
+            autos.append(name)
+    if not pools:
+        pools["main"] = 0
+        autos = ["main"]
     shared = least * len(autos)
     if devices:
-        shared = devices - sum(fixed.values())
-    pools = {}
-    for name in requested:
-        if name in fixed:
-            pools[name] = fixed[name]
-            continue
+        shared = devices - sum(pools.values())
+    for place, name in enumerate(autos):
         size, remainder = divmod(shared, len(autos))
-        if autos.index(name) < remainder:
+        if place < remainder:
             size += 1
         pools[name] = max(size, 1)
     return pools
@@ -280,13 +285,12 @@ def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binde
 
 def _least_devices(models: Mapping[str, Model]) -> int:
     """Return the least devices, and at least two, that groups of every size in a graph divide."""
-    devices = 2
+    sizes = [2]
     for model in models.values():
         for kind, settings in GROUP_SIZES.items():
             engine = getattr(model.spec, kind)
-            for setting in settings:
-                devices = lcm(devices, getattr(engine, setting) or 1)
-    return devices
+            sizes += [getattr(engine, setting) or 1 for setting in settings]
+    return lcm(*sizes)
 
 
 def _pools_exist(
@@ -295,9 +299,10 @@ def _pools_exist(
     """Check that every pool that a node or an engine names is one of the graph's."""
     sections: dict[str, Tree | None] = {}
     for name, model in models.items():
-        for kind in ("train", "serve"):
-            sections[f"{name}.{kind}"] = model.get(kind)
-    for owner, section in (*sections.items(), *nodes.items()):
+        sections[f"{name}.train"] = model.get("train")
+        sections[f"{name}.serve"] = model.get("serve")
+    sections.update(nodes)
+    for owner, section in sections.items():
         item = section.get("pool") if section else None
         if item is None or item.value in (None, OPEN, *pools):
             continue
@@ -312,13 +317,24 @@ def _engine_pools(models: Mapping[str, Model], pools: Sequence[str]) -> dict[str
     Engines that name no pool share one to train, the first on which no engine is said to serve, and one to
     serve, the first that then is left; if none is, they are on the same.
     """
-    train = {name: model.spec.train.pool for name, model in models.items()}
-    serve = {name: model.spec.serve.pool for name, model in models.items()}
-    default_train = next((pool for pool in pools if pool not in serve.values()), pools[0])
-    training_pools = {default_train, *train.values()}
-    default_serve = next((pool for pool in pools if pool not in training_pools), default_train)
-    engines = {f"{name}.train": pool or default_train for name, pool in train.items()}
-    return engines | {f"{name}.serve": pool or default_serve for name, pool in serve.items()}
+    train_pools = {name: model.spec.train.pool for name, model in models.items()}
+    serve_pools = {name: model.spec.serve.pool for name, model in models.items()}
+    default_train = _first_without(pools, {*serve_pools.values()}) or pools[0]
+    default_serve = _first_without(pools, {default_train, *train_pools.values()}) or default_train
+    engines = {}
+    for name, pool in train_pools.items():
+        engines[f"{name}.train"] = pool or default_train
+    for name, pool in serve_pools.items():
+        engines[f"{name}.serve"] = pool or default_serve
+    return engines
+
+
+def _first_without(pools: Sequence[str], used: Set[str | None]) -> str | None:
+    """Return the first pool that is not used, if there is one."""
+    for pool in pools:
+        if pool not in used:
+            return pool
+    return None
 
 
 def _validated(section: type[Section], tree: Tree, name: str, binder: Binder) -> Any:
@@ -338,11 +354,12 @@ def _reported_exist(report: Mapping[str, Tree], columns: Mapping[str, Port]) -> 
         name = column.value
         if name == OPEN or name in numeric:
             continue
-        if not isinstance(name, str) or name not in columns:
+        port = columns.get(name) if isinstance(name, str) else None
+        if port is None:
             law = f"`eval.report` names column `{name}`, which nothing writes"
             binder.problem("missing-column", law, column.mark, numeric, nearest(str(name), numeric))
         else:
-            law = f"`eval.report` takes the mean of column `{name}`, which is {columns[name].type}"
+            law = f"`eval.report` takes the mean of column `{name}`, which is {port.type}"
             remedy = "report numbers, such as a reward or a metric"
             binder.problem("wrong-dtype", law, column.mark, numeric, remedy)
     if binder.problems:

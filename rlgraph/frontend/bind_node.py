@@ -54,7 +54,8 @@ def _edited(tree: Tree) -> Mark | None:
     elsewhere: dict[str, Mark] = {}  # a source -> where its first value is
     for path, child in tree.walk():
         mark = child.key or child.mark
-        if path and mark.source.name != home:
+        is_value = len(path) > 0  # the empty path is the node itself
+        if is_value and mark.source.name != home:
             elsewhere.setdefault(mark.source.name, mark)
     return max(elsewhere.values(), key=_rank_of_source, default=None)
 
@@ -75,12 +76,9 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
     if op.source:
         law = f"op {op.name} makes its own rows"
         binder.problem("rows-of-a-source", law, item.key, remedy="remove `rows`")
-    if isinstance(item.value, str):
-        return {"rows": (item.value,)}
-    if isinstance(item.value, list):
-        makers = item.plain()
-        if makers and all(isinstance(maker, str) for maker in makers):
-            return {"rows": tuple(makers)}
+    makers = _makers(item)
+    if makers:
+        return {"rows": makers}
     route = _route(item)
     if route is not None:
         return {"route": route}
@@ -90,21 +88,34 @@ def _rows(name: str, tree: Tree, op: Op, binder: Binder) -> dict[str, Any]:
     return {}
 
 
+def _makers(item: Tree) -> tuple[str, ...]:
+    """Return the nodes whose rows are named, one or a list; nothing for any other form."""
+    names = item.plain()
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, list):
+        return ()
+    if not all(isinstance(name, str) for name in names):
+        return ()
+    return tuple(names)
+
+
 def _route(item: Tree) -> Route | None:
     """Return the rows by the value of a column, ``{by: COLUMN, is: VALUES}``; None for any other form."""
     if not item.is_map:
         return None
     content = item.plain()
     column = content.get("by")
-    values = content.get("is", [])
     if not isinstance(column, str) or not content.keys() <= {"by", "is"}:
         return None
-    if values == [] and "is" in content:
-        return None  # `is` that lists no value is a mistake; only without `is` does a route take the rest
+    values = content.get("is", [])
     if not isinstance(values, list):
         values = [values]
+    if "is" in content and not values:
+        return None  # `is` that lists no value is a mistake; only without `is` does a route take the rest
     for value in values:
-        if type(value) not in (str, int, bool) or value == OPEN:
+        is_value = type(value) in (str, int, bool)
+        if not is_value or value == OPEN:
             return None
     return Route(column, tuple(values))
 
@@ -152,10 +163,15 @@ def _joins(name: str, tree: Tree, op: Op, binder: Binder) -> str:
 
 def with_leads(nodes: Sequence[Node], sections: Mapping[str, Tree], binder: Binder) -> list[Node]:
     """Return the nodes, those that join an update with its cadence and as many optimizer steps."""
-    leads = {node.name: node for node in nodes if node.updates and joins(node.op)}
+    leads = {}
+    for node in nodes:
+        if node.updates and joins(node.op):
+            leads[node.name] = node
     with_steps = []
     for node in nodes:
-        with_steps.append(_joined(node, leads, sections[node.name], binder) if node.joins else node)
+        if node.joins:
+            node = _joined(node, leads, sections[node.name], binder)
+        with_steps.append(node)
     return with_steps
 
 
@@ -248,11 +264,13 @@ def _node_model(
 
 
 def _model_fits(name: str, op: Op, model: Model, mark: Mark, binder: Binder) -> None:
-    if op.declared.head not in ("any", model.spec.head):
-        law = f"op {op.name} needs a `{op.declared.head}` head; model `{model.name}` has `{model.spec.head}`"
+    head = model.spec.head
+    if op.declared.head not in ("any", head):
+        law = f"op {op.name} needs a `{op.declared.head}` head; model `{model.name}` has `{head}`"
         remedy = f"give models.{model.name} `head: {op.declared.head}`, or name a model that has one"
         binder.problem("wrong-head", law, mark, remedy=remedy)
-    if op.declared.updates and model.spec.frozen and not op.copies:
+    takes_steps = op.declared.updates and not op.copies
+    if takes_steps and model.spec.frozen:
         law = f"node `{name}` updates model `{model.name}`, which is frozen"
         binder.problem("frozen", law, mark, remedy=f"remove `frozen: true` from models.{model.name}")
 
@@ -274,21 +292,25 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
     if binder.broken or is_open:
         return None
     law = f"node `{name}` needs the tokenizer of one model"
-    mark = natural[-1].mark if natural else tree.key
+    example = "MODEL"
+    mark = tree.key
+    if natural:
+        example = natural[0].name
+        mark = natural[-1].mark
     if item:
         law += f"; there is no `{item.value}`"
         mark = item.mark
     elif len(natural) > 1:
         law += " of several that are trained"
-    example = natural[0].name if natural else "MODEL"
     binder.problem("no-tokenizer", law, mark, models, f"set: {{{name}.tokenizer: {example}}}")
     return None
 
 
 def _natural_tokenizers(models: Mapping[str, Model]) -> list[Model]:
     """Return the models whose tokenizer a node most likely means: language models, of these the trained."""
-    language_models = [model for model in models.values() if model.spec.head == "lm"]
-    candidates = language_models or [*models.values()]
+    candidates = [model for model in models.values() if model.spec.head == "lm"]
+    if not candidates:
+        candidates = [*models.values()]
     trained = [model for model in candidates if not model.spec.frozen]
     return trained or candidates
 

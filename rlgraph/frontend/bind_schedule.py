@@ -16,7 +16,8 @@ from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder
 
 INTERVALS = ("save_every", "record_every")  # of the schedule, which an evaluation's `every` is like
-FIFO, IN_ORDER = "fifo", "in_order"
+FIFO = "fifo"
+IN_ORDER = "in_order"
 # settings of `schedule.buffer` that only some buffers have -> by what these are filled
 SETTINGS_BY_FILLING = {
     "order": ("group", "surplus"),
@@ -106,7 +107,11 @@ def _interval(
 
 
 def _sources(nodes: Sequence[Node]) -> list[str]:
-    return [node.name for node in nodes if node.call and node.op.source]
+    names = []
+    for node in nodes:
+        if node.call and node.op.source:
+            names.append(node.name)
+    return names
 
 
 def _unforeseen(every: Interval, schedule: Schedule, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
@@ -146,17 +151,11 @@ def with_buffer(graph: Graph, tree: Tree, binder: Binder) -> Graph:
         return graph
     place = tree.at(("schedule", "buffer"))
     by = buffer.by or _filled_by(graph)
-    if by == "surplus" and not any(node.refill for node in graph.nodes):
+    if by == "surplus" and not _refills(graph):
         law = "`schedule.buffer` is by surplus, what a filter kept and did not need, and no filter refills"
         remedy = "set: {schedule.buffer: null}, or let one refill: set: {FILTER.refill: true}"
         binder.problem("no-surplus", law, place.key, (), remedy)
-    for key, item in place.items.items():
-        accepting = SETTINGS_BY_FILLING.get(key)
-        if accepting is None or item.value is None or by in accepting:
-            continue
-        law = f"`schedule.buffer.{key}` is for a buffer by {' or '.join(accepting)}, and this one is by {by}"
-        remedy = f"remove: [schedule.buffer.{key}]"
-        binder.problem("buffer-setting", law, item.key, (), remedy)
+    _settings_fit(place, by, binder)
     if buffer.order == IN_ORDER and by == "surplus":
         law = "`schedule.buffer.order` is in_order, which is for groups that stream; these are surplus"
         mark = place.items["order"].mark
@@ -165,13 +164,29 @@ def with_buffer(graph: Graph, tree: Tree, binder: Binder) -> Graph:
     return replace(graph, schedule=graph.schedule.model_copy(update={"buffer": settled}))
 
 
+def _settings_fit(place: Tree, by: str, binder: Binder) -> None:
+    """Check that a buffer has only settings that are read for what waits in it."""
+    for key, item in place.items.items():
+        accepting = SETTINGS_BY_FILLING.get(key)
+        if accepting is None or item.value is None:
+            continue
+        if by in accepting:
+            continue
+        law = f"`schedule.buffer.{key}` is for a buffer by {' or '.join(accepting)}, and this one is by {by}"
+        remedy = f"remove: [schedule.buffer.{key}]"
+        binder.problem("buffer-setting", law, item.key, (), remedy)
+
+
+def _refills(graph: Graph) -> bool:
+    return any(node.refill for node in graph.nodes)
+
+
 def _filled_by(graph: Graph) -> str:
     """Return what waits in a buffer that does not say so."""
-    if any(is_on_separate_pool(graph, node) for node in serving_trained(graph)):
-        return "group"
-    if any(node.refill for node in graph.nodes):
+    streams = any(is_on_separate_pool(graph, node) for node in serving_trained(graph))
+    if _refills(graph) and not streams:
         return "surplus"
-    return "group"  # which is refused, with what generation lacks for it
+    return "group"  # which is refused, where generation lacks something for it
 
 
 def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:
@@ -198,7 +213,7 @@ def _is_reported(metric: str, reads: str, place: Tree, tree: Tree, binder: Binde
     if tree.get("eval"):
         known = [f"eval/{name}" for name in tree.at(("eval", "report")).items]
     for reported in known:
-        if f"{metric}/".startswith(f"{reported}/"):
+        if metric == reported or metric.startswith(f"{reported}/"):
             return
     law = f"{reads} `{metric}`, which no evaluation reports"
     remedy = nearest(metric, known) or _report_of(metric, place, known)

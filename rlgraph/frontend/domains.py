@@ -1,6 +1,6 @@
 """Unification of domains: which columns may meet in a node, by their types and their rows."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from rlgraph.errors import Problem, nearest
@@ -14,6 +14,8 @@ AXIS_REMEDY = "an op between them makes one of the other: "
 AXIS_REMEDY += "reward.kl_penalty spreads sample rewards over tokens"
 ROW_REMEDY = "an op between them makes one number per row of those of its tokens; of numbers per token "
 ROW_REMEDY += "advantage.process (in groups), advantage.gae and advantage.reinforce_pp make advantages"
+# by the axis that a parameter declares: rows alone, or tokens
+REMEDY_OF_AXIS = {"tokens": AXIS_REMEDY, None: ROW_REMEDY}
 FILTER_REMEDY = ", or let the filter be one of prompts, which `rows` of a rollout may name"
 Domains = Mapping[str, GraphDomain]
 NAMED_REMEDY = "; `columns` of a source take it from files, and {{{{{0}}}}} in a text is {{{0}}}, no column"
@@ -35,8 +37,8 @@ def one_to_one_ancestors(domains: Domains, column: Column) -> list[str]:
         return []
     names = []
     for domain in ancestors(domains, column.domain):
-        is_same_number = domain.times == 1 and not domain.filtered and not domain.most
-        if not is_same_number:
+        changes_number = domain.times != 1 or domain.filtered or domain.most
+        if changes_number:
             break
         if domain.parent:
             names.append(domain.parent)
@@ -60,10 +62,12 @@ def read_as(op: Op, kind: str) -> str:
 
     To an op that names segments they are those, and what compares rows or sums over them compares samples.
     """
-    declared = {port.type.domain for port in (*op.inputs, *op.outputs)}
-    if kind == "segments" and kind not in declared and op.declared.rows == "each":
-        return "samples"
-    return kind
+    if kind != "segments" or op.declared.rows != "each":
+        return kind
+    for port in (*op.inputs, *op.outputs):
+        if port.type.domain == kind:
+            return kind
+    return "samples"
 
 
 def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
@@ -81,11 +85,7 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
     # a parameter along other_tokens may be along the same tokens as the others
     reads_tokens_as_others = (want.axis, have.axis) == ("other_tokens", "tokens")
     if want.axis != have.axis and not reads_tokens_as_others:
-        if want.axis == "tokens":
-            return "wrong-axis", AXIS_REMEDY
-        if want.axis is None:
-            return "wrong-axis", ROW_REMEDY
-        return "wrong-axis", ""
+        return "wrong-axis", REMEDY_OF_AXIS.get(want.axis, "")
     if not _same_axes(want.fixed, have.fixed):
         return "wrong-axis", "the axes behind the rows and tokens are the same for both"
     return "", ""
@@ -167,43 +167,57 @@ def reduced(
     """
     outputs = node.op.outputs
     kind = outputs[0].type.domain if outputs else domain.kind
-    if node.op.declared.makes or not is_made_of(read_as(node.op, domain.kind), kind):
+    reduces = is_made_of(read_as(node.op, domain.kind), kind)
+    if node.op.declared.makes or not reduces:
         return domain, []
     line = ancestors(domains, domain.name)
-    finer = [ancestor for ancestor in line if is_made_of(ancestor.kind, kind)]
     law = f"node `{node.name}` ({node.op.name}) returns one row for each of {kind}"
     problems = []
-
-    def part_of_group(reason: str, remedy: str) -> None:
+    for reason, remedy in _parts_of_groups(node, line, kind, leaving, streams):
         problems.append(Problem("part-of-group", f"{law}, {reason}", node.mark, (), remedy))
+    domain_of_groups = next(ancestor for ancestor in line if ancestor.kind == kind)
+    return domain_of_groups, problems
 
+
+def _parts_of_groups(
+    node: Node, line: Sequence[GraphDomain], kind: str, leaving: Set[str], streams: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield why a node that reduces groups of rows may see only a part of one, or nothing, with a remedy.
+
+    ``line`` are the domains of the rows, from the finest on; ``kind`` is that of the groups.
+    """
     if node.op.declared.rows != "group":
-        remedy = 'an op that reduces groups is declared so: @op(rows="group")'
-        part_of_group("and may see a part of it", remedy)
-    filtered = next((ancestor for ancestor in finer if ancestor.filtered), None)
-    reads_groups = any(port.type.domain == kind for port in node.op.inputs)
-    may_have_no_rows = any(ancestor.most for ancestor in finer)
+        yield "and may see a part of it", 'an op that reduces groups is declared so: @op(rows="group")'
+    finer = [ancestor for ancestor in line if is_made_of(ancestor.kind, kind)]
+    filtered = [ancestor for ancestor in finer if ancestor.filtered]
     if filtered:
-        reason = f"and reads the {filtered.kind} that `{filtered.maker}` keeps: of some there may be none"
-        remedy = f"reduce before the filter: leave out `rows: {filtered.maker}`; "
-        part_of_group(reason, remedy + "the column can be read behind it")
-    elif may_have_no_rows and not reads_groups:
-        reason = f"and reads nothing of {kind}: of some there may be no {domain.kind}"
-        part_of_group(reason, f"declare a parameter of {kind}, such as count: int64[{kind}]")
-    leaver = next((ancestor.maker for ancestor in line if ancestor.maker in leaving), None)
-    if leaver:
+        rows = filtered[0]
+        reason = f"and reads the {rows.kind} that `{rows.maker}` keeps: of some there may be none"
+        remedy = f"reduce before the filter: leave out `rows: {rows.maker}`; "
+        yield reason, remedy + "the column can be read behind it"
+    else:
+        may_have_no_rows = any(ancestor.most for ancestor in finer)
+        kinds_read = [port.type.domain for port in node.op.inputs]
+        if may_have_no_rows and kind not in kinds_read:
+            reason = f"and reads nothing of {kind}: of some there may be no {line[0].kind}"
+            yield reason, f"declare a parameter of {kind}, such as count: int64[{kind}]"
+    leavers = [ancestor.maker for ancestor in line if ancestor.maker in leaving]
+    if leavers:
+        leaver = leavers[0]
         remedy = f"replace: {{{leaver}: {{op: rollout, ...}}}}, which leaves none"
         if streams:
             remedy = "set: {schedule.buffer: null}, which leaves none"
-        part_of_group(f"some of which `{leaver}` leaves for later iterations", remedy)
-    return next(ancestor for ancestor in line if ancestor.kind == kind), problems
+        yield f"some of which `{leaver}` leaves for later iterations", remedy
 
 
 def no_filter(node: Node, rows: str, filters: Set[str]) -> Problem:
     """Return the problem of a node whose `rows` names nothing that makes or keeps rows."""
     law = f"`rows` of node `{node.name}` names `{rows}`, which is not a filter"
-    known = f"the filters are {', '.join(sorted(filters))}" if filters else ""
-    remedy = nearest(rows, filters) or known or f"add one: {rows}: {{op: filter.mixed}}"
+    remedy = nearest(rows, filters)
+    if not remedy and filters:
+        remedy = f"the filters are {', '.join(sorted(filters))}"
+    elif not remedy:
+        remedy = f"add one: {rows}: {{op: filter.mixed}}"
     return Problem("no-filter", law, node.mark, (), remedy)
 
 
@@ -284,7 +298,8 @@ def unroutable(node: Node, route: Route, by: Column | None) -> tuple[str, str] |
         return law, f"give another node rows: {{by: {route.by}, is: VALUE}}"
     if by is None:
         return f"{law}, which its rows do not have", "name a column of its own rows, or of their prompts"
-    if by.type.axis or by.type.fixed or dtypes != {by.type.dtype}:
-        law += f", {by.label}; its values are of {' and of '.join(sorted(dtypes))}"
-        return law, "a route goes by a column of text, int64 or boolean, with values of its own type"
-    return None
+    has_one_value_per_row = not by.type.axis and not by.type.fixed
+    if has_one_value_per_row and dtypes == {by.type.dtype}:
+        return None
+    law += f", {by.label}; its values are of {' and of '.join(sorted(dtypes))}"
+    return law, "a route goes by a column of text, int64 or boolean, with values of its own type"

@@ -18,7 +18,8 @@ from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import NAME, Binder
 
 TreePath = tuple[str, ...]
-TRAIN, EVAL = ("nodes",), ("eval", "nodes")
+TRAIN = ("nodes",)
+EVAL = ("eval", "nodes")
 
 
 def insert(tree: Tree, name: str, content: Tree) -> Tree:
@@ -74,14 +75,18 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
     if section == "models" and tree.find(("models", model)):
         return _rename_model(tree, model, new.value, new.mark, mark)
     node = old.removeprefix("nodes.")
-    if node in _names(tree):
-        _require_free(new.value, new.mark, _names(tree))
+    nodes = [*_names(tree)]
+    if node in nodes:
+        _require_free(new.value, new.mark, nodes)
         return _rename_node(tree, node, new.value, mark)
-    if old in _columns(tree):
+    columns = [*_columns(tree)]
+    if old in columns:
         return _rename_column(tree, old, new.value, mark)
-    known = [*dict.fromkeys((*_names(tree), *_columns(tree)))]
-    known += [f"models.{name}" for name in _section(tree, ("models",)).items]
-    hint = f"did you mean `models.{old}`?" if f"models.{old}" in known else nearest(old, known)
+    models = [f"models.{name}" for name in _section(tree, ("models",)).items]
+    known = [*dict.fromkeys((*nodes, *columns)), *models]
+    hint = nearest(old, known)
+    if f"models.{old}" in models:
+        hint = f"did you mean `models.{old}`?"
     raise fail("edit-missing", f"no node, model or column is called `{old}`", mark, known, hint)
 
 
@@ -135,21 +140,15 @@ def _referring(item: Tree, old: str, new: str) -> Tree:
 
 
 def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
-    nodes_with_lone_output = set()  # whose column goes by the name of its node
-    writes_column = False
-    for path, node in _nodes(tree):
-        columns = output_columns(node)
-        if path[-1] == old and "" in columns:
-            nodes_with_lone_output.add(path)
-            writes_column = writes_column or old in columns.values()
-    if writes_column:
+    lone_outputs = _lone_outputs(tree, old)
+    if any(old in columns for columns in lone_outputs.values()):
         tree = _rename_column(tree, old, new, mark)
     tree = _refer_by(tree, ("rows", "state", "joins"), old, new, mark)
     for section in (TRAIN, EVAL):
         path = (*section, old)
         if not tree.find(path):
             continue
-        if path in nodes_with_lone_output and tree.find((*path, "out", old)):
+        if path in lone_outputs and tree.find((*path, "out", old)):
             section_of_node = _rekey(_section(tree, path), ("out",), old, new)
             tree = put(tree, path, _with_ports(section_of_node, "out"), mark)
         tree = _rekey(tree, section, old, new)
@@ -157,17 +156,32 @@ def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     return tree
 
 
+def _lone_outputs(tree: Tree, name: str) -> dict[TreePath, list[str]]:
+    """Return the places of a node whose column goes by the node's name, in training and evaluation.
+
+    With each come the columns that it writes: ``out`` may give another name to the one that goes by its own.
+    """
+    columns_at = {}
+    for path, node in _nodes(tree):
+        columns = output_columns(node)
+        if path[-1] == name and "" in columns:
+            columns_at[path] = [*columns.values()]
+    return columns_at
+
+
 def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     _require_free(new, mark, _columns(tree))
     sections = _sections(tree, old)
     for path, node in _nodes(tree):
         optional = {port.name for port in input_ports(node) if port.optional}
-        if not optional.isdisjoint(_readers(tree, path, node, new, sections, old)):
+        readers = _readers(tree, path, node, new, sections, old)
+        if not optional.isdisjoint(readers):
             law = f"`{new}` is what node `{path[-1]}` reads where there is such a column; there is none now"
             raise fail("name-taken", law, mark, remedy="take another name")
 
     def outs(_: TreePath, node: Node) -> list[str]:
-        return [output or node.name for output, column in output_columns(node).items() if column == old]
+        outputs = [output for output, column in output_columns(node).items() if column == old]
+        return [output or node.name for output in outputs]
 
     renamed = _map_ports(tree, "out", outs, new, mark)
     return _redirect(renamed, old, new, mark, tree)
@@ -211,14 +225,15 @@ def _readers(
     ins = node.called.ins
     ports = [port for port in input_ports(node) if ins.get(port.name, port.name) == column]
     # in training, a column that only an evaluation writes is absent: an optional parameter reads nothing
-    is_absent = path[:-1] == TRAIN and TRAIN not in sections
+    is_in_training = path[:-1] == TRAIN
+    is_absent = is_in_training and TRAIN not in sections
     has_token_port = any(port.optional and port.type.axis for port in ports)
     is_along_others = has_token_port and _is_along_other_tokens(tree, node, name_in_tree)
     readers = []
     for port in ports:
         misses_tokens = is_along_others and port.type.axis is not None
-        is_skipped = port.optional and (is_absent or misses_tokens)
-        if port.name in ins or not is_skipped:
+        reads_nothing = port.optional and (is_absent or misses_tokens)
+        if port.name in ins or not reads_nothing:
             readers.append(port.name)
     return readers
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlgraph.errors import fail, nearest
+from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.frontend.tree_paths import SECTIONS
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow
@@ -49,20 +49,25 @@ def diff_trees(a: Tree, b: Tree) -> list[dict[str, Any]]:
     Raises:
         GraphError: they differ in a section that no graph has, which no edit reaches.
     """
-    edits: dict[str, dict[str, Any]] = {word: {} for word in WORDS}
+    values_of: dict[str, dict[str, Any]] = {word: {} for word in WORDS}
     for change in _changes(a, b):
-        edits[change.word][change.name] = change.new.plain() if change.new else None
-    with_content: list[dict[str, Any]] = []
-    for word, values in edits.items():
-        if values:
-            with_content.append({word: [*values] if word == "remove" else values})
-    return with_content
+        value = None if change.new is None else change.new.plain()
+        values_of[change.word][change.name] = value
+    edits: list[dict[str, Any]] = []
+    for word, values in values_of.items():
+        if not values:
+            continue
+        # what is removed has no value
+        content = [*values] if word == "remove" else values
+        edits.append({word: content})
+    return edits
 
 
 def diff_text(a: Tree, b: Tree) -> str:
     """Return the edits, one a line, with the old value beside the new; nothing between equal graphs."""
     changes = sorted(_changes(a, b), key=lambda change: WORDS.index(change.word))
-    return "".join(f"{change.word:<8} {change.name}{_values(change)}\n" for change in changes)
+    lines = [f"{change.word:<8} {change.name}{_values(change)}\n" for change in changes]
+    return "".join(lines)
 
 
 def diff_yaml(edits: Sequence[dict[str, Any]]) -> str:
@@ -87,23 +92,29 @@ def diff_yaml(edits: Sequence[dict[str, Any]]) -> str:
 
 
 def _values(change: Change) -> str:
-    if change.word == "remove" and change.old:
-        return f"  (was {flow(change.old)})"
+    """Return the old and the new value of a change, as far as there are."""
+    old = flow(change.old) if change.old else ""
     new = flow(change.new) if change.new else ""
-    if change.old:
-        return f": {flow(change.old)} -> {new}"
+    if change.word == "remove":
+        return f"  (was {old})"
+    if old:
+        return f": {old} -> {new}"
     return f": {new}"
 
 
 def _changes(a: Tree, b: Tree) -> Iterator[Change]:
     for name in dict.fromkeys((*a.items, *b.items)):
-        old, new = a.get(name), b.get(name)
+        old = a.get(name)
+        new = b.get(name)
         if name not in SECTIONS and not _same(old, new):
-            law = f"the graphs differ in `{name}`, and a graph has no such section"
-            place = old or new
-            mark = place.key if place else None
-            raise fail("unknown-section", law, mark, SECTIONS, nearest(name, SECTIONS))
+            raise _no_section(name, old or new)
         yield from _between(old, new, (name,))
+
+
+def _no_section(name: str, place: Tree | None) -> GraphError:
+    law = f"the graphs differ in `{name}`, and a graph has no such section"
+    mark = place.key if place else None
+    return fail("unknown-section", law, mark, SECTIONS, nearest(name, SECTIONS))
 
 
 def _between(old: Tree | None, new: Tree | None, path: DiffPath) -> Iterator[Change]:
@@ -114,7 +125,8 @@ def _between(old: Tree | None, new: Tree | None, path: DiffPath) -> Iterator[Cha
         return
     is_named = path[:-1] in NAMED
     if old is None:
-        yield Change("add" if is_named else "set", path, old, new)
+        word = "add" if is_named else "set"
+        yield Change(word, path, old, new)
         return
     if not (old.is_map and new.is_map):
         yield Change("set", path, old, new)
@@ -129,8 +141,8 @@ def _between(old: Tree | None, new: Tree | None, path: DiffPath) -> Iterator[Cha
     is_shorter_as_one = is_named and len(changes) > _leaf_count(new)
     if has_dotted_name or is_shorter_as_one:
         yield Change("replace", path, old, new)
-    else:
-        yield from changes
+        return
+    yield from changes
 
 
 def _same(a: Tree | None, b: Tree | None) -> bool:

@@ -10,7 +10,7 @@ another rollout of the same prompts. So those of prompts made of samples are rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlgraph.errors import GraphError, Mark, Problem, nearest
@@ -74,9 +74,16 @@ class Inference:
         self.axes = TokenAxes(self.graph.models)
         self.partitions = ColumnPartitions(self.axes, self.problems)
         self.columns, self.domains = self.partitions.columns, self.partitions.domains
-        self.leaving = {node.name for node in nodes if node.unfinished_columns}
-        self.filters = {node.name for node in nodes if node.op.declared.filters}
-        self.makers = self.filters | {node.name for node in nodes if node.op.declared.makes}
+        self.leaving: set[str] = set()  # nodes that leave rows for a next round
+        self.filters: set[str] = set()
+        self.makers: set[str] = set()  # nodes whose rows others may name: filters, and what makes rows
+        for node in nodes:
+            if node.unfinished_columns:
+                self.leaving.add(node.name)
+            if node.op.declared.filters:
+                self.filters.add(node.name)
+            if node.op.declared.filters or node.op.declared.makes:
+                self.makers.add(node.name)
         for node in nodes:
             for name in {*node.rows} - self.makers:
                 self.problems.append(domains.no_filter(node, name, self.filters))
@@ -118,19 +125,29 @@ class Inference:
 
     def _ports(self, node: Node) -> Iterator[tuple[str, tuple[Port, str]]]:
         """Yield each parameter that a node reads, the op's own and its hooks', with its port and column."""
-        ins, known = node.called.ins, input_names(node)
-        for name in ins:
-            if name not in known:
-                law = f"`in` of node `{node.name}` names `{name}`, which op {node.op.name} does not read"
-                remedy = nearest(name, known) or f"it reads {', '.join(sorted(known)) or 'nothing'}"
-                self.problem("unknown-input", law, node.mark, remedy)
+        self._check_ins(node)
+        ins = node.called.ins
         for port in input_ports(node):
-            is_mapped = port.name in ins
-            column = ins.get(port.name) or self._measured(node, port)
-            if not is_mapped and port.name in node.op.declared.own and self._is_of_other_models(node, column):
+            if port.name in ins:
+                yield port.name, (port, ins[port.name])
                 continue
-            if is_mapped or column in self.writers or not port.optional:
+            column = self._measured(node, port)
+            is_of_own_model = port.name in node.op.declared.own
+            if is_of_own_model and self._is_of_other_models(node, column):
+                continue
+            if column in self.writers or not port.optional:
                 yield port.name, (port, column)
+
+    def _check_ins(self, node: Node) -> None:
+        """Note the names in ``in`` that are not parameters of a node's op or of its hooks."""
+        known = input_names(node)
+        for name in node.called.ins:
+            if name in known:
+                continue
+            law = f"`in` of node `{node.name}` names `{name}`, which op {node.op.name} does not read"
+            parameters = ", ".join(sorted(known)) or "nothing"
+            remedy = nearest(name, known) or f"it reads {parameters}"
+            self.problem("unknown-input", law, node.mark, remedy)
 
     def _is_of_other_models(self, node: Node, column: str) -> bool:
         """Return whether a column is written, and by nodes on other models alone."""
@@ -142,8 +159,13 @@ class Inference:
         may_be_renamed = port.name == "rollout_logprobs" and node.trains and port.optional
         if port.name in self.writers or not may_be_renamed:
             return port.name
-        renamed = [column for column, output in self.outputs.items() if output == port.name]
-        return renamed[0] if len(renamed) == 1 else port.name
+        renamed = []
+        for column, output in self.outputs.items():
+            if output == port.name:
+                renamed.append(column)
+        if len(renamed) == 1:
+            return renamed[0]
+        return port.name
 
     def in_order(self) -> Iterator[Node]:
         """Yield writers before readers, otherwise as written. Nodes on a cycle are not: it is a problem."""
@@ -213,7 +235,8 @@ class Inference:
         missing = [column for column in columns if column not in self.writers]
         for column in missing:
             self._missing(node, column)
-        if missing or self.broken.intersection(columns):
+        reads_broken_ones = not self.broken.isdisjoint(columns)
+        if missing or reads_broken_ones:
             return None
         domain = self._domain(node, self.ports[node.name])
         if domain is None:
@@ -295,22 +318,23 @@ class Inference:
         removed = self.graph.removed.get(column)
         if removed:
             law += f": node `{column}` is removed here"
-        reads_anything = False
-        switches = []
-        for port, name in self.ports[node.name].values():
-            if name != column:
-                continue
-            if port.type.dtype == "anything":
-                reads_anything = True
-            if port.name in node.op.declared.when:
-                switches.append(node.op.declared.when[port.name])
-        if reads_anything:
+        ports = [port for port, name in self.ports[node.name].values() if name == column]
+        if any(port.type.dtype == "anything" for port in ports):
             remedy += domains.NAMED_REMEDY.format(column)
-        if switches:
-            is_flag = node.op.attributes.model_fields[switches[0]].annotation is bool
-            off = "false" if is_flag else "0"
-            remedy = f"set: {{{node.name}.{switches[0]}: {off}}}, with which it is not read; or {remedy}"
+        setting = self._setting_without(node, ports)
+        if setting:
+            remedy = f"set: {{{setting}}}, with which it is not read; or {remedy}"
         self.problem("missing-column", law, removed or node.edited or node.mark, remedy)
+
+    def _setting_without(self, node: Node, ports: Sequence[Port]) -> str:
+        """Return the setting with which a node does not read some parameters; "" where it has none."""
+        for port in ports:
+            switch = node.op.declared.when.get(port.name)
+            if switch is not None:
+                is_flag = node.op.attributes.model_fields[switch].annotation is bool
+                off = "false" if is_flag else "0"
+                return f"{node.name}.{switch}: {off}"
+        return ""
 
     def _domain(self, node: Node, ports: Mapping[str, tuple[Port, str]]) -> GraphDomain | None:
         """Return the domain that a node works on, the finest of its filter's and of those that it reads."""
@@ -329,7 +353,7 @@ class Inference:
             if by_chance and not meets:
                 continue
             problem = domains.wrong_type(node, port, column, self.domains[column.domain].kind)
-            if finest and not problem and not meets:
+            if problem is None and finest and not meets:
                 problem = self._unrelated(node, column, finest, ports.values())
             if problem:
                 self.problems.append(problem)
@@ -373,7 +397,9 @@ class Inference:
     def _columns_read(self, node: Node) -> list[str]:
         """Return the columns that a node reads, that by which its rows are chosen among them."""
         columns = [column for _, column in self.ports[node.name].values()]
-        return [*columns, node.route.by] if node.route else columns
+        if node.route:
+            columns.append(node.route.by)
+        return columns
 
     def _written_to(self, node: Node, domain: GraphDomain) -> GraphDomain:
         """Return the domain of what a node writes: its own new one where the op makes one."""

@@ -78,22 +78,32 @@ class ColumnPartitions:
         return True
 
     def _lines_are_disjoint(self, line: Sequence[GraphDomain], other: Sequence[GraphDomain]) -> bool:
-        opposites = self._routes_of(other)
-        for route in self._routes_of(line):
-            for opposite in opposites:
-                if route.misses(opposite):
-                    return True
-        rows = next(domain for domain in line if not domain.filtered)
-        other_rows = next(domain for domain in other if not domain.filtered)
-        are_comparable = rows.kind == other_rows.kind or bool(rows.held or other_rows.held)
-        return are_comparable and rows not in other and other_rows not in line
+        if self._routes_miss(self._routes_of(line), self._routes_of(other)):
+            return True
+        rows = _unfiltered(line)
+        other_rows = _unfiltered(other)
+        are_held = bool(rows.held or other_rows.held)
+        if rows.kind != other_rows.kind and not are_held:
+            return False
+        return rows not in other and other_rows not in line
 
     def _routes_of(self, line: Sequence[GraphDomain]) -> list[Route]:
         return [self.routes[domain.maker] for domain in line if domain.maker in self.routes]
 
+    def _routes_miss(self, routes: Sequence[Route], opposites: Sequence[Route]) -> bool:
+        """Return whether some route takes none of the rows of some other."""
+        for route in routes:
+            for opposite in opposites:
+                if route.misses(opposite):
+                    return True
+        return False
+
     def column_of_rows(self, name: str, domain: str) -> Column | None:
         """Return the column that the rows of a domain have; None where they have none, or several."""
-        fitting = [partition for partition in self.by_name[name] if start(self.domains, partition, domain)]
+        fitting = []
+        for partition in self.by_name[name]:
+            if start(self.domains, partition, domain):
+                fitting.append(partition)
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
@@ -102,7 +112,9 @@ class ColumnPartitions:
         if merged_domain and merged_domain in lineage(self.domains, domain):
             return self._merged(name, merged_domain)
         union = self._union(domain)
-        return self._joined(name, union) if union else None
+        if union is None:
+            return None
+        return self._joined(name, union)
 
     def column_met(self, name: str, finest: GraphDomain | None) -> Column | None:
         """Return the column that a node reads that has rows of a domain, or of one made of it, if any."""
@@ -114,11 +126,7 @@ class ColumnPartitions:
             column = self.column_of_rows(name, finest.name)
             if column:
                 return column
-            finer = []
-            for partition in partitions:
-                if finest.name in lineage(self.domains, partition.domain):
-                    finer.append(partition)
-            partitions = finer
+            partitions = self._made_of(partitions, finest)
         if len(partitions) == 1:
             return partitions[0]
         merged_domain = self.merged_domain(name)
@@ -126,11 +134,20 @@ class ColumnPartitions:
             return None
         return self._merged(name, merged_domain)
 
+    def _made_of(self, partitions: Sequence[Column], domain: GraphDomain) -> list[Column]:
+        """Return the partitions whose rows were made of those of a domain."""
+        finer = []
+        for partition in partitions:
+            if domain.name in lineage(self.domains, partition.domain):
+                finer.append(partition)
+        return finer
+
     def merged_domain(self, name: str) -> str | None:
         """Return the domain that the rows of all partitions of a column were filtered from, if any."""
         lines = [self._filtered_from(partition.domain) for partition in self.by_name[name]]
+        common = set(lines[0]).intersection(*lines[1:])
         for domain in lines[0]:
-            if all(domain in other for other in lines):
+            if domain in common:
                 return domain
         return None
 
@@ -386,10 +403,18 @@ class ColumnPartitions:
             if route and not route.rest:
                 routes.append(route)
         columns = {route.by for route in routes}
-        if len(routes) != len(partitions) or len(columns) != 1:
+        are_all_by_values = len(routes) == len(partitions)
+        if not are_all_by_values or len(columns) != 1:
             return
-        values = [value for route in routes for value in route.values]
+        values: list[str | int | bool] = []
+        for route in routes:
+            values += route.values
         for name in filters:
             node = self.copies[name, domain]
             attributes = {**node.called.attributes, "taken": values}
             self.copies[name, domain] = replace(node, call=replace(node.called, attributes=attributes))
+
+
+def _unfiltered(line: Sequence[GraphDomain]) -> GraphDomain:
+    """Return the rows that the filters of a line of domains chose from, as their maker gave them."""
+    return next(domain for domain in line if not domain.filtered)

@@ -137,10 +137,14 @@ def with_held(node: Node, names: Sequence[str], ports: Sequence[Port] | None = N
     op = node.op
     if ports is None:
         ports = [replace(op.outputs[0], name=name) for name in names]
-    inputs = [port for port in op.inputs if port.name not in names]
-    outputs = [port for port in op.outputs if port.name not in names]
-    holding = replace(op, inputs=(*inputs, *ports), outputs=(*outputs, *ports))
+    inputs = [*_others(op.inputs, names), *ports]
+    outputs = [*_others(op.outputs, names), *ports]
+    holding = replace(op, inputs=tuple(inputs), outputs=tuple(outputs))
     return replace(node, call=replace(node.called, op=holding))
+
+
+def _others(ports: Sequence[Port], names: Sequence[str]) -> list[Port]:
+    return [port for port in ports if port.name not in names]
 
 
 def _readers_of(holder: Node, nodes: Sequence[Node], writers: Mapping[str, Set[str]]) -> Set[str]:
@@ -170,7 +174,11 @@ def _columns_to_hold(
     columns -= input_names(holder)
     columns -= {*output_columns(holder)}
     inside = {holder.name, *readers}
-    return [name for name in sorted(columns) if name in writers and writers[name].isdisjoint(inside)]
+    to_hold = []
+    for column in sorted(columns & writers.keys()):
+        if writers[column].isdisjoint(inside):
+            to_hold.append(column)
+    return to_hold
 
 
 def _columns_read(node: Node) -> set[str]:
@@ -183,8 +191,12 @@ def _columns_read(node: Node) -> set[str]:
 def columns_needed(node: Node) -> set[str]:
     """Return the columns that a node can't do without: an optional one is needed where it is mapped."""
     ins = node.called.ins
-    columns = {node.route.by} if node.route else set()
+    columns: set[str] = set()
+    if node.route:
+        columns.add(node.route.by)
     for port in input_ports(node):
-        if port.name in ins or not port.optional:
-            columns.add(ins.get(port.name, port.name))
+        if port.name in ins:
+            columns.add(ins[port.name])
+        elif not port.optional:
+            columns.add(port.name)
     return columns

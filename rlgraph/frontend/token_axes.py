@@ -26,7 +26,13 @@ class AxisOrigin:
 
 @dataclasses.dataclass
 class TokenAxes:
-    """The axes of columns, node by node; ``unknown``: pairs of models that a graph does not compare."""
+    """The axes of columns, node by node; ``unknown``: pairs of models that a graph does not compare.
+
+    Invariants:
+        - nodes are bound writers before readers: a column along tokens is in ``columns`` before it is read;
+        - ``bound_axes`` are those of the node bound last, and of no other;
+        - tokens in ``joined`` are those of a merged column, and stand for the tokens of all its parts.
+    """
 
     models: Mapping[str, Model]
     columns: dict[str, AxisOrigin] = field(default_factory=dict)
@@ -77,9 +83,10 @@ class TokenAxes:
             model = next((tokens.model for tokens in self.bound_axes.values()), None)
         new = AxisOrigin(node.name, model)
         for port in node.op.outputs:
-            axis, column = port.type.axis, outs[port.name]
+            axis = port.type.axis
             if not axis:
                 continue
+            column = outs[port.name]
             # rows that a node makes have tokens of their own
             is_new = bool(node.op.declared.makes) or axis not in self.bound_axes
             self.columns[column] = new if is_new else self.bound_axes[axis]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from rlgraph.engines.registry import SERVING
-from rlgraph.errors import Mark, fail, nearest
+from rlgraph.errors import GraphError, Mark, fail, nearest
 from rlgraph.syntax.former_keys import present_path
 from rlgraph.syntax.source import Tree
 
@@ -36,10 +36,11 @@ def resolve(tree: Tree, name: str, mark: Mark | None) -> tuple[str, ...]:
     head = path[0]
     if head in SECTIONS:
         return path
-    nodes = tree.get("nodes")
-    if nodes and head in nodes.items:
+    section_of_nodes = tree.get("nodes")
+    nodes = section_of_nodes.items if section_of_nodes else {}
+    if head in nodes:
         return ("nodes", *path)
-    known = [*(nodes.items if nodes else ()), *SECTIONS]
+    known = [*nodes, *SECTIONS]
     remedy = nearest(head, known)
     for section in ("models", "pools"):
         if tree.find((section, head)):
@@ -61,12 +62,10 @@ def put(
     inner = tree.get(head)
     if inner is None:
         # nothing would run on a pool with a wrong name, so an edit may begin any pool
-        may_be_absent = above == ("pools",) or head in MAY_BE_ABSENT
-        if must_exist or (further and not may_be_absent):
-            section = f"`{'.'.join(above)}`" if above else "the graph"
-            present = present_path(".".join((*above, *path)))
-            remedy = f"it is called `{present}` now" if present else nearest(head, tree.items)
-            raise fail("edit-missing", f"there is no `{head}` in {section}", mark, tree.items, remedy)
+        may_begin = above == ("pools",) or head in MAY_BE_ABSENT
+        lacks_section = bool(further) and not may_begin
+        if must_exist or lacks_section:
+            raise _missing(tree, path, above, mark)
     if not further:
         return tree.with_item(head, child)
     if inner is None:
@@ -75,3 +74,14 @@ def put(
         law = f"there is no `{further[0]}` in `{'.'.join((*above, head))}`, which is {inner.plain()!r}"
         raise fail("edit-missing", law, mark)
     return tree.with_item(head, put(inner, further, child, mark, must_exist, (*above, head)))
+
+
+def _missing(tree: Tree, path: tuple[str, ...], above: tuple[str, ...], mark: Mark | None) -> GraphError:
+    """Return the error of a path that leads through something which is not there."""
+    head = path[0]
+    section = f"`{'.'.join(above)}`" if above else "the graph"
+    remedy = nearest(head, tree.items)
+    present = present_path(".".join((*above, *path)))
+    if present:
+        remedy = f"it is called `{present}` now"
+    return fail("edit-missing", f"there is no `{head}` in {section}", mark, tree.items, remedy)

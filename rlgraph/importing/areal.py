@@ -34,6 +34,9 @@ REJECTS = "actor.rejection_sampling"
 SIZE = re.compile(r"([dptce])(\d+)")
 FAR = 30.0  # nats, where there is no bound
 BOTH_OVER_BATCH = {"mean": "batch", "std": "batch"}
+LEAST_CLIP = 1e-9  # of a ratio, in place of 0
+# letters of a backend, as fsdp:d2t4, and the settings of a model that trains
+PARALLEL_SIZES = {"t": "tensor_parallel", "c": "sequence_parallel", "e": "expert_parallel"}
 ALL = 100_000_000  # AReaL's top_k that keeps all
 
 
@@ -48,7 +51,8 @@ def import_areal(file: Path | None, overrides: Sequence[str], folder: Path = Pat
     options = Options(table_of("areal", kind), settings, folder)
     draft = draft_of(options)
     outcomes = [*remarks(options), *outcomes_of(options, draft, CONVERTERS), *combined(draft)]
-    return Imported(graph_name(file.stem if file else kind), "AReaL", draft, outcomes)
+    name = kind if file is None else file.stem
+    return Imported(graph_name(name), "AReaL", draft, outcomes)
 
 
 def trainer_of(settings: Mapping[str, Any]) -> str:
@@ -57,17 +61,20 @@ def trainer_of(settings: Mapping[str, Any]) -> str:
     Raises:
         GraphError: there is no actor, so that nothing is trained.
     """
-    if settings and not any(key.startswith("actor.") for key in settings):
+    if not settings:
+        return "ppo"
+    has_actor = any(key.startswith("actor.") for key in settings)
+    if not has_actor:
         law = "there is no section `actor`: these are settings of a program that trains nothing"
         remedy = "`rlgraph eval GRAPH` measures a policy, and `rlgraph chat` samples from it"
-        raise GraphError([Problem("no-trainer", law, None, (), remedy)])
+        raise GraphError([Problem("no-trainer", law, remedy=remedy)])
     kind = settings.get("train_dataset.type")
     if kind in SOURCES:
         return str(kind)
     has_rollout = any(key.startswith(("rollout.", "gconfig.")) for key in settings)
-    if kind is None and not has_rollout and settings:
-        return "rw" if settings.get("actor.is_critic") else "sft"
-    return "ppo"
+    if kind is not None or has_rollout:
+        return "ppo"
+    return "rw" if settings.get("actor.is_critic") else "sft"
 
 
 def draft_of(options: Options) -> Draft:
@@ -89,13 +96,16 @@ def draft_of(options: Options) -> Draft:
         draft.remove("schedule.iterations")
         draft.set("schedule.epochs", options["total_train_epochs"])
     interval = evaluation_interval(options)
-    if kind == "ppo" and interval:
+    if interval and kind == "ppo":
         draft.evaluate(interval, {}, before=False)
     _places(draft, options)
     if options.is_on("actor.use_lora"):
-        model = "reward" if kind == "rw" else "policy"
-        draft.set(f"models.{model}.train.lora", _lora(options))
+        draft.set(f"models.{_trained_model(options)}.train.lora", _lora(options))
     return draft
+
+
+def _trained_model(options: Options) -> str:
+    return "reward" if options.table.kind == "rw" else "policy"
 
 
 def _lora(options: Options) -> dict[str, Any]:
@@ -115,26 +125,34 @@ def _policy_gradient(options: Options) -> Draft:
     draft.set("update_policy.aggregate", "token-mean")
     _loss(draft, options)
     rewards = _rewards(draft, options)
-    beta = options["actor.kl_ctl"] if has_section(options, "ref") else 0
-    has_old_logprobs = draft.has("old_logprobs")
-    reads = {"rewards": rewards}
-    if not beta:
-        draft.remove("ref_logprobs", "models.ref")
-        # they are read, and times 0
-        reads["ref_logprobs"] = "old_logprobs" if has_old_logprobs else "rollout_logprobs"
-    if not has_old_logprobs:
-        reads["old_logprobs"] = "rollout_logprobs"
-    draft.set("shaped.beta", float(beta))
-    draft.set("shaped.kl", options["actor.kl_estimator"])
-    draft.set("shaped.in", reads)
-    gamma, lam = float(options["actor.discount"]), float(options["actor.gae_lambda"])
+    _kl(draft, options, rewards)
+    gamma = float(options["actor.discount"])
+    lam = float(options["actor.gae_lambda"])
     if has_critic:
         draft.set("advantages.gamma", gamma)
         draft.set("advantages.lam", lam)
-    else:
+    else:  # without values GAE is a sum of rewards that both discount
         draft.set("advantages.gamma", gamma * lam)
     draft.set("advantages.whiten", whitens(options))
     return draft
+
+
+def _kl(draft: Draft, options: Options, rewards: str) -> None:
+    """Take the KL off each token's reward, where there is a reference."""
+    beta = 0.0
+    if has_section(options, "ref"):
+        beta = float(options["actor.kl_ctl"] or 0)
+    reads = {"rewards": rewards}
+    has_old_logprobs = draft.has("old_logprobs")
+    policy_logprobs = "old_logprobs" if has_old_logprobs else "rollout_logprobs"
+    if beta == 0:
+        draft.remove("ref_logprobs", "models.ref")
+        reads["ref_logprobs"] = policy_logprobs  # they are read, and times 0
+    if not has_old_logprobs:
+        reads["old_logprobs"] = policy_logprobs
+    draft.set("shaped.beta", beta)
+    draft.set("shaped.kl", options["actor.kl_estimator"])
+    draft.set("shaped.in", reads)
 
 
 def has_section(options: Options, section: str) -> bool:
@@ -143,7 +161,9 @@ def has_section(options: Options, section: str) -> bool:
 
 def whitens(options: Options) -> bool:
     """Return whether advantages are normalised over the batch; AReaL's section has both levels by default."""
-    return has_section(options, "actor.adv_norm") and _levels(options, "actor.adv_norm") == BOTH_OVER_BATCH
+    if not has_section(options, "actor.adv_norm"):
+        return False
+    return _levels(options, "actor.adv_norm") == BOTH_OVER_BATCH
 
 
 def _levels(options: Options, section: str) -> dict[str, str]:
@@ -172,13 +192,14 @@ def _loss(draft: Draft, options: Options) -> None:
 def _loss_attributes(options: Options) -> dict[str, Any]:
     loss: dict[str, Any]
     if options.is_on("actor.use_sapo_loss"):
-        tau, negative = options["actor.sapo_tau_pos"], options["actor.sapo_tau_neg"]
-        loss = {"kind": "sapo", "tau": tau, "tau_negative": negative}
+        loss = {
+            "kind": "sapo",
+            "tau": options["actor.sapo_tau_pos"],
+            "tau_negative": options["actor.sapo_tau_neg"],
+        }
     else:
-        low, high = options["actor.eps_clip"], options["actor.eps_clip_higher"]
-        if not low:
-            low, high = 1e-9, high or 1e-9  # the op takes bounds above 0
-        loss = {"kind": "ppo_clip", "clip": low, "clip_high": low if high is None else high}
+        low, high = _clip_bounds(options)
+        loss = {"kind": "ppo_clip", "clip": low, "clip_high": high}
         if options["actor.c_clip"] is not None:
             loss["dual_clip"] = options["actor.c_clip"]
     if options["actor.importance_sampling_level"] == "sequence":
@@ -186,31 +207,56 @@ def _loss_attributes(options: Options) -> dict[str, Any]:
     return loss
 
 
+def _clip_bounds(options: Options) -> tuple[float, float]:
+    """Return how far a ratio may be below and above 1; the op takes bounds above 0."""
+    low = options["actor.eps_clip"]
+    high = options["actor.eps_clip_higher"]
+    if not low:
+        return LEAST_CLIP, high or LEAST_CLIP
+    if high is None:
+        return low, low
+    return low, high
+
+
 def _reject(draft: Draft, settings: Mapping[str, Any]) -> None:
     """Weigh tokens by the policy over what sampled, where that is within AReaL's bounds."""
-    upper, lower = settings.get("upper", 5.0), settings.get("lower")
+    upper = settings.get("upper", 5.0)
+    lower = settings.get("lower")
     metric = settings.get("metric", "ratio")
     is_token = settings.get("level", "token") == "token"
-    if metric == "ratio" and is_token:
-        if settings.get("action", "mask") == "clamp":
-            weights = {"op": "correction.tis", "level": "token", "floor": lower or 0.0, "cap": upper}
-        else:
-            weights = {"op": "correction.mis", "level": "token", "low": lower or 0.0, "high": upper}
-        draft.edit("add", rollout_weights=weights)
+    if is_token and metric == "ratio":
+        _weigh_tokens(draft, settings.get("action", "mask"), lower or 0.0, upper)
         return
     draft.edit("add", weights={"op": "correction.tis", "level": "token", "cap": None})
     over = "token" if is_token else settings.get("agg", "mean")
-    if metric == "ratio":  # of a geometric mean, from lower to upper
-        threshold = -math.log(lower) if lower else FAR
-        bounds = {"kl": "k1", "threshold": threshold, "least": -math.log(upper)}
-    elif metric == "kl_k1":  # of the policy over what sampled, correction.reject's the other way round
-        threshold = FAR if lower is None else max(-lower, 1e-9)
-        bounds = {"kl": "k1", "threshold": threshold, "least": -upper}
-    else:
-        bounds = {"kl": metric.removeprefix("kl_"), "threshold": upper}
-        if lower is not None:
-            bounds["least"] = lower
+    bounds = _rejection_bounds(metric, lower, upper)
     draft.edit("add", rollout_weights={"op": "correction.reject", "over": over, **bounds})
+
+
+def _weigh_tokens(draft: Draft, action: str, low: float, high: float) -> None:
+    """Weigh tokens by their ratios, those out of bounds by the bound, or by 0."""
+    if action == "clamp":
+        weights = {"op": "correction.tis", "level": "token", "floor": low, "cap": high}
+    else:
+        weights = {"op": "correction.mis", "level": "token", "low": low, "high": high}
+    draft.edit("add", rollout_weights=weights)
+
+
+def _rejection_bounds(metric: str, lower: float | None, upper: float) -> dict[str, Any]:
+    """Return the bounds of correction.reject, which takes what sampled over the policy."""
+    bounds: dict[str, Any]
+    match metric:
+        case "ratio":  # of a geometric mean, from lower to upper
+            threshold = -math.log(lower) if lower else FAR
+            bounds = {"kl": "k1", "threshold": threshold, "least": -math.log(upper)}
+        case "kl_k1":  # of the policy over what sampled, the other way round
+            threshold = FAR if lower is None else max(-lower, 1e-9)
+            bounds = {"kl": "k1", "threshold": threshold, "least": -upper}
+        case _:
+            bounds = {"kl": metric.removeprefix("kl_"), "threshold": upper}
+            if lower is not None:
+                bounds["least"] = lower
+    return bounds
 
 
 def _rewards(draft: Draft, options: Options) -> str:
@@ -259,11 +305,15 @@ def sizes_of(backend: object) -> dict[str, int]:
     if "(" not in text:
         return _sizes_in(re.sub(r"^\w+\.", "", text))
     # of a mixture of experts: attention and experts are divided separately
+    sizes: dict[str, int] = {}
+    expert_ranks = 1
     attention = re.search(r"attn:([a-z0-9]+)", str(backend))
+    if attention:
+        sizes = _sizes_in(attention[1])
     experts = re.search(r"ffn:([a-z0-9]+)", str(backend))
-    sizes = _sizes_in(attention[1]) if attention else {}
-    expert_sizes = _sizes_in(experts[1]) if experts else {}
-    return sizes | {"e": expert_sizes.get("e", 1)}
+    if experts:
+        expert_ranks = _sizes_in(experts[1]).get("e", 1)
+    return {**sizes, "e": expert_ranks}
 
 
 def _sizes_in(text: str) -> dict[str, int]:
@@ -286,20 +336,21 @@ def devices_of(sizes: Mapping[str, int]) -> int:
 def _places(draft: Draft, options: Options) -> None:
     """Give each engine its devices: generation has a pool of its own, and runs ahead."""
     generates, trains = engines_of(options)
-    model = "reward" if options.table.kind == "rw" else "policy"
-    for letter, ours in (("t", "tensor_parallel"), ("c", "sequence_parallel"), ("e", "expert_parallel")):
-        draft.set(f"models.{model}.train.{ours}", trains.get(letter, 1))
-    if options.table.kind != "ppo" or not generates or not trains:
+    train = f"models.{_trained_model(options)}.train"
+    for letter, setting in PARALLEL_SIZES.items():
+        draft.set(f"{train}.{setting}", trains.get(letter, 1))
+    has_two_pools = options.table.kind == "ppo" and generates and trains
+    if not has_two_pools:
         all_devices = options["cluster.n_nodes"] * options["cluster.n_gpus_per_node"]
         draft.set("pools.main.devices", devices_of(trains) if trains else all_devices)
         return
-    draft.edit(
-        "set", pools={"train": {"devices": devices_of(trains)}, "gen": {"devices": devices_of(generates)}}
-    )
+    pools = {"train": {"devices": devices_of(trains)}, "gen": {"devices": devices_of(generates)}}
+    draft.edit("set", pools=pools)
     draft.set("models.policy.serve.pool", "gen")
     draft.set("models.policy.train.pool", "train")
     draft.set("models.policy.serve.tensor_parallel", generates.get("t", 1))
-    if ahead := options["rollout.max_head_offpolicyness"]:
+    ahead = options["rollout.max_head_offpolicyness"]
+    if ahead:
         draft.set("schedule.buffer", {"staleness": int(ahead), "too_old": "wait"})
 
 
@@ -307,21 +358,27 @@ def remarks(options: Options) -> Iterator[KeyOutcome]:
     """Yield what the user has to look after and what no single key stands for."""
     facts = options.table.facts["told"]
     yield remark("the data", facts["data"])
-    if any(sizes.get("p", 1) > 1 for sizes in engines_of(options)):
+    has_pipeline = any(sizes.get("p", 1) > 1 for sizes in engines_of(options))
+    if has_pipeline:
         text = "layers are not dealt out to stages: the devices of a pool hold all of them, divided"
         yield remark("pipeline parallel", text)
     if options.table.kind != "ppo":
         return
     yield remark("the reward", facts["reward"])
     if options["actor.kl_ctl"]:
-        if not has_section(options, "ref"):
-            yield remark("the KL", facts["no_reference"])
-        elif options.is_on("actor.use_decoupled_loss"):
-            yield remark("the KL", facts["kl_sampled"])
+        yield from _remarks_on_kl(options, facts)
     yield from _remarks_on_rejection(options.nested(f"{REJECTS}.*"), facts)
-    if options["actor.eps_clip"] == 0 and not options.is_on("actor.use_sapo_loss"):
+    clips = not options.is_on("actor.use_sapo_loss")
+    if clips and options["actor.eps_clip"] == 0:
         text = "a clip of 0 leaves no gradient but at a ratio of 1: the graph has 1e-9"
         yield KeyOutcome("actor.eps_clip", 0, "hand", text)
+
+
+def _remarks_on_kl(options: Options, facts: Mapping[str, str]) -> Iterator[KeyOutcome]:
+    if not has_section(options, "ref"):
+        yield remark("the KL", facts["no_reference"])
+    elif options.is_on("actor.use_decoupled_loss"):
+        yield remark("the KL", facts["kl_sampled"])
 
 
 def _remarks_on_rejection(settings: Mapping[str, Any], facts: Mapping[str, str]) -> Iterator[KeyOutcome]:
@@ -329,9 +386,10 @@ def _remarks_on_rejection(settings: Mapping[str, Any], facts: Mapping[str, str])
     is_sequence = settings.get("level") == "sequence"
     if is_sequence and metric == "ratio":
         yield remark(REJECTS, facts["sequence"])
+    takes_most = is_sequence and settings.get("agg") == "max"
     if metric == "kl_k3":
         yield remark(REJECTS, facts["k3"])
-    elif is_sequence and metric != "kl_k2" and settings.get("agg") == "max":
+    elif takes_most and metric != "kl_k2":
         yield remark(REJECTS, facts["max"])
     if settings.get("action") == "clamp" and metric != "ratio":
         yield remark(REJECTS, facts["clamp"])
@@ -346,7 +404,9 @@ def evaluation_interval(options: Options) -> int | str:
         return int(steps)
     if seconds:
         return str(duration_of(seconds))
-    return str(epochs_of(epochs)) if epochs else 0
+    if epochs:
+        return str(epochs_of(epochs))
+    return 0
 
 
 def duration(kind: str) -> Callable[[float, Options], Interval]:

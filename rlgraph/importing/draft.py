@@ -28,12 +28,21 @@ READERS_OF_GROUPS = (
     "token_rewards",
     "advantages",
 )
-UNKNOWN = object()
+UNKNOWN = object()  # stands for a value that a graph does not have; None is a value
 NO_LIMIT = 1000  # rounds of a refill without a limit
+# the types of defaults that a value can be compared with; other defaults are sections
+PLAIN = (bool, int, float, str, list, type(None))
 
 
 class Draft:
-    """The parent, its edits, and the tree that they make of it."""
+    """The parent, its edits, and the tree that they make of it.
+
+    Invariants:
+
+    - ``tree`` is the parent with all of ``edits`` applied, in their order: what is asked of a draft is asked
+      of the graph that its file gives.
+    - No two edits behind each other have the same word: a file then reads as one `set`, one `add` and so on.
+    """
 
     def __init__(self, extends: str) -> None:
         self.extends = extends
@@ -44,10 +53,16 @@ class Draft:
         """Apply one edit, as ``edit("add", refresh={"op": ...})``."""
         plain: Any = [*content] if word == "remove" else content
         self.tree = apply(self.tree, Tree.of({word: plain}))
-        if not self.edits or self.edits[-1][0] != word:
+        self._write_down(word, content)
+
+    def _write_down(self, word: str, content: Mapping[str, Any]) -> None:
+        """Add an edit to the last one where that has the same word, else behind it."""
+        last_word = self.edits[-1][0] if self.edits else None
+        if word != last_word:
             self.edits.append((word, {}))
+        _, last_content = self.edits[-1]
         for name, value in content.items():
-            _put(self.edits[-1][1], name, value)
+            _put(last_content, name, value)
 
     def set(self, path: str, value: Any) -> None:
         """Set a value, where it is not what the graph has."""
@@ -68,11 +83,13 @@ class Draft:
 
     def span_hosts(self, devices_per_host: Any) -> None:
         """Set how many hosts an engine spans that has more devices than one, where both numbers are known."""
-        spanned = self.value("models.policy.serve.tensor_parallel")
-        if not isinstance(spanned, int) or not isinstance(devices_per_host, int):
+        devices = self.value("models.policy.serve.tensor_parallel")
+        is_known = isinstance(devices, int) and isinstance(devices_per_host, int)
+        if not is_known or devices <= devices_per_host:
             return
-        if spanned > devices_per_host and spanned % devices_per_host == 0:
-            self.set(f"models.policy.serve.{SERVERS}.hosts", spanned // devices_per_host)
+        hosts, remainder = divmod(devices, devices_per_host)
+        if remainder == 0:
+            self.set(f"models.policy.serve.{SERVERS}.hosts", hosts)
 
     def evaluate(self, interval: int | str, sampling: Mapping[str, Any], **settings: Any) -> None:
         """Have the reward measured on all rows of files that the user has to name.
@@ -87,8 +104,10 @@ class Draft:
 
     def keep_best(self, mode: str, keep: int = 1) -> None:
         """Keep the checkpoints with the best mean reward in evaluations; ``mode`` is ``max`` or ``min``."""
-        best = {"metric": "eval/reward", "mode": mode}
-        self.set("schedule.best", best if keep == 1 else {**best, "keep": keep})
+        best: dict[str, Any] = {"metric": "eval/reward", "mode": mode}
+        if keep != 1:
+            best["keep"] = keep
+        self.set("schedule.best", best)
 
     def correct_within(self, low: float, high: float, level: str = "token") -> None:
         """Weigh tokens by their ratio, and leave out sequences by the geometric mean of theirs.
@@ -150,13 +169,17 @@ class Draft:
                 return None
             case ("eval", "nodes", _, *_):
                 # an evaluation changes a node: what it does not change is as in the node itself
-                is_changed = self.tree.find(names[:3]) is not None
-                return self.value(".".join(names[2:])) if is_changed else UNKNOWN
+                if self.tree.find(names[:3]) is None:
+                    return UNKNOWN
+                return self.value(".".join(names[2:]))
             case ("eval", *_):
-                return _default_in(Eval, names[1:]) if self.has("eval") else UNKNOWN
+                if not self.has("eval"):
+                    return UNKNOWN
+                return _default_in(Eval, names[1:])
             case ("models", *_):
-                has_model = self.tree.find(names[:2]) is not None
-                return _default_in(ModelSection, names[2:]) if has_model else UNKNOWN
+                if self.tree.find(names[:2]) is None:
+                    return UNKNOWN
+                return _default_in(ModelSection, names[2:])
             case ("nodes", node, attribute, *_):
                 return self._default_of(node, attribute)
         return _default_in(GraphFile, names)
@@ -166,9 +189,11 @@ class Draft:
         if op is None:
             return UNKNOWN
         field = load(OPS[op.value], op.value).attributes.model_fields.get(attribute)
-        if field is None:
-            return None if attribute in FREE else UNKNOWN
-        return None if field.is_required() else field.default
+        if field is not None:
+            return None if field.is_required() else field.default
+        if attribute in FREE:
+            return None
+        return UNKNOWN
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -193,7 +218,9 @@ def _put(edit: dict[str, Any], name: str, value: Any) -> None:
 def _names(path: str) -> tuple[str, ...]:
     """Return the names of a path from the top of a graph; a path that begins with no section is a node's."""
     names = tuple(path.split("."))
-    return names if names[0] in SECTIONS else ("nodes", *names)
+    if names[0] in SECTIONS:
+        return names
+    return ("nodes", *names)
 
 
 def _default_in(section: Any, names: tuple[str, ...]) -> Any:
@@ -202,8 +229,20 @@ def _default_in(section: Any, names: tuple[str, ...]) -> Any:
     if field is None:
         return UNKNOWN
     if len(names) > 1:
-        annotations = getattr(field.annotation, "__args__", (field.annotation,))
-        sections = [annotation for annotation in annotations if hasattr(annotation, "model_fields")]
-        return _default_in(sections[0], names[1:]) if sections else None
-    default = None if field.is_required() else field.get_default()
-    return default if isinstance(default, bool | int | float | str | list | None) else None
+        inner = _section_type(field.annotation)
+        return None if inner is None else _default_in(inner, names[1:])
+    if field.is_required():
+        return None
+    default = field.get_default()
+    if isinstance(default, PLAIN):
+        return default
+    return None
+
+
+def _section_type(annotation: Any) -> Any:
+    """Return the section of an annotation, as of ``Train | None``; None where it has none."""
+    alternatives = getattr(annotation, "__args__", (annotation,))
+    for alternative in alternatives:
+        if hasattr(alternative, "model_fields"):
+            return alternative
+    return None

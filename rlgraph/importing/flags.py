@@ -51,7 +51,7 @@ def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -
     """
     if not words:
         raise GraphError(
-            [Problem("no-file", "there are no settings", None, (), "give a launch script, or flags")]
+            [Problem("no-file", "there are no settings", remedy="give a launch script, or flags")]
         )
     if words[0].startswith("--"):
         return FlagSettings(programs[0], flags_of(words))
@@ -88,7 +88,7 @@ def chosen_launch(file: Path, launches: Sequence[LaunchedProgram], number: int) 
         numbered = enumerate(launches, 1)
         places = ", ".join(f"{n} (line {launch.line}: {launch.program})" for n, launch in numbered)
         law = f"{file} has no launch {number}"
-        raise GraphError([Problem("no-launch", law, None, (), f"it has {places}")])
+        raise GraphError([Problem("no-launch", law, remedy=f"it has {places}")])
     return launches[number - 1]
 
 
@@ -97,5 +97,5 @@ def _command_line(words: Sequence[str], programs: Sequence[str]) -> FlagSettings
     if not launches:
         law = f"there is no file {words[0]}"
         remedy = "give a launch script, or flags, as --name value"
-        raise GraphError([Problem("no-file", law, None, (), remedy)])
+        raise GraphError([Problem("no-file", law, remedy=remedy)])
     return FlagSettings(launches[0].program, flags_of(launches[0].words))

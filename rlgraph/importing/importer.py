@@ -70,9 +70,11 @@ def duration_of(seconds: float) -> Interval:
 
 def warmup_share(value: float, _: Options) -> float:
     """Return the share of a run's optimizer steps that warms up, as ``optimizer.warmup_steps`` takes it."""
-    if not 0 <= value < 1:
+    if value == 0:
+        return 0
+    if not 0 < value < 1:
         raise Hand("it is not a share: set optimizer.warmup_steps, in optimizer steps")
-    return float(value) if value else 0
+    return float(value)
 
 
 def own_tokenizer(model: str) -> Callable[[str, Options], str]:
@@ -102,9 +104,10 @@ def refuse_unknown(name: str, known: Collection[str], law: str, remedy: str = ""
     Raises:
         GraphError: ``name`` is not known.
     """
-    if name not in known:
-        remedy = remedy or nearest(name, known)
-        raise GraphError([Problem("no-graph", law, None, tuple(known), remedy)])
+    if name in known:
+        return
+    remedy = remedy or nearest(name, known)
+    raise GraphError([Problem("no-graph", law, None, tuple(known), remedy)])
 
 
 @dataclass(frozen=True)
@@ -165,17 +168,20 @@ class Imported:
     def report(self) -> str:
         """Return the list of all keys, grouped by what became of them."""
         from_defaults = FROM_DEFAULTS.format(self.source)
-        groups: dict[str, list[str]] = {from_defaults: []}
-        groups.update({title: [] for title in TITLES.values()})
+        groups: dict[str, list[str]] = {title: [] for title in (from_defaults, *TITLES.values())}
         for outcome in self.outcomes:
+            line = f"  {outcome.line()}"
             if outcome.is_given or outcome.kind == "hand":
-                groups[TITLES[outcome.kind]].append(f"  {outcome.line()}")
+                title = TITLES[outcome.kind]
+                groups[title].append(line)
             elif outcome.kind == "taken":
-                groups[from_defaults].append(f"  {outcome.line()}")
+                groups[from_defaults].append(line)
+            # any other default is as in the graph, or says nothing
         lines: list[str] = []
         for title, group in groups.items():
             if group:
-                lines += [f"{title} ({len(group)})", *group]
+                lines.append(f"{title} ({len(group)})")
+                lines += group
         return "\n".join(lines)
 
 
@@ -192,14 +198,23 @@ def outcomes_of(options: Options, draft: Draft, converters: Converters) -> Itera
         elif row.key in options.values:
             judged.add(row.key)
             yield judge.outcome(row, options.spelled[row.key], options.values[row.key])
-        elif row.to:
-            default = options[row.key] if row.follows else row.default
+        else:
+            default = _default_that_counts(row, options)
             if default is not None:
                 yield judge.outcome(row, row.key, default, is_given=False)
     for key in options.values:
         outcome = _outcome_without_row(judge, key, key in judged)
         if outcome is not None:
             yield outcome
+
+
+def _default_that_counts(row: KeyRow, options: Options) -> Any:
+    """Return the default of a key that becomes a value of the graph; None for any other key."""
+    if not row.to:
+        return None
+    if row.follows:
+        return options[row.key]
+    return row.default
 
 
 def _outcome_without_row(judge: "Judge", key: str, is_judged: bool) -> KeyOutcome | None:
@@ -222,7 +237,10 @@ def _outcome_without_row(judge: "Judge", key: str, is_judged: bool) -> KeyOutcom
 
 @dataclass(frozen=True)
 class Judge:
-    """Decides what becomes of a key, and sets its value in the draft."""
+    """Decides what becomes of a key, and sets its value in the draft.
+
+    Keys are judged in the order of the table: a converter may ask the draft for what earlier keys have set.
+    """
 
     options: Options
     draft: Draft
@@ -236,16 +254,21 @@ class Judge:
             outcome = self.outcome(row, self.options.spelled[keys[0]], value)
             return replace(outcome, value=key_value)
         outcome = self.outcome(row, row.key, value)
-        return outcome if row.to else replace(outcome, value=f"{len(keys)} keys")
+        if row.to:
+            return outcome
+        return replace(outcome, value=f"{len(keys)} keys")
 
     def outcome(self, row: KeyRow, key: str, value: Any, is_given: bool = True) -> KeyOutcome:
         """Return what becomes of one key, and set the value that follows from it."""
+        kind: Fate
         try:
             kind, text = self._fate(row, value)
         except Hand as hand:
-            kind, text = "hand", str(hand)
+            kind = "hand"
+            text = str(hand)
         except Idle as idle:
-            kind, text = "default", str(idle)
+            kind = "default"
+            text = str(idle)
         return KeyOutcome(key, value, kind, text, is_given)
 
     def _fate(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
@@ -261,7 +284,8 @@ class Judge:
             return "default", str(row.same)
         if row.none and not row.hand:
             return "none", str(row.none)
-        if value in (None, "", {}, []) or _is_default(row, value):
+        is_empty = value in (None, "", {}, [])
+        if is_empty or _is_default(row, value):
             return "default", f"{self.options.table.name}'s own default"
         if row.shape and is_covered:
             self._convert(row, value)  # it may refuse the value
@@ -275,28 +299,29 @@ class Judge:
 
     def _refuse_references(self, row: KeyRow, value: Any) -> None:
         """Refuse a value that stands for something which only the run knows."""
-        has_target = bool(row.to or row.shape)
-        is_known = not is_reference(value) or not has_target
-        if is_known and not self.options.is_odd(row.key):
+        decides_something = bool(row.to or row.shape)
+        is_unknown = is_reference(value) and decides_something
+        if not is_unknown and not self.options.is_odd(row.key):
             return
-        if row.to and row.to.endswith(OPEN) and self.draft.value(row.to) is not UNKNOWN:
+        names_a_file = bool(row.to) and row.to.endswith(OPEN)
+        if names_a_file and self.draft.value(row.to) is not UNKNOWN:
             self.draft.set(row.to, "???")  # the parent's model or file would be a wrong one
         raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
 
     def _convert(self, row: KeyRow, value: Any) -> Any:
-        return self.converters[row.by](value, self.options) if row.by else value
+        if not row.by:
+            return value
+        return self.converters[row.by](value, self.options)
 
     def _set(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
         """Set the field of the graph that a row names to the value that a key of the framework has."""
         if value is None or value == {}:
             raise Idle("it is empty, which leaves the graph as it is")
-        new_value = _translated(row, value)
-        if new_value is None:
-            if _is_default(row, value):
-                return "default", f"{self.options.table.name}'s own default"
-            return ("none", str(row.none)) if row.none else ("hand", str(row.hand))
+        our_value = _translated(row, value)
+        if our_value is None:
+            return self._fate_without_word(row, value)
         try:
-            new_value = self._convert(row, new_value)
+            new_value = self._convert(row, our_value)
         except (TypeError, ValueError) as error:
             raise Hand(f"{row.to} can't be made of this value") from error
         graph_value = self.draft.value(row.to)
@@ -311,6 +336,14 @@ class Judge:
         self.draft.edit("set", **{row.to: new_value})
         return "taken", f"{row.to}: {flow(new_value)}"
 
+    def _fate_without_word(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
+        """Return what becomes of a framework's word for which the table has none of ours."""
+        if _is_default(row, value):
+            return "default", f"{self.options.table.name}'s own default"
+        if row.none:
+            return "none", str(row.none)
+        return "hand", str(row.hand)
+
 
 def _is_default(row: KeyRow, value: Any) -> bool:
     return "default" in row.entry and value == row.default
@@ -320,7 +353,9 @@ def _translated(row: KeyRow, value: Any) -> Any:
     """Return our word for a framework's word; None where there is none."""
     if not row.words:
         return value
-    word = str(value).lower() if isinstance(value, bool) else str(value)
+    word = str(value)
+    if isinstance(value, bool):
+        word = word.lower()  # as YAML has it
     return row.words.get(word)
 
 
@@ -345,14 +380,16 @@ def read_alike(draft: Draft, names: Sequence[str]) -> Iterator[KeyOutcome]:
     """Give models with the policy's files its `config` and `trust_remote_code`; yield what they replaced."""
     policy_paths = ("${models.policy.path}", draft.value("models.policy.path"))
     for name in names:
-        if not draft.has(f"models.{name}") or draft.value(f"models.{name}.path") not in policy_paths:
+        has_policys_files = draft.value(f"models.{name}.path") in policy_paths
+        if not draft.has(f"models.{name}") or not has_policys_files:
             continue
         for field in ("config", "trust_remote_code"):
-            value = draft.value(f"models.{name}.{field}") or None
+            path = f"models.{name}.{field}"
+            value = draft.value(path) or None
             policy_value = draft.value(f"models.policy.{field}")
             if value == (policy_value or None):
                 continue
-            draft.set(f"models.{name}.{field}", policy_value)
-            if value:
+            draft.set(path, policy_value)
+            if value is not None:
                 text = "it is read as the policy is, of which it has the files"
-                yield KeyOutcome(f"models.{name}.{field}", value, "hand", text)
+                yield KeyOutcome(path, value, "hand", text)

@@ -1,7 +1,8 @@
 """Reads YAML that inherits: ``defaults: parent.yaml``, references to values, and ``key=value`` on top."""
 
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from rlgraph.syntax.source import scalar
 OVERRIDE = "_override_"  # a key in a section that replaces the parent's section
 # ${mul:2, 3} and the like, once the values inside are known
 ARITHMETIC = re.compile(r"\$\{(add|mul|div|max|min): *([^${},]+), *([^${},]+)\}")
+FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "max": max,
+    "min": min,
+}
 RELATIVE = re.compile(r"\$\{(\.+)([\w.]+)\}")
 MOST_STEPS = 100  # in a chain of references, or of parents
 
@@ -41,12 +49,15 @@ def read_inherited(file: Path | None, overrides: Sequence[str]) -> dict[str, Any
     Raises:
         GraphError: a file can't be read, does not exist, or inherits itself.
     """
-    settings = dict(flattened(_merged(file, ()))) if file else {}
+    settings: dict[str, Any] = {}
+    if file is not None:
+        settings.update(flattened(_merged(file, ())))
     for override in overrides:
         if override.startswith("~"):
             settings = without(settings, override)
             continue
         for key, value in read_settings(None, [override]).items():
+            # a value in the place of a section takes away what was below it
             settings = {name: old for name, old in settings.items() if not name.startswith(f"{key}.")}
             settings[key] = value
     return resolved(settings)
@@ -61,19 +72,27 @@ def _merged(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     if place in heirs or len(heirs) > MOST_STEPS:
         law = f"{file}: its `defaults` lead back to it"
         chain = " -> ".join(path.name for path in (*heirs, place))
-        raise GraphError([Problem("cycle", law, None, (), f"take one of them out: {chain}")])
+        raise GraphError([Problem("cycle", law, remedy=f"take one of them out: {chain}")])
     content = _content(file, heirs)
-    parents = content.pop("defaults", None) or []
+    parents = content.pop("defaults", None)
+    merged: dict[str, Any] = {}
+    for parent in _parent_names(file, parents):
+        merged = _over(merged, _merged(file.parent / parent, (*heirs, place)))
+    return _over(merged, content)
+
+
+def _parent_names(file: Path, parents: Any) -> Iterator[str]:
+    """Yield the files that ``defaults`` names: one, several, or none."""
+    if not parents:
+        return
     if isinstance(parents, str):
         parents = [parents]
-    merged: dict[str, Any] = {}
     for parent in parents:
         if not isinstance(parent, str):
             law = f"{file}: `defaults` has {parent!r}, which is not a file"
             remedy = "name files, relative to this one: defaults: parent.yaml"
-            raise GraphError([Problem("no-file", law, None, (), remedy)])
-        merged = _over(merged, _merged(file.parent / parent, (*heirs, place)))
-    return _over(merged, content)
+            raise GraphError([Problem("no-file", law, remedy=remedy)])
+        yield parent
 
 
 def _content(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
@@ -84,12 +103,12 @@ def _content(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         law = f"there is no file {file}{inherited_by}: {error.strerror}"
         remedy = "`defaults` are relative to the file that has them: put the parent there, or import the "
         remedy += "file where its checkout has it"
-        raise GraphError([Problem("no-file", law, None, (), remedy)]) from error
+        raise GraphError([Problem("no-file", law, remedy=remedy)]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise GraphError([Problem("yaml", f"{file} is not YAML: {error}", None, (), "")]) from error
+        raise GraphError([Problem("yaml", f"{file} is not YAML: {error}", remedy="")]) from error
     if not isinstance(content, dict):
         law = f"{file} is not a mapping of settings"
-        raise GraphError([Problem("yaml", law, None, (), "give the YAML file that the trainer takes")])
+        raise GraphError([Problem("yaml", law, remedy="give the YAML file that the trainer takes")])
     return content
 
 
@@ -99,15 +118,18 @@ def _over(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]
     for key, value in child.items():
         if key == OVERRIDE:
             continue
-        if not isinstance(value, Mapping):
+        if isinstance(value, Mapping):
+            merged[key] = _section_over(merged.get(key), value)
+        else:
             merged[key] = value
-            continue
-        section = merged.get(key)
-        is_replaced = value.get(OVERRIDE, False)
-        if is_replaced or not isinstance(section, Mapping):
-            section = {}
-        merged[key] = _over(section, value)
     return merged
+
+
+def _section_over(parent: Any, section: Mapping[str, Any]) -> dict[str, Any]:
+    is_replaced = section.get(OVERRIDE, False)
+    if is_replaced or not isinstance(parent, Mapping):
+        return _over({}, section)
+    return _over(parent, section)
 
 
 def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +167,8 @@ def _filled(key: str, value: Any, settings: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         return {name: _filled(key, item, settings) for name, item in value.items()}
     for _ in range(MOST_STEPS):
-        if not isinstance(value, str) or "${" not in value:
+        has_reference = isinstance(value, str) and "${" in value
+        if not has_reference:
             return value
         next_value = _step(key, value, settings)
         if next_value == value:
@@ -159,16 +182,24 @@ def _step(key: str, text: str, settings: Mapping[str, Any]) -> Any:
     """Return a text with one reference, or one computation, filled in."""
     text = _absolute(key, text)
     for match in REFERENCE.finditer(text):
-        is_known = match[1] != "env" and match[2] in settings and match[2] != key
-        if not is_known:
+        referred = match[2]
+        is_environment = match[1] == "env"
+        if is_environment or referred == key or referred not in settings:
             continue
-        value = settings[match[2]]
+        value = settings[referred]
         if isinstance(value, str):
-            value = _absolute(match[2], value)
+            value = _absolute(referred, value)
         if match[0] == text:
             return value
-        if not isinstance(value, list | dict):
-            return text.replace(match[0], "null" if value is None else str(value))
+        if isinstance(value, list | dict):  # it can't stand inside a text
+            continue
+        replacement = "null" if value is None else str(value)
+        return text.replace(match[0], replacement)
+    return _computation_filled(text)
+
+
+def _computation_filled(text: str) -> Any:
+    """Return a text with its first computation, as ``${mul:2, 3}``, replaced by the result."""
     computation = ARITHMETIC.search(text)
     if computation is None:
         return text
@@ -176,17 +207,19 @@ def _step(key: str, text: str, settings: Mapping[str, Any]) -> Any:
     result = _computed(function, scalar(a.strip()), scalar(b.strip()))
     if result is None:
         return text
-    return result if computation[0] == text else text.replace(computation[0], str(result))
+    if computation[0] == text:
+        return result
+    return text.replace(computation[0], str(result))
 
 
 def _computed(function: str, a: Any, b: Any) -> Any:
     """Return the result of a function of two numbers; None without numbers, or for a division by 0."""
-    if not isinstance(a, int | float) or not isinstance(b, int | float):
+    are_numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    if not are_numbers:
         return None
-    if function == "div":
-        return a / b if b else None
-    results = {"add": a + b, "mul": a * b, "max": max(a, b), "min": min(a, b)}
-    return results[function]
+    if function == "div" and b == 0:
+        return None
+    return FUNCTIONS[function](a, b)
 
 
 def _absolute(key: str, text: str) -> str:

@@ -14,6 +14,7 @@ from rlgraph.importing.importer import (
     Imported,
     KeyOutcome,
     graph_name,
+    is_reference,
     outcomes_of,
     own_tokenizer,
     read_alike,
@@ -27,10 +28,17 @@ from rlgraph.importing.table import table_of
 
 MEGATRON = "policy.megatron_cfg.enabled"
 LONGEST = "policy.max_total_sequence_length"
-CORRECTS, KIND = "loss_fn.use_importance_sampling_correction", "loss_fn.truncated_importance_sampling_type"
+CORRECTS = "loss_fn.use_importance_sampling_correction"
+KIND = "loss_fn.truncated_importance_sampling_type"
 BOUND = "loss_fn.truncated_importance_sampling_ratio"
-KL, BETA = "loss_fn.reference_policy_kl_type", "loss_fn.reference_policy_kl_penalty"
+KL = "loss_fn.reference_policy_kl_type"
+BETA = "loss_fn.reference_policy_kl_penalty"
+# trainers that generate nothing -> the nodes that read their rows
 SOURCES = {"sft": "examples", "dpo": "pairs", "rm": "pairs"}
+# an estimator or a trainer -> the graph that is changed; grpo for any other
+PARENTS = {"gdpo": "gdpo", "ppo": "ppo", "distillation": "distill"}
+SCHEDULERS = ("LinearLR", "ConstantLR", "CosineAnnealingLR")  # those of torch that have a schedule here
+START_FACTOR = 1 / 3  # of LinearLR, and the factor of ConstantLR: torch's defaults
 NO_LIMIT = 100_000  # steps that end no run: max_num_epochs does
 
 
@@ -52,7 +60,8 @@ def import_nemo_rl(file: Path | None, overrides: Sequence[str], folder: Path = P
     outcomes += combined(draft)
     outcomes += read_alike(draft, ("ref", "critic", "teacher"))
     draft.span_hosts(int(options["cluster.gpus_per_node"]))
-    return Imported(graph_name(file.stem if file else kind), "NeMo-RL", draft, outcomes)
+    name = kind if file is None else file.stem
+    return Imported(graph_name(name), "NeMo-RL", draft, outcomes)
 
 
 def trainer_of(settings: Mapping[str, Any]) -> str:
@@ -62,34 +71,28 @@ def trainer_of(settings: Mapping[str, Any]) -> str:
         GraphError: they are of a program that trains nothing, or of a trainer without a graph.
     """
     sections = {key.partition(".")[0] for key in settings}
-    is_cross_tokenizer = any(key.startswith(("token_aligner", "loss_fn.xtoken")) for key in settings)
-    if "teachers" in sections or is_cross_tokenizer:
+    aligns_tokens = any(key.startswith(("token_aligner", "loss_fn.xtoken")) for key in settings)
+    if aligns_tokens or "teachers" in sections:
         law = "these settings are of NeMo-RL's distillation between vocabularies"
         remedy = "there is no graph for it; the graph distill has a teacher with the policy's own tokenizer"
-        raise GraphError([Problem("no-graph", law, None, (), remedy)])
+        raise GraphError([Problem("no-graph", law, remedy=remedy)])
     trainers = table_of("nemo_rl").facts["trainers"]
+    # settings without the section of another trainer are of grpo
     for trainer in trainers:
         if trainer in sections and trainer != "grpo":
             return str(trainer)
-    if settings and not sections & {"grpo", "policy", "loss_fn"}:
+    is_of_grpo = sections & {"grpo", "policy", "loss_fn"} or not settings
+    if not is_of_grpo:
         law = f"none of the sections {', '.join(trainers)} is in the settings"
         remedy = "give a configuration of a trainer; `rlgraph eval GRAPH` measures a policy"
-        raise GraphError([Problem("no-trainer", law, None, (), remedy)])
+        raise GraphError([Problem("no-trainer", law, remedy=remedy)])
     return "grpo"
 
 
 def draft_of(options: Options) -> Draft:
     """Return the parent of a trainer with the nodes that its settings ask for."""
-    kind = options.table.kind
-    if kind in SOURCES:
-        draft = Draft(options.table.facts["graphs"][kind])
-        draft.set(f"{SOURCES[kind]}.batch", options["policy.train_global_batch_size"])
-        draft.set(f"{SOURCES[kind]}.max_tokens", options[LONGEST])
-        if kind == "sft":
-            turns = "last" if options.is_on("grpo.only_unmask_final") else "all"
-            draft.set("examples.assistant_turns", turns)
-    else:
-        draft = _policy_gradient(options)
+    imitates = options.table.kind in SOURCES
+    draft = _imitation(options) if imitates else _policy_gradient(options)
     _rows(draft, options)
     _length(draft, options)
     _keep(draft, options)
@@ -98,16 +101,25 @@ def draft_of(options: Options) -> Draft:
     return draft
 
 
+def _imitation(options: Options) -> Draft:
+    """Return the graph of a trainer that generates nothing: of SFT, DPO or a reward model."""
+    kind = options.table.kind
+    source = SOURCES[kind]
+    draft = Draft(options.table.facts["graphs"][kind])
+    draft.set(f"{source}.batch", options["policy.train_global_batch_size"])
+    draft.set(f"{source}.max_tokens", options[LONGEST])
+    if kind == "sft":
+        turns = "last" if options.is_on("grpo.only_unmask_final") else "all"
+        draft.set("examples.assistant_turns", turns)
+    return draft
+
+
 def _policy_gradient(options: Options) -> Draft:
     kind = options.table.kind
     name = kind
     if kind == "grpo":
-        name = str(options["grpo.adv_estimator.name"])
-        law = f"grpo.adv_estimator.name={name}: there is no graph for this estimator of NeMo-RL's"
-        remedy = "the graph mopd distils from several teachers" if name == "opd" else ""
-        refuse_unknown(name, options.table.facts["estimators"], law, remedy)
-    parents = {"gdpo": "gdpo", "ppo": "ppo", "distillation": "distill"}
-    draft = Draft(parents.get(name, "grpo"))
+        name = _estimator(options)
+    draft = Draft(PARENTS.get(name, "grpo"))
     _prompts(draft, options)
     if kind == "distillation":
         draft.set("update_policy.minibatches", minibatches(options))
@@ -120,8 +132,9 @@ def _policy_gradient(options: Options) -> Draft:
     elif rewards != "rewards":
         draft.set("shaped.in", {"rewards": rewards})
     if options.is_on("grpo.overlong_filtering"):
+        reads = draft.value("update_policy.in") or {}
         draft.edit("add", whole_mask={"op": "mask.complete"})
-        draft.set("update_policy.in", {**(draft.value("update_policy.in") or {}), "loss_mask": "whole_mask"})
+        draft.set("update_policy.in", {**reads, "loss_mask": "whole_mask"})
     if options.is_on("grpo.use_dynamic_sampling"):
         _filter(draft, options)
     if options.is_on(CORRECTS):
@@ -129,38 +142,58 @@ def _policy_gradient(options: Options) -> Draft:
     return draft
 
 
+def _estimator(options: Options) -> str:
+    """Return the estimator of advantages.
+
+    Raises:
+        GraphError: there is no graph for it.
+    """
+    name = str(options["grpo.adv_estimator.name"])
+    law = f"grpo.adv_estimator.name={name}: there is no graph for this estimator of NeMo-RL's"
+    remedy = "the graph mopd distils from several teachers" if name == "opd" else ""
+    refuse_unknown(name, options.table.facts["estimators"], law, remedy)
+    return name
+
+
 def _prompts(draft: Draft, options: Options) -> None:
     """Bound prompts and responses, and evaluate, as NeMo-RL does."""
+    longest = options[LONGEST]
+    longest_prompt = options["data.max_input_seq_length"] or longest
     draft.set("prompts.answer_after", None)
-    longest, most = options[LONGEST], options["policy.generation.max_new_tokens"]
-    prompt = options["data.max_input_seq_length"] or longest
-    draft.set("rollout.max_new_tokens", min(most or longest, longest))
+    draft.set("rollout.max_new_tokens", _longest_response(options))
     draft.set("rollout.max_total_tokens", longest)
-    draft.set("prompts.max_prompt_tokens", min(prompt, longest - 1))
-    if options["grpo.max_rollout_turns"] and options["grpo.max_rollout_turns"] > 1:
+    draft.set("prompts.max_prompt_tokens", min(longest_prompt, longest - 1))
+    turns = options["grpo.max_rollout_turns"] or 1
+    is_distillation = options.table.kind == "distillation"
+    if is_distillation or turns > 1:
         return
-    if options.is_on("grpo.val_period") and options.table.kind != "distillation":
-        sampled = {"n": options["grpo.val_num_generations_per_prompt"]}
-        for ours in ("temperature", "top_p", "top_k"):
-            value = options[f"policy.generation.val_{ours}"]
-            if value is not None and not isinstance(value, str):
-                sampled[ours] = value
-        sampled.setdefault("temperature", options["policy.generation.temperature"])
-        draft.evaluate(options["grpo.val_period"], sampled, before=options.is_on("grpo.val_at_start"))
+    if options.is_on("grpo.val_period"):
+        at_start = options.is_on("grpo.val_at_start")
+        draft.evaluate(options["grpo.val_period"], _sampling_of_evaluation(options), before=at_start)
+
+
+def _longest_response(options: Options) -> int:
+    """Return the most tokens of a response, which never exceed those of a row."""
+    longest = options[LONGEST]
+    most = options["policy.generation.max_new_tokens"] or longest
+    return int(min(most, longest))
+
+
+def _sampling_of_evaluation(options: Options) -> dict[str, Any]:
+    """Return how an evaluation samples, as far as that is known here."""
+    sampling = {"n": options["grpo.val_num_generations_per_prompt"]}
+    for attribute in ("temperature", "top_p", "top_k"):
+        value = options[f"policy.generation.val_{attribute}"]
+        is_known = value is not None and not isinstance(value, str)
+        if is_known:
+            sampling[attribute] = value
+    sampling.setdefault("temperature", options["policy.generation.temperature"])
+    return sampling
 
 
 def _loss(draft: Draft, options: Options) -> None:
     """Give the update NeMo-RL's loss, and the mean that it is taken by."""
-    low, high = options["loss_fn.ratio_clip_min"], options["loss_fn.ratio_clip_max"]
-    loss: dict[str, Any] = {"kind": "ppo_clip", "clip": low, "clip_high": high}
-    if options.is_on("loss_fn.disable_ppo_ratio"):
-        loss = {"kind": "reinforce"}
-    elif options.is_on("loss_fn.use_cispo"):
-        loss["kind"] = "cispo"
-    elif options.is_on("loss_fn.sequence_level_importance_ratios"):
-        loss["level"] = "sequence"
-    if loss["kind"] == "ppo_clip" and options["loss_fn.ratio_clip_c"] is not None:
-        loss["dual_clip"] = options["loss_fn.ratio_clip_c"]
+    loss = _loss_attributes(options)
     draft.edit("replace", **{"update_policy.loss": loss})
     is_by_token = options.is_on("loss_fn.token_level_loss")
     draft.set("update_policy.aggregate", "token-mean" if is_by_token else "seq-mean-token-mean")
@@ -169,6 +202,20 @@ def _loss(draft: Draft, options: Options) -> None:
     if draft.has("update_critic"):
         draft.set("update_critic.minibatches", minibatches(options))
         draft.set("update_critic.epochs", options["grpo.ppo_epochs"])
+
+
+def _loss_attributes(options: Options) -> dict[str, Any]:
+    if options.is_on("loss_fn.disable_ppo_ratio"):
+        return {"kind": "reinforce"}
+    bounds = {"clip": options["loss_fn.ratio_clip_min"], "clip_high": options["loss_fn.ratio_clip_max"]}
+    if options.is_on("loss_fn.use_cispo"):
+        return {"kind": "cispo", **bounds}
+    loss: dict[str, Any] = {"kind": "ppo_clip", **bounds}
+    if options.is_on("loss_fn.sequence_level_importance_ratios"):
+        loss["level"] = "sequence"
+    if options["loss_fn.ratio_clip_c"] is not None:
+        loss["dual_clip"] = options["loss_fn.ratio_clip_c"]
+    return loss
 
 
 def _reference(draft: Draft, options: Options) -> None:
@@ -200,7 +247,7 @@ def _rewards(draft: Draft, options: Options) -> str:
         rewards = "scaled"
     if not options.is_on("grpo.reward_shaping.enabled"):
         return rewards
-    share = options["grpo.reward_shaping.stop_properly_penalty_coef"]
+    share = options["grpo.reward_shaping.stop_properly_penalty_coef"]  # that a truncated response keeps
     if share is None:
         draft.edit("add", overlong={**overlong(options), "in": {"rewards": rewards}})
         return "overlong"
@@ -217,10 +264,16 @@ def _scaling(options: Options) -> dict[str, Any]:
         value = options[f"grpo.reward_scaling.{end}"]
         if value is not None:
             ends[end] = float(value)
-    a, b, c, d = ends.values()
-    factor = (d - c) / (b - a)
-    shift = round(c / factor - a, 9)
-    return {"op": "reward.scale", "factor": factor, "shift": shift, "low": min(c, d), "high": max(c, d)}
+    source_length = ends["source_max"] - ends["source_min"]
+    target_length = ends["target_max"] - ends["target_min"]
+    factor = target_length / source_length
+    return {
+        "op": "reward.scale",
+        "factor": factor,
+        "shift": round(ends["target_min"] / factor - ends["source_min"], 9),
+        "low": min(ends["target_min"], ends["target_max"]),
+        "high": max(ends["target_min"], ends["target_max"]),
+    }
 
 
 def overlong(options: Options) -> dict[str, Any]:
@@ -229,13 +282,13 @@ def overlong(options: Options) -> dict[str, Any]:
     NeMo-RL's grows by one slope from max_response_length less the buffer on, beyond max_response_length too:
     up to the longest response, which the node has for its limit.
     """
-    section = "grpo.reward_shaping."
-    buffer = int(options[f"{section}overlong_buffer_length"] or 128)
-    limit = int(options[f"{section}max_response_length"] or options[LONGEST])
-    penalty = options[f"{section}overlong_buffer_penalty"]
+    section = "grpo.reward_shaping"
+    buffer = int(options[f"{section}.overlong_buffer_length"] or 128)
+    limit = int(options[f"{section}.max_response_length"] or options[LONGEST])
+    penalty = options[f"{section}.overlong_buffer_penalty"]
     if penalty is None:
         penalty = 1.0
-    longest = min(options["policy.generation.max_new_tokens"] or options[LONGEST], options[LONGEST])
+    longest = _longest_response(options)
     penalized_tokens = max(longest - (limit - buffer), 1)
     return {
         "op": "reward.overlong",
@@ -247,13 +300,12 @@ def overlong(options: Options) -> dict[str, Any]:
 
 def _advantages(draft: Draft, options: Options, name: str, rewards: str) -> None:
     """Compare rewards as the estimator does; what is one number per sample stands on each of its tokens."""
-    if name == "gdpo":
-        if rewards != "rewards":
-            draft.set("advantages.in.rewards", rewards)
-    elif name == "reinforce_plus_plus":
+    if name == "reinforce_plus_plus":
         _reinforce_advantages(draft, options, rewards)
-    else:
+    elif name != "gdpo":
         _group_advantages(draft, options, rewards)
+    elif rewards != "rewards":
+        draft.set("advantages.in.rewards", rewards)
 
 
 def _reinforce_advantages(draft: Draft, options: Options, rewards: str) -> None:
@@ -273,19 +325,30 @@ def _group_advantages(draft: Draft, options: Options, rewards: str) -> None:
     """Compare the rewards of a group; where advantages are cut, by nodes of their own."""
     leave_one_out = _switch(options, "use_leave_one_out_baseline")
     divides = _switch(options, "normalize_rewards")
-    bounds = {"low": options["grpo.advantage_clip_low"], "high": options["grpo.advantage_clip_high"]}
-    bounds = {end: value for end, value in bounds.items() if value is not None}
+    bounds = {}
+    for end in ("low", "high"):
+        bound = options[f"grpo.advantage_clip_{end}"]
+        if bound is not None:
+            bounds[end] = bound
     if not bounds and not leave_one_out:
         draft.edit("replace", advantages={"op": "advantage.grpo", "scale": divides, **_reads(rewards)})
         return
     if not bounds and not divides:
         draft.edit("replace", advantages={"op": "advantage.rloo", **_reads(rewards)})
         return
-    normal = {"op": "reward.whiten", "mean": "group", "std": "group" if divides else "none"}
-    draft.edit("add", normal={**normal, "leave_one_out": leave_one_out, "in": {"rewards": rewards}})
+    normal = {
+        "op": "reward.whiten",
+        "mean": "group",
+        "std": "group" if divides else "none",
+        "leave_one_out": leave_one_out,
+        "in": {"rewards": rewards},
+    }
+    draft.edit("add", normal=normal)
+    compared = "normal"
     if bounds:
         draft.edit("add", cut={"op": "reward.scale", **bounds, "in": {"rewards": "normal"}})
-    _by_token(draft, options, "cut" if bounds else "normal", whiten=False)
+        compared = "cut"
+    _by_token(draft, options, compared, whiten=False)
 
 
 def _has_kl_in_reward(options: Options) -> bool:
@@ -295,7 +358,9 @@ def _has_kl_in_reward(options: Options) -> bool:
 def _switch(options: Options, name: str) -> bool:
     """Return a switch of the estimator: its own, or that of grpo, which it names by default."""
     value = options.values.get(f"grpo.adv_estimator.{name}")
-    return bool(options[f"grpo.{name}"] if value is None else value)
+    if value is None:
+        value = options[f"grpo.{name}"]
+    return bool(value)
 
 
 def _by_token(draft: Draft, options: Options, rewards: str, whiten: bool) -> None:
@@ -312,7 +377,10 @@ def _by_token(draft: Draft, options: Options, rewards: str, whiten: bool) -> Non
 
 
 def _reads(rewards: str) -> dict[str, Any]:
-    return {} if rewards == "rewards" else {"in": {"rewards": rewards}}
+    """Return the `in` of a node that reads rewards; nothing where it reads the column of that name."""
+    if rewards == "rewards":
+        return {}
+    return {"in": {"rewards": rewards}}
 
 
 def _filter(draft: Draft, options: Options) -> None:
@@ -330,42 +398,55 @@ def _filter(draft: Draft, options: Options) -> None:
 def _correct(draft: Draft, options: Options) -> None:
     """Weigh tokens, or sequences, by how far the engine that sampled is from the one that trains."""
     level = "sequence" if options.is_on("loss_fn.sequence_level_importance_ratios") else "token"
-    kind, high, low = options[KIND], options[BOUND], options[f"{BOUND}_min"]
-    weights: dict[str, Any] = {"op": "correction.tis", "level": level, "cap": None}
-    if kind == "icepop":
-        weights = {"op": "correction.mis", "level": level, "low": low or 0.0, "high": high}
-    elif kind == "seq-mask-tis":
-        draft.correct_within(low, high, level)
-        return
-    elif kind == "tis":
-        weights |= {"cap": high, **({"floor": low} if low else {})}
+    low = options[f"{BOUND}_min"]
+    high = options[BOUND]
+    weights: dict[str, Any]
+    match options[KIND]:
+        case "seq-mask-tis":
+            draft.correct_within(low, high, level)
+            return
+        case "icepop":
+            weights = {"op": "correction.mis", "level": level, "low": low or 0.0, "high": high}
+        case "tis":
+            weights = {"op": "correction.tis", "level": level, "cap": high}
+            if low:
+                weights["floor"] = low
+        case _:
+            weights = {"op": "correction.tis", "level": level, "cap": None}
     draft.edit("add", rollout_weights=weights)
 
 
 def _rows(draft: Draft, options: Options) -> None:
     """Name the files and columns of the rows, where they are of a file."""
     source = SOURCES.get(options.table.kind, "prompts")
-    path = options["data.train.data_path"]
-    if path and "${" not in str(path):
-        draft.set(f"{source}.files", [options.path(str(path))])
+    path = str(options["data.train.data_path"] or "")
+    if path and not is_reference(path):
+        draft.set(f"{source}.files", [options.path(path)])
     columns = {"question": options["data.train.input_key"]}
     if source != "pairs":
         columns["answer"] = options["data.train.output_key"]
     for attribute, column in columns.items():
         if column:
             draft.set(f"{source}.{attribute}", column)
-    template = options.nested("policy.tokenizer.chat_template_kwargs.*")
-    if template:
-        known = {name: value for name, value in template.items() if "${" not in str(value)}
+    template_options = options.nested("policy.tokenizer.chat_template_kwargs.*")
+    if template_options:
+        known = {name: value for name, value in template_options.items() if "${" not in str(value)}
         draft.set(f"{source}.template_options", known)
+
+
+def _ends_by_steps(options: Options) -> bool:
+    """Return whether the number of steps ends a run, and not that of epochs."""
+    steps = options["grpo.max_num_steps"]
+    return isinstance(steps, int) and 0 < steps < NO_LIMIT
 
 
 def _length(draft: Draft, options: Options) -> None:
     """End the run after steps, or after epochs where steps are given that end none."""
-    steps, epochs = options["grpo.max_num_steps"], options["grpo.max_num_epochs"]
-    if isinstance(steps, int) and 0 < steps < NO_LIMIT:
-        draft.set("schedule.iterations", steps)
-    elif isinstance(epochs, int | float) and epochs > 0:
+    if _ends_by_steps(options):
+        draft.set("schedule.iterations", options["grpo.max_num_steps"])
+        return
+    epochs = options["grpo.max_num_epochs"]
+    if isinstance(epochs, int | float) and epochs > 0:
         draft.remove("schedule.iterations")
         draft.set("schedule.epochs", epochs)
 
@@ -377,15 +458,23 @@ def _optimizer(draft: Draft, options: Options) -> None:
     section = "policy.megatron_cfg.peft" if is_megatron else "policy.dtensor_cfg.lora_cfg"
     if options.is_on(f"{section}.enabled"):
         adapters = options.nested(f"{section}.*")
-        targets = adapters.get("target_modules") or "all-linear"
-        if adapters.get("match_all_linear", not is_megatron):
-            targets = "all-linear"
-        size = {"rank": adapters.get("dim", 8), "alpha": float(adapters.get("alpha", 32))}
-        draft.set(f"{model}.train.lora", {**size, "targets": targets})
-    if is_megatron:
+        draft.set(f"{model}.train.lora", _lora(adapters, is_megatron))
+    if is_megatron:  # the table has the keys of its schedule
         return
     for name, value in schedule_of(options).items():
         draft.set(f"{model}.optimizer.{name}", value)
+
+
+def _lora(adapters: Mapping[str, Any], is_megatron: bool) -> dict[str, Any]:
+    """Return the adapters of a model; NeMo-RL's DTensor backend has them on all layers by default."""
+    targets = adapters.get("target_modules") or "all-linear"
+    if adapters.get("match_all_linear", not is_megatron):
+        targets = "all-linear"
+    return {
+        "rank": adapters.get("dim", 8),
+        "alpha": float(adapters.get("alpha", 32)),
+        "targets": targets,
+    }
 
 
 def schedule_of(options: Options) -> dict[str, Any]:
@@ -397,13 +486,17 @@ def schedule_of(options: Options) -> dict[str, Any]:
     schedule: dict[str, Any] = {}
     for place, (name, settings) in enumerate(_schedulers(options)):
         end = settings.get("end_factor", 1)
-        if name == "LinearLR" and end == 1 and place == 0:
+        is_warmup = place == 0 and end == 1
+        falls_to_zero = not settings.get("eta_min")
+        if name == "LinearLR" and is_warmup:
             warmup = int(settings.get("total_iters", 5))
             schedule["warmup_steps"] = warmup
         elif name == "LinearLR" and not end:
-            schedule |= {"schedule": "linear", "total_steps": warmup + int(settings["total_iters"])}
-        elif name == "CosineAnnealingLR" and not settings.get("eta_min"):
-            schedule |= {"schedule": "cosine", "total_steps": warmup + int(settings["T_max"])}
+            schedule["schedule"] = "linear"
+            schedule["total_steps"] = warmup + int(settings["total_iters"])
+        elif name == "CosineAnnealingLR" and falls_to_zero:
+            schedule["schedule"] = "cosine"
+            schedule["total_steps"] = warmup + int(settings["T_max"])
     return schedule
 
 
@@ -430,26 +523,33 @@ def scheduler(value: Any, options: Options) -> Any:
 
 
 def _check_scheduler(name: str, settings: Mapping[str, Any]) -> None:
-    if settings.get("eta_min") or name not in ("LinearLR", "ConstantLR", "CosineAnnealingLR"):
+    if settings.get("eta_min") or name not in SCHEDULERS:
         raise Hand(f"{name}: set models.policy.optimizer.schedule, min_lr_ratio and warmup_steps")
     if name == "LinearLR" and settings.get("end_factor", 1) == 1:
-        start = settings.get("start_factor", 1 / 3)  # torch's default
-        if start > 1e-3:
-            law = f"the rate rises from 0 in warmup_steps, from {start:g} of it in NeMo-RL"
-            raise Hand(f"{law}: a course of lr begins where you like (docs/language_in_depth.md)")
-    if name == "ConstantLR" and settings.get("factor", 1 / 3) != 1:
+        _check_warmup(settings.get("start_factor", START_FACTOR))
+    if name == "ConstantLR" and settings.get("factor", START_FACTOR) != 1:
         raise Hand("ConstantLR with a factor: give models.policy.optimizer.lr a course in steps")
+
+
+def _check_warmup(start: float) -> None:
+    """Refuse a warm-up that begins at more than a thousandth of the rate."""
+    if start > 1e-3:
+        law = f"the rate rises from 0 in warmup_steps, from {start:g} of it in NeMo-RL"
+        raise Hand(f"{law}: a course of lr begins where you like (docs/language_in_depth.md)")
 
 
 def _pools(draft: Draft, options: Options) -> None:
     """Place training and generation on one pool, or on two where NeMo-RL has them apart."""
-    each, nodes = options["cluster.gpus_per_node"], options["cluster.num_nodes"]
-    devices = int(each) * int(nodes)
-    generating = _generating(options, int(each), int(nodes))
-    if not generating or generating >= devices:
+    per_node = int(options["cluster.gpus_per_node"])
+    nodes = int(options["cluster.num_nodes"])
+    devices = per_node * nodes
+    generating = _generating(options, per_node, nodes)
+    has_own_devices = 0 < generating < devices
+    if not has_own_devices:
         draft.set("pools.main.devices", devices)
         return
-    draft.edit("set", pools={"train": {"devices": devices - generating}, "gen": {"devices": generating}})
+    pools = {"train": {"devices": devices - generating}, "gen": {"devices": generating}}
+    draft.edit("set", pools=pools)
     draft.set("models.policy.serve.pool", "gen")
     draft.set("models.policy.train.pool", "train")
     if not options.is_on("grpo.async_grpo.enabled"):
@@ -463,7 +563,9 @@ def _pools(draft: Draft, options: Options) -> None:
 
 def _generating(options: Options, per_node: int, nodes: int) -> int:
     """Return the devices that only generate; 0 where all do both."""
-    if options.table.kind in SOURCES or options.is_on("policy.generation.colocated.enabled"):
+    if options.table.kind in SOURCES:
+        return 0
+    if options.is_on("policy.generation.colocated.enabled"):
         return 0
     resources = options.nested("policy.generation.colocated.resources.*")
     devices = resources.get("gpus_per_node")
@@ -480,17 +582,21 @@ def remarks(options: Options) -> Iterator[KeyOutcome]:
     yield remark("the data", facts["data"])
     if has_media(options):
         yield remark("images", facts["images"])
-    steps, epochs = options["grpo.max_num_steps"], options["grpo.max_num_epochs"]
-    ends_by_steps = isinstance(steps, int) and 0 < steps < NO_LIMIT
-    if ends_by_steps and "grpo.max_num_epochs" in options.values:
+    if _ends_by_steps(options) and "grpo.max_num_epochs" in options.values:
+        steps = options["grpo.max_num_steps"]
+        epochs = options["grpo.max_num_epochs"]
         limit = f"schedule.iterations: {steps}, and not epochs: {epochs}"
         yield remark("the length", facts["limits"].format(kept=limit))
     if kind in SOURCES:
         yield remark("the rows", facts["length"])
-        return
-    if kind == "distillation":
+    elif kind == "distillation":
         yield remark("the loss", facts["distillation"].format(kl_type=options["loss_fn.kl_type"]))
-        return
+    else:
+        yield from _remarks_on_rewards(options, facts)
+
+
+def _remarks_on_rewards(options: Options, facts: Mapping[str, str]) -> Iterator[KeyOutcome]:
+    """Yield what concerns trainers that generate, and learn from rewards."""
     yield remark("the reward", facts["reward"])
     if options["grpo.adv_estimator.name"] == "gdpo":
         yield remark("the rewards", facts["gdpo"])
@@ -499,9 +605,11 @@ def remarks(options: Options) -> Iterator[KeyOutcome]:
         yield remark("the loss", facts["reinforce"].format(minibatches=minibatches(options)))
     if options.is_on("grpo.use_dynamic_sampling") and _switch(options, "use_leave_one_out_baseline"):
         yield remark("dynamic sampling", facts["std"])
-    if options.is_on("grpo.overlong_filtering") and not options.is_on("loss_fn.token_level_loss"):
+    is_by_token = options.is_on("loss_fn.token_level_loss")
+    if options.is_on("grpo.overlong_filtering") and not is_by_token:
         yield remark("overlong filtering", facts["filtered"])
-    samples, step = _samples(options), options["policy.train_global_batch_size"]
+    samples = _samples(options)
+    step = options["policy.train_global_batch_size"]
     if samples % step:
         text = f"{samples} samples are not a whole number of steps of {step}: set update_policy.minibatches"
         yield KeyOutcome("policy.train_global_batch_size", step, "hand", text)
@@ -523,9 +631,12 @@ def _remarks_on_kl(options: Options, facts: Mapping[str, str]) -> Iterator[KeyOu
 
 def has_media(options: Options) -> bool:
     """Return whether rows have images, video or sound: by a switch, an environment or a processor."""
+    if options.is_on("policy.is_vlm"):
+        return True
     processor = str(options.values.get("data.default.processor", ""))
-    has_key = any("env.vlm." in key or "limit_mm_per_prompt" in key for key in options.values)
-    return has_key or "vlm" in processor or options.is_on("policy.is_vlm")
+    if "vlm" in processor:
+        return True
+    return any("env.vlm." in key or "limit_mm_per_prompt" in key for key in options.values)
 
 
 def _samples(options: Options) -> int:
@@ -578,21 +689,25 @@ def _metric(options: Options) -> str | None:
     """Return the metric by which checkpoints stay; None where the latest ones do."""
     key = "checkpointing.metric_name"
     is_null = key in options.values and options.values[key] is None
-    return None if is_null else str(options[key])
+    if is_null:
+        return None
+    return str(options[key])
 
 
 def _keep(draft: Draft, options: Options) -> None:
     """Keep the best checkpoints and the last one, as NeMo-RL does, or the last ones."""
     most = options["checkpointing.keep_top_k"]
     if is_kept_by_reward(options) and draft.has("eval"):
+        mode = "max" if options["checkpointing.higher_is_better"] else "min"
         draft.set("schedule.keep", 1)
-        draft.keep_best("max" if options["checkpointing.higher_is_better"] else "min", most)
+        draft.keep_best(mode, most)
     elif _metric(options) is None and most:
         draft.set("schedule.keep", most)
 
 
 def metric_name(value: str, options: Options) -> str:
-    if not is_kept_by_reward(options) or not options.is_on("grpo.val_period"):
+    is_measured = is_kept_by_reward(options) and options.is_on("grpo.val_period")
+    if not is_measured:
         law = f"the graph's evaluations don't measure {value}, and the last schedule.keep checkpoints stay"
         raise Hand(f"{law}: schedule.best takes eval/NAME of what eval.report names (docs/running.md)")
     return value
@@ -600,13 +715,17 @@ def metric_name(value: str, options: Options) -> str:
 
 def must_save_by(value: str, _: Options) -> str:
     """Say which option of the command line does it; ``value`` is days, hours, minutes and seconds."""
-    counts = zip(str(value).split(":"), "dhms", strict=True)
-    time = "".join(f"{int(count)}{unit}" for count, unit in counts if int(count))
+    time = ""
+    for count, unit in zip(str(value).split(":"), "dhms", strict=True):
+        if int(count):
+            time += f"{int(count)}{unit}"
     raise Hand(f"rlgraph run --time-limit {time} saves and ends the run in time (docs/running.md)")
 
 
 def save_period(value: int, options: Options) -> int:
-    return max(int(value), 0) if options.is_on("checkpointing.enabled") else 0
+    if not options.is_on("checkpointing.enabled"):
+        return 0
+    return max(int(value), 0)
 
 
 def shuffle(value: bool, options: Options) -> bool:

@@ -23,7 +23,8 @@ from rlgraph.importing.table import table_of
 
 CORRECTION = "algo.advantage.is_correction"
 FILTER = "algo.dynamic_filtering_enable"
-KL, KL_IN_LOSS = "algo.kl.init_coef", "algo.kl.use_loss"
+KL = "algo.kl.init_coef"
+KL_IN_LOSS = "algo.kl.use_loss"
 GRAPHS = {"sft": "sft", "dpo": "dpo", "rm": "reward_model"}
 SOURCES = {"ppo": "prompts", "sft": "examples", "dpo": "pairs", "rm": "pairs"}
 
@@ -44,12 +45,13 @@ def import_openrlhf(
     """
     programs = table_of("openrlhf").facts["programs"]
     settings = read_flags(words, tuple(programs), launch)
-    is_flags_alone = settings.file is None and (not words or words[0].startswith("--"))
-    kind = trainer or ("ppo" if is_flags_alone else programs[settings.program])
-    options = Options(table_of("openrlhf", kind), settings.flags, folder)
+    names_program = bool(words) and not words[0].startswith("--")
+    if trainer is None:
+        trainer = programs[settings.program] if names_program else "ppo"
+    options = Options(table_of("openrlhf", trainer), settings.flags, folder)
     draft = draft_of(options)
     outcomes = [*settings.outcomes(), *remarks(options), *outcomes_of(options, draft, CONVERTERS)]
-    name = settings.file.stem if settings.file else kind
+    name = settings.file.stem if settings.file else trainer
     return Imported(graph_name(name), "OpenRLHF", draft, outcomes)
 
 
@@ -82,7 +84,8 @@ def _preference_loss(draft: Draft, options: Options) -> None:
 
 
 def _policy_gradient(options: Options) -> Draft:
-    estimators, name = options.table.facts["estimators"], str(options["algo.advantage.estimator"])
+    estimators = options.table.facts["estimators"]
+    name = str(options["algo.advantage.estimator"])
     law = f"--algo.advantage.estimator {name}: there is no graph for this estimator of OpenRLHF's"
     refuse_unknown(name, estimators, law)
     draft = Draft(estimators[name]["extends"])
@@ -107,11 +110,15 @@ def _data(draft: Draft, options: Options) -> None:
     """Read OpenRLHF's rows, and evaluate where it does."""
     draft.set("prompts.answer", options["data.label_key"])
     draft.set("prompts.answer_after", None)
-    longest, most = options["data.max_len"], options["rollout.max_new_tokens"]
+    longest = options["data.max_len"]
+    most = options["rollout.max_new_tokens"]
     draft.set("rollout.max_new_tokens", most or longest)
     draft.set("rollout.max_total_tokens", longest)
     if not options["data.prompt_max_len"]:
-        draft.set("prompts.max_prompt_tokens", longest - most if most and most < longest else longest - 1)
+        longest_prompt = longest - 1
+        if most and most < longest:
+            longest_prompt = longest - most
+        draft.set("prompts.max_prompt_tokens", longest_prompt)
     if options.is_on("eval.steps") and options["eval.dataset"]:
         draft.evaluate(options["eval.steps"], {"n": 1, "temperature": 0})
 
@@ -119,7 +126,8 @@ def _data(draft: Draft, options: Options) -> None:
 def _reward(draft: Draft, options: Options) -> None:
     """Score by a reward model where OpenRLHF does; a function or a service needs the user."""
     path = options["reward.model_name_or_path"]
-    if not path or options["reward.remote_url"] or options["train.agent_func_path"]:
+    is_scored_elsewhere = options["reward.remote_url"] or options["train.agent_func_path"]
+    if is_scored_elsewhere or not path:
         return
     reward = {"path": options.path(str(path)), "head": "value", "frozen": True}
     draft.edit("add", **{"models.reward": reward})
@@ -132,7 +140,8 @@ def _loss(draft: Draft, options: Options) -> None:
     loss: dict[str, Any] = {"kind": "ppo_clip", "clip": low, "clip_high": high}
     aggregate = "token-mean"
     if options["actor.policy_loss_type"] == "gspo":
-        loss["kind"], aggregate = "gspo", "seq-mean-token-mean"
+        loss["kind"] = "gspo"
+        aggregate = "seq-mean-token-mean"
     elif options["actor.dual_clip"] is not None:
         loss["dual_clip"] = options["actor.dual_clip"]
     draft.edit("replace", **{"update_policy.loss": loss})
@@ -148,15 +157,14 @@ def _loss(draft: Draft, options: Options) -> None:
 
 def _reference(draft: Draft, options: Options, per_token: bool) -> None:
     """Put the KL where OpenRLHF has it: into the loss, into each token's reward, or nowhere."""
-    coefficient, in_loss = options[KL], options.is_on(KL_IN_LOSS)
     draft.remove("update_policy.kl_coef", "update_policy.kl")
-    if not coefficient:
+    if not options[KL]:
         draft.remove("ref_logprobs", "models.ref")
         if per_token:
             draft.set("shaped.beta", 0.0)
         return
     draft.add_reference()
-    if in_loss:
+    if options.is_on(KL_IN_LOSS):
         draft.set("update_policy.kl_coef", kl_coefficient(options))
         draft.set("update_policy.kl", options["algo.kl.estimator"])
         if per_token:
@@ -210,9 +218,9 @@ def _correct(draft: Draft, options: Options) -> None:
 
 def remarks(options: Options) -> Iterator[KeyOutcome]:
     """Yield what the user has to look after and what no flag stands for."""
-    facts, kind = options.table.facts["told"], options.table.kind
+    facts = options.table.facts["told"]
     yield remark("the data", facts["files"])
-    if kind != "ppo":
+    if options.table.kind != "ppo":
         return
     url = options["reward.remote_url"]
     if options["train.agent_func_path"]:

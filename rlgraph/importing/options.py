@@ -24,19 +24,23 @@ LONGEST_CHAIN = 100  # references, each to a key with the next
 class Options:
     """What a user gave, with a framework's defaults behind it.
 
-    ``values`` are those that the user gave, by the table's spelling of their keys; ``spelled`` has the
-    user's. Paths become relative to ``folder``, the graph's; those of settings are relative to the working
-    directory.
+    Invariants:
+
+    - ``values`` are those that the user gave, by the table's spelling of their keys; ``spelled`` has the
+      user's. Both have the same keys.
+    - References in ``values`` are filled in; one that is left is not known, or leads back to itself.
+    - Paths become relative to ``folder``, the graph's; those of settings are relative to the working
+      directory.
     """
 
     def __init__(self, table: KeyTable, settings: Mapping[str, Any], folder: Path = Path()) -> None:
         self.table = table
         self.folder = folder
-        self.values = dict[str, Any]()
-        self.spelled = dict[str, str]()
+        self.values: dict[str, Any] = {}
+        self.spelled: dict[str, str] = {}
         for key, value in settings.items():
             self._add(table.renamed(key), key, value)
-        self._resolutions = dict[str, Any]()
+        self._resolutions: dict[str, Any] = {}
         self._copy_mappings()
         self.values = {key: self._of_key(key) for key in self.values}
 
@@ -48,7 +52,9 @@ class Options:
             return value
         if value is not None and not self.is_odd(key):
             return value
-        return self[row.follows] if row.follows else row.default
+        if row.follows:
+            return self[row.follows]
+        return row.default
 
     def is_odd(self, key: str) -> bool:
         """Return whether a text is given where the framework has a number or a switch, as ``$((1024))``.
@@ -56,26 +62,31 @@ class Options:
         So is what a launch script does not say, ``${shell:NAME}``, wherever it stands.
         """
         value = self.values.get(key)
-        row = self.table.rows.get(key)
         if not isinstance(value, str):
             return False
         if "${shell:" in value:
             return True
-        if row is None:
+        row = self.table.rows.get(key)
+        if row is None or not isinstance(row.default, int | float):
             return False
         accepted_texts = row.texts or ()  # beside numbers
-        return value not in accepted_texts and isinstance(row.default, int | float)
+        return value not in accepted_texts
 
     def is_on(self, key: str) -> bool:
         """Return whether a switch is on: true, or a number above 0."""
         value = self[key]
-        return value > 0 if isinstance(value, int | float) else bool(value)
+        if isinstance(value, int | float):
+            return value > 0
+        return bool(value)
 
     def path(self, path: str) -> str:
         """Return a path as the graph has it; names on the hub, URLs and absolute paths stay."""
         full = os.path.expandvars(os.path.expanduser(path))
-        is_relative_file = "://" not in full and not os.path.isabs(full) and os.path.exists(full)
-        return os.path.relpath(full, self.folder) if is_relative_file else full
+        if "://" in full or os.path.isabs(full):
+            return full
+        if not os.path.exists(full):  # as a model on the hub
+            return full
+        return os.path.relpath(full, self.folder)
 
     def nested(self, key: str) -> dict[str, Any]:
         """Return the values under a key that ends with ``.*``, as nested mappings."""
@@ -83,7 +94,8 @@ class Options:
         row = self.table.rows[key]
         prefix = key.removesuffix(BELOW)
         for name, value in self.values.items():
-            if self.table.row(name) is not row or not name.startswith(prefix):
+            has_this_row = self.table.row(name) is row
+            if not has_this_row or not name.startswith(prefix):
                 continue
             path = name[len(prefix) :].strip(".")
             if path:
@@ -92,10 +104,11 @@ class Options:
 
     def _add(self, key: str, spelled: str, value: Any) -> None:
         """Add a value; of two spellings of a key, the one that is not the default counts."""
-        row = self.table.row(key)
-        is_default = row is not None and value == row.default
-        if key in self.values and (value is None or is_default):
-            return
+        if key in self.values:
+            row = self.table.row(key)
+            is_default = row is not None and value == row.default
+            if value is None or is_default:
+                return
         self.values[key] = value
         self.spelled[key] = spelled
 
@@ -121,7 +134,9 @@ class Options:
 
     def _referred_key(self, key: str, value: Any) -> str:
         """Return the key that a value refers to, where it is that reference and no more; "" elsewhere."""
-        match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if not isinstance(value, str):
+            return ""
+        match = REFERENCE.fullmatch(value)
         if match is None or match[1] == "env":
             return ""
         return self._path_of(key, match[2])
@@ -145,17 +160,22 @@ class Options:
             if match is None:
                 return value
             target = self._target(key, match, referrers)
-            text = "null" if target is None else str(target)
-            if target is ... or REFERENCE.search(text) or len(text) > LONGEST_TEXT:
+            if target is ...:
                 return value
-            value = target if match[0] == value else value.replace(match[0], text)
+            text = "null" if target is None else str(target)
+            is_left = REFERENCE.search(text) is not None
+            if is_left or len(text) > LONGEST_TEXT:
+                return value
+            is_all = match[0] == value
+            value = target if is_all else value.replace(match[0], text)
         return value
 
     def _target(self, key: str, match: re.Match[str], referrers: tuple[str, ...]) -> Any:
         """Return the value that a reference stands for, or ... where it is not known."""
         function, path, default = match.groups()
         if function == "env":
-            return os.environ.get(path, ... if default is None else default)
+            fallback = ... if default is None else default
+            return os.environ.get(path, fallback)
         path = self._path_of(key, path)
         if path in self.values:
             is_cycle = path in (*referrers, key)
@@ -165,7 +185,9 @@ class Options:
         row = self.table.rows.get(path)
         if row is not None and "default" in row.entry:
             return row.default
-        return ... if default is None else scalar(default)
+        if default is None:
+            return ...
+        return scalar(default)
 
     def _path_of(self, key: str, path: str) -> str:
         """Return the key, in the table's spelling, that a reference in the value of a key names."""
@@ -188,23 +210,28 @@ def read_settings(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]
     Raises:
         GraphError: the file or a value is not YAML.
     """
-    settings = dict(flattened(read(file).plain())) if file else {}
+    settings: dict[str, Any] = {}
+    if file is not None:
+        settings.update(flattened(read(file).plain()))
     for override in overrides:
         if override.startswith("~"):
             settings = without(settings, override)
         else:
-            settings |= _overridden(override.lstrip("+"))
+            settings.update(_overridden(override.lstrip("+")))
     return settings
 
 
-def _overridden(override: str) -> dict[str, Any]:
+def _overridden(override: str) -> Iterator[tuple[str, Any]]:
+    """Yield what ``key=value`` sets: several keys where the value is a mapping."""
     name, equals, text = override.partition("=")
-    if equals and text.lstrip()[:1] in ("{", "["):
+    opens_bracket = text.lstrip()[:1] in ("{", "[")
+    if equals and opens_bracket:
         value = hydra_value(text)
         if value is not ...:
-            return dict(flattened(value, name.strip()))
+            yield from flattened(value, name.strip())
+            return
     name, tree = setting(override)
-    return dict(flattened(tree.plain(), name))
+    yield from flattened(tree.plain(), name)
 
 
 def without(settings: Mapping[str, Any], override: str) -> dict[str, Any]:
@@ -232,7 +259,9 @@ def hydra_value(text: str) -> Any:
         value = parser.value()
     except (ValueError, IndexError):
         return ...
-    return value if parser.is_at_end() else ...
+    if not parser.is_at_end():
+        return ...
+    return value
 
 
 class _HydraParser:
@@ -283,9 +312,10 @@ class _HydraParser:
             raise ValueError
         if match["quoted"]:
             return re.sub(r"\\(['\"])", r"\1", match["quoted"][1:-1])
-        is_escaped = "\\" in match["plain"]
         plain = re.sub(r"\\(.)", r"\1", match["plain"]).strip()
-        return plain if is_escaped else scalar(plain)
+        if "\\" in match["plain"]:  # what is escaped is a text, whatever it looks like
+            return plain
+        return scalar(plain)
 
 
 def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -295,9 +325,10 @@ def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         >>> dict(flattened({"a": {"b": 1, "c": {}}}))
         {'a.b': 1, 'a.c': {}}
     """
-    is_section = isinstance(value, Mapping) and (value or not path)
-    if not is_section:
+    is_empty_value = not value and path != ""
+    if not isinstance(value, Mapping) or is_empty_value:
         yield path, value
         return
     for name, child in value.items():
-        yield from flattened(child, f"{path}.{name}" if path else str(name))
+        child_path = f"{path}.{name}" if path else str(name)
+        yield from flattened(child, child_path)

@@ -27,15 +27,18 @@ def combined(draft: Draft) -> Iterator[KeyOutcome]:
     for model in ("policy", "reward", "critic"):
         if not draft.has(f"models.{model}"):
             continue
-        path = f"models.{model}.train"
+        section = f"models.{model}.train"
         for setting, excluded in EXCLUSIVE:
-            size = draft.value(f"{path}.{excluded}")
-            if not _is_on(draft.value(f"{path}.{setting}")) or not _is_on(size):
+            path = f"{section}.{excluded}"
+            size = draft.value(path)
+            is_combined = _is_on(draft.value(f"{section}.{setting}")) and _is_on(size)
+            if not is_combined:
                 continue
-            draft.set(f"{path}.{excluded}", False if size is True else 1)
+            off = False if size is True else 1
+            draft.set(path, off)
             text = f"it is not combined with {setting} here, and is left out; "
             text += "the plan says whether layers fit"
-            yield KeyOutcome(f"{path}.{excluded}", size, "hand", text)
+            yield KeyOutcome(path, size, "hand", text)
 
 
 def allowed(draft: Draft) -> Iterator[KeyOutcome]:
@@ -45,22 +48,33 @@ def allowed(draft: Draft) -> Iterator[KeyOutcome]:
     """
     for model in ("policy", "ref", "critic"):
         config = config_of(draft, model)
-        if config is None:
-            continue
-        path = f"models.{model}.train"
-        family = config.model_type
-        row_ranks = draft.value(f"{path}.sequence_parallel")
-        expert_ranks = draft.value(f"{path}.expert_parallel")
-        if family in UNSHARED and _is_on(row_ranks):
-            draft.set(f"{path}.sequence_parallel", 1)
-            _divide_tokens(draft, path, int(row_ranks))
-            text = f"the model is a {family}: its {UNSHARED[family]}, so that devices can't share its rows: "
-            yield KeyOutcome(f"{path}.sequence_parallel", row_ranks, "hand", f"{text}it is left out")
-        if _is_on(expert_ranks) and not _divides_experts(config, int(expert_ranks)):
-            draft.set(f"{path}.expert_parallel", 1)
-            text = f"the model has {config.experts} experts, which so many devices can't share out: "
-            text += "it is left out"
-            yield KeyOutcome(f"{path}.expert_parallel", expert_ranks, "hand", text)
+        if config is not None:
+            section = f"models.{model}.train"
+            yield from _without_shared_rows(draft, section, config.model_type)
+            yield from _without_shared_experts(draft, section, config)
+
+
+def _without_shared_rows(draft: Draft, section: str, family: str) -> Iterator[KeyOutcome]:
+    """Leave sequence parallelism out where layers of the family read a row as one."""
+    path = f"{section}.sequence_parallel"
+    ranks = draft.value(path)
+    if family not in UNSHARED or not _is_on(ranks):
+        return
+    draft.set(path, 1)
+    _divide_tokens(draft, section, int(ranks))
+    text = f"the model is a {family}: its {UNSHARED[family]}, so that devices can't share its rows: "
+    yield KeyOutcome(path, ranks, "hand", f"{text}it is left out")
+
+
+def _without_shared_experts(draft: Draft, section: str, config: Config) -> Iterator[KeyOutcome]:
+    """Leave expert parallelism out where the devices don't divide the model's experts."""
+    path = f"{section}.expert_parallel"
+    ranks = draft.value(path)
+    if not _is_on(ranks) or _divides_experts(config, int(ranks)):
+        return
+    draft.set(path, 1)
+    text = f"the model has {config.experts} experts, which so many devices can't share out: "
+    yield KeyOutcome(path, ranks, "hand", f"{text}it is left out")
 
 
 def _divides_experts(config: Config, ranks: int) -> bool:
@@ -74,7 +88,9 @@ def config_of(draft: Draft, model: str) -> Config | None:
     path = draft.value(f"models.{model}.path")
     if path == "${models.policy.path}":
         path = draft.value("models.policy.path")
-    return config_at(path) if isinstance(path, str) else None
+    if not isinstance(path, str):
+        return None
+    return config_at(path)
 
 
 def replicates(path: str) -> bool:
@@ -91,7 +107,8 @@ def config_at(path: str) -> Config | None:
     """
     file_name = Path(path).name
     makers = dict.fromkeys(name.partition("/")[0] for name in known_models())
-    for name in (path, *(f"{maker}/{file_name}" for maker in makers)):
+    names_on_hub = [f"{maker}/{file_name}" for maker in makers]
+    for name in (path, *names_on_hub):
         try:
             return size_of(name).config
         except GraphError:
@@ -99,14 +116,18 @@ def config_at(path: str) -> Config | None:
     return None
 
 
-def _divide_tokens(draft: Draft, path: str, sharers: int) -> None:
+def _divide_tokens(draft: Draft, section: str, sharers: int) -> None:
     """Limit the tokens of a device that shares its rows no longer to its share, or to a whole row."""
-    limits = [draft.value(place) for place in LIMITS]
-    longest = sum(limit for limit in limits if isinstance(limit, int))
+    longest = 0
+    for place in LIMITS:
+        limit = draft.value(place)
+        if isinstance(limit, int):
+            longest += limit
     for name in ("micro_tokens", "score_tokens"):
-        tokens = draft.value(f"{path}.{name}")
+        path = f"{section}.{name}"
+        tokens = draft.value(path)
         if isinstance(tokens, int) and tokens > longest:
-            draft.set(f"{path}.{name}", max(tokens // sharers, longest))
+            draft.set(path, max(tokens // sharers, longest))
 
 
 def _is_on(value: object) -> bool:

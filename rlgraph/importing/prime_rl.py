@@ -29,7 +29,11 @@ NO_CAP = 1e9  # above the largest ratio of dppo_tv, whose logarithm is 20 at mos
 PER_NODE = 8
 SOURCES = ("orchestrator.train.source", "orchestrator.eval.source", "train.source", "eval.source")
 LORA = "trainer.model.lora"
-ALGORITHM, GROUP_SIZE = "orchestrator.algo.type", "orchestrator.group_size"
+ALGORITHM = "orchestrator.algo.type"
+GROUP_SIZE = "orchestrator.group_size"
+WITHOUT_REWARDS = ("opd", "opsd", "sft")  # algorithms that learn from another model's tokens
+# an algorithm -> the text about it in the table; for any other, the text of its own name
+TEXT_OF_ALGORITHM = {"hierarchical_grpo": "hierarchical", "sft": "distilled"}
 WARM = ("linear", "cosine")  # schedules that have a warm-up
 # settings of which each source keeps its own value
 PER_SOURCE = ("env.", "name", "serve.", "curriculum.", "ratio")
@@ -58,7 +62,9 @@ def import_prime_rl(words: Sequence[str], folder: Path = Path(), run: str | None
             del settings[section]
     options = Options(table, with_model(settings), folder)
     draft = _sft(options) if kind == "sft" else _policy_gradient(options)
-    _engines(draft, options)
+    _adapters_and_switches(draft, options)
+    if kind == "rl":
+        _serving(draft, options)
     outcomes = [*remarks(options), *_differing(differing, table)]
     outcomes += outcomes_of(options, draft, CONVERTERS)
     draft.span_hosts(PER_NODE)
@@ -72,30 +78,40 @@ def read_prime_rl(words: Sequence[str]) -> tuple[dict[str, Any], list[Path]]:
     Raises:
         GraphError: there is no such file, or it is not TOML.
     """
-    settings, files = dict[str, Any](), list[Path]()
+    settings: dict[str, Any] = {}
+    files: list[Path] = []
     unread = [*words]
     while unread:
         word = unread.pop(0)
         if word == "@":
             continue
         if not word.startswith("--"):
-            files.append(Path(word.removeprefix("@")))
-            settings |= _of_file(files[-1], "")
+            file = Path(word.removeprefix("@"))
+            files.append(file)
+            settings |= _of_file(file, "")
             continue
         name, equals, text = word[2:].partition("=")
-        if unread[:1] == ["@"] and len(unread) > 1:  # --orchestrator @ orch.toml
-            files.append(Path(unread[1]))
-            settings |= _of_file(files[-1], _key(name))
+        next_word = unread[0] if unread else "--"
+        if next_word == "@" and len(unread) > 1:  # --orchestrator @ orch.toml
+            file = Path(unread[1])
+            files.append(file)
+            settings |= _of_file(file, _key(name))
             del unread[:2]
         elif equals:
             settings |= _flag(name, text)
-        elif unread and unread[0] != "@" and not unread[0].startswith("--"):
-            settings |= _flag(name, unread.pop(0))
+        elif next_word == "@" or next_word.startswith("--"):
+            settings |= _switch(name)
         else:
-            key = _key(name)
-            is_off = key.startswith("no_")
-            settings[key.removeprefix("no_")] = not is_off
+            settings |= _flag(name, unread.pop(0))
     return settings, files
+
+
+def _switch(name: str) -> dict[str, Any]:
+    """Return the setting of a flag without a value, as ``--ckpt`` or ``--no-ckpt``."""
+    key = _key(name)
+    if key.startswith("no_"):
+        return {key.removeprefix("no_"): False}
+    return {key: True}
 
 
 def _key(name: str) -> str:
@@ -112,7 +128,9 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(child) for name, child in value.items()}
     if isinstance(value, list):
         return [_plain(child) for child in value]
-    return False if value in (None, "None", "none", "null") else value
+    if value in (None, "None", "none", "null"):
+        return False
+    return value
 
 
 def _of_file(file: Path, prefix: str) -> dict[str, Any]:
@@ -121,11 +139,11 @@ def _of_file(file: Path, prefix: str) -> dict[str, Any]:
     except OSError as error:
         law = f"{file}: {error.strerror or error}"
         remedy = "give files as prime-rl takes them: @ rl.toml, and flags as --trainer.optim.lr 1e-6"
-        raise GraphError([Problem("no-file", law, None, (), remedy)]) from error
+        raise GraphError([Problem("no-file", law, remedy=remedy)]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         law = f"{file} is not TOML: {error}"
         remedy = "mend the file, or give the TOML file"
-        raise GraphError([Problem("no-toml", law, None, (), remedy)]) from error
+        raise GraphError([Problem("no-toml", law, remedy=remedy)]) from error
     settings = dict(flattened(_plain(tree)))
     section = prefix or _section_of(tree)
     if not section:
@@ -141,7 +159,7 @@ def _section_of(tree: Mapping[str, Any]) -> str:
     if tree.keys() & {"trainer", "orchestrator", "inference"}:
         return ""
     for section in table_of("prime_rl").facts["parts"].values():
-        if any(key in tree for key in section["has"]):
+        if tree.keys() & set(section["has"]):
             return str(section["prefix"])
     return ""
 
@@ -157,16 +175,19 @@ def kind_of(settings: Mapping[str, Any]) -> str:
         return "rl"
     if sections & {"data", "optim", "scheduler", "val"}:
         return "sft"
-    if sections & {"online", "eval"} or sections <= {"inference", "slurm"}:
+    is_evaluation = bool(sections & {"online", "eval"})
+    is_server = sections <= {"inference", "slurm"}
+    if is_evaluation or is_server:
         law = "the settings train nothing: they are of an inference server or of an evaluation"
         remedy = "give an rl.toml or an sft.toml; --run rl or --run sft says whose other files are"
-        raise GraphError([Problem("trains-nothing", law, None, (), remedy)])
+        raise GraphError([Problem("trains-nothing", law, remedy=remedy)])
     return "rl"
 
 
 def merged_sources(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return settings with those of several sources merged, and the values in which the sources differ."""
-    merged, differing = dict[str, Any](), dict[str, list[Any]]()
+    merged: dict[str, Any] = {}
+    differing: dict[str, list[Any]] = {}
     for key, value in settings.items():
         if key in SOURCES and isinstance(value, list):
             sources = [dict(flattened(source)) for source in value if isinstance(source, Mapping)]
@@ -179,45 +200,54 @@ def merged_sources(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 def _merge_sources(
     key: str, sources: Sequence[Mapping[str, Any]], merged: dict[str, Any], differing: dict[str, list[Any]]
 ) -> None:
+    """Add to ``merged`` the values that sources share or may differ in, and to ``differing`` all others."""
     for name in dict.fromkeys(chain.from_iterable(sources)):
         values = [source[name] for source in sources if name in source]
-        is_same = values.count(values[0]) == len(sources)
-        if is_same:
+        agree = values.count(values[0]) == len(sources)
+        if agree:
             merged[f"{key}.{name}"] = values[0]
         elif name.startswith(PER_SOURCE):
             merged[f"{key}.{name}"] = values
         else:
             differing[f"{key}.{name}"] = values
-    if len(sources) > 1 and key.endswith("train.source"):
-        differing[key] = [source.get("name", f"number {n}") for n, source in enumerate(sources, 1)]
+    is_training = key.endswith("train.source")
+    if is_training and len(sources) > 1:
+        names = [source.get("name", f"number {number}") for number, source in enumerate(sources, 1)]
+        differing[key] = names
 
 
 def with_model(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with the model that is served where none is given for the trainer."""
     has_trained = "model.name" in settings or "trainer.model.name" in settings
-    if not has_trained:
-        for key in ("orchestrator.model.name", "inference.vllm.model"):
-            if key in settings:
-                return {**settings, "trainer.model.name": settings[key]}
+    if has_trained:
+        return dict(settings)
+    for key in ("orchestrator.model.name", "inference.vllm.model"):
+        if key in settings:
+            return {**settings, "trainer.model.name": settings[key]}
     return dict(settings)
 
 
 def _differing(differing: Mapping[str, Sequence[Any]], table: KeyTable) -> Iterator[KeyOutcome]:
+    texts = table.facts["told"]
     for key, values in differing.items():
-        text = table.facts["told"]["several" if key in SOURCES else "differ"]
-        yield remark(key, text.format(values=", ".join(str(value) for value in values)))
+        text = texts["several"] if key in SOURCES else texts["differ"]
+        values_text = ", ".join(str(value) for value in values)
+        yield remark(key, text.format(values=values_text))
 
 
 def has(options: Options, section: str) -> bool:
     """Return whether a section is there: a key of it, or an empty table, and not off."""
     if options.values.get(section) is False:
         return False
-    return any(key == section or key.startswith(f"{section}.") for key in options.values)
+    if section in options.values:
+        return True
+    return any(key.startswith(f"{section}.") for key in options.values)
 
 
 def is_evaluated(options: Options) -> bool:
     """Return whether a reward is measured on the way: distillation has none here."""
-    return has(options, "orchestrator.eval") and options[ALGORITHM] not in ("opd", "opsd", "sft")
+    has_rewards = options[ALGORITHM] not in WITHOUT_REWARDS
+    return has_rewards and has(options, "orchestrator.eval")
 
 
 def _sft(options: Options) -> Draft:
@@ -230,20 +260,27 @@ def _sft(options: Options) -> Draft:
 
 
 def _policy_gradient(options: Options) -> Draft:
-    graphs, name = options.table.facts["algorithms"], str(options[ALGORITHM])
+    graphs = options.table.facts["algorithms"]
+    name = str(options[ALGORITHM])
     law = f"orchestrator.algo.type {name}: there is no graph for this algorithm of prime-rl's"
     refuse_unknown(name, graphs, law)
     draft = Draft(graphs[name])
     _data(draft, options)
     _loss(draft, options, name)
-    if name in ("opd", "opsd"):
-        _distil(draft, options, name)
-    elif name == "sft":
-        _imitate(draft, options)
-    else:
-        _advantages(draft, options, name)
-    if name == "echo":
-        _observations(draft, options)
+    match name:
+        case "opd":
+            draft.set("advantages.in.old_logprobs", "rollout_logprobs")
+            draft.set("models.teacher.path", options["orchestrator.algo.teacher.name"] or "???")
+        case "opsd":  # the teacher is the policy itself, which sees a demonstration
+            draft.set("advantages.in.old_logprobs", "rollout_logprobs")
+            draft.set("refresh.mix", 1.0)
+        case "sft":
+            _imitate(draft, options)
+        case "echo":
+            _advantages(draft, options, name)
+            _observations(draft, options)
+        case _:
+            _advantages(draft, options, name)
     _pools(draft, options)
     return draft
 
@@ -251,7 +288,7 @@ def _policy_gradient(options: Options) -> Draft:
 def samples(options: Options) -> tuple[int, int]:
     """Return the samples of an iteration and those of a prompt: prime-rl's batch counts samples."""
     group = int(options[GROUP_SIZE] or 1)
-    is_compared = options[ALGORITHM] not in ("opd", "opsd", "sft", "rae")
+    is_compared = options[ALGORITHM] not in (*WITHOUT_REWARDS, "rae")
     if group == 1 and is_compared:
         group = GROUP
     return int(options["orchestrator.batch_size"]), group
@@ -264,11 +301,12 @@ def _data(draft: Draft, options: Options) -> None:
     if not options["orchestrator.token_batch_size"]:
         draft.set("prompts.batch", max(total // group, 1))
     longest = int(options["trainer.model.seq_len"])
-    if options["inference.vllm.max_model_len"]:
-        longest = min(longest, int(options["inference.vllm.max_model_len"]))
-    most = options["orchestrator.train.sampling.max_completion_tokens"]
+    longest_served = options["inference.vllm.max_model_len"]
+    if longest_served:
+        longest = min(longest, int(longest_served))
+    most = options["orchestrator.train.sampling.max_completion_tokens"] or longest
     draft.set("rollout.max_total_tokens", longest)
-    draft.set("rollout.max_new_tokens", min(int(most), longest - 1) if most else longest - 1)
+    draft.set("rollout.max_new_tokens", min(int(most), longest - 1))
     draft.set("prompts.max_prompt_tokens", longest - 1)
     if is_evaluated(options):
         draft.evaluate(options["orchestrator.eval.interval"], {"n": 1, "temperature": 1.0})
@@ -280,7 +318,8 @@ def _loss(draft: Draft, options: Options, name: str) -> None:
     Per token -A rho [in the trust region] + kl_tau log(rho)^2, rho = p / p_sampled, over the count of all
     trained tokens of a batch. dppo_tv has the gradient of its first term, k2 is half the second.
     """
-    low, high = options["trainer.loss.dppo_mask_low"], options["trainer.loss.dppo_mask_high"]
+    low = options["trainer.loss.dppo_mask_low"]
+    high = options["trainer.loss.dppo_mask_high"]
     tau = options["trainer.loss.kl_tau"]
     if name in ("opd", "opsd"):  # fixed there
         low, high, tau = 0.2, 1.0, 1e-3
@@ -306,15 +345,18 @@ def _limit(value: Any) -> float:
 
 def _advantages(draft: Draft, options: Options, name: str) -> None:
     """Compare rewards as the algorithm does, and leave out what has no advantage."""
-    if name == "rae":
+    compares = name != "rae"
+    divides_by_mean = name == "max_rl"
+    if not compares:
         draft.edit("replace", advantages={"op": "advantage.running"})
-    elif name != "max_rl":
+    elif not divides_by_mean:
         draft.set("advantages.scale", False)
     tau = float(options["trainer.loss.adv_tau"])
-    if tau not in (0.0, 1.0) and name != "max_rl":
+    has_factor = tau not in (0.0, 1.0)
+    if has_factor and not divides_by_mean:
         draft.edit("add", scaled={"op": "reward.scale", "factor": tau})
         draft.set("advantages.in.rewards", "scaled")
-    if name != "rae" and options["orchestrator.train.filter_zero_advantages"]:
+    if compares and options["orchestrator.train.filter_zero_advantages"]:
         draft.edit("add", informative={"op": "filter.mixed"})
         draft.set("advantages.rows", "informative")
         draft.set("update_policy.rows", "informative")
@@ -322,25 +364,20 @@ def _advantages(draft: Draft, options: Options, name: str) -> None:
 
 def _observations(draft: Draft, options: Options) -> None:
     """Learn to predict what was answered, beside the policy's loss."""
-    weight = 0.1
-    for key, value in options.values.items():
-        if key.startswith("orchestrator.algo.roles.") and key.endswith(".alpha"):
-            weight = float(value)
-            break
     draft.set("predict.aggregate", "token-mean")
-    draft.set("predict.weight", weight)
+    draft.set("predict.weight", _weight_of_observations(options))
     if draft.has("informative"):
         draft.set("observed.rows", "informative")
         draft.set("predict.rows", "informative")
 
 
-def _distil(draft: Draft, options: Options, name: str) -> None:
-    """Follow a teacher: another model's files, or the policy's own weights that see a demonstration."""
-    draft.set("advantages.in.old_logprobs", "rollout_logprobs")
-    if name == "opd":
-        draft.set("models.teacher.path", options["orchestrator.algo.teacher.name"] or "???")
-    else:
-        draft.set("refresh.mix", 1.0)
+def _weight_of_observations(options: Options) -> float:
+    """Return the weight of the first role that has one."""
+    for key, value in options.values.items():
+        is_weight = key.startswith("orchestrator.algo.roles.") and key.endswith(".alpha")
+        if is_weight:
+            return float(value)
+    return 0.1
 
 
 def _imitate(draft: Draft, options: Options) -> None:
@@ -359,19 +396,22 @@ def _pools(draft: Draft, options: Options) -> None:
     train, generate = devices(options)
     draft.set("pools.main.devices", train)
     draft.edit("add", **{"pools.rollout": {"devices": generate}})
-    sampler = draft.value("rollout.model") if draft.has("rollout.model") else "policy"
+    sampler = "policy"
+    if draft.has("rollout.model"):
+        sampler = draft.value("rollout.model")
     draft.set(f"models.{sampler}.serve.pool", "rollout")
     if sampler != "policy":  # what a frozen model generates is never too old
         return
     buffer: dict[str, Any] = {"too_old": "drop"}
-    flight = "orchestrator.concurrency.max_inflight"
-    if options.values.get(flight):
-        buffer["in_flight"] = max(int(options[flight]) // samples(options)[1], 1)
+    most_samples = "orchestrator.concurrency.max_inflight"
+    if options.values.get(most_samples):
+        _, group = samples(options)
+        buffer["in_flight"] = max(int(options[most_samples]) // group, 1)
     draft.set("schedule.buffer", buffer)
 
 
-def _engines(draft: Draft, options: Options) -> None:
-    """Set what sections stand for: adapters, recomputation, and engines of several hosts."""
+def _adapters_and_switches(draft: Draft, options: Options) -> None:
+    """Set the adapters, and what sections of the model turn on, such as recomputation."""
     train = "models.policy.train"
     if options.table.kind == "sft":
         trained, _ = devices(options)
@@ -380,13 +420,15 @@ def _engines(draft: Draft, options: Options) -> None:
         draft.set(f"{train}.lora", _lora(options))
     for section, setting in SWITCHES.items():
         key = f"trainer.model.{section}"
-        is_allowed = section != "compile" or not _replaces_layers(options)
-        if has(options, key) and is_allowed:
+        is_refused = section == "compile" and _replaces_layers(options)
+        if has(options, key) and not is_refused:
             draft.set(f"{train}.{setting}", True)
         elif options.values.get(key) is False:
             draft.set(f"{train}.{setting}", False)
-    if options.table.kind != "rl":
-        return
+
+
+def _serving(draft: Draft, options: Options) -> None:
+    """Deal experts out to the devices of an engine, where prime-rl does."""
     size = int(options["inference.vllm.tensor_parallel_size"] or 1)
     if size > 1 and options.is_on("inference.vllm.enable_expert_parallel"):
         draft.set("models.policy.serve.sglang.expert_parallel", size)
@@ -401,22 +443,30 @@ def _lora(options: Options) -> dict[str, Any]:
 
 def _replaces_layers(options: Options) -> bool:
     """Return whether experts are divided or their choice is replayed: such layers are not compiled."""
-    return options["trainer.model.ep"] not in ("auto", 1) or options.is_on("trainer.enable_router_replay")
+    divides_experts = options["trainer.model.ep"] not in ("auto", 1)
+    return divides_experts or options.is_on("trainer.enable_router_replay")
 
 
 def devices(options: Options) -> tuple[int, int]:
     """Return the GPUs that train and those that generate."""
-    per_node = int(options["deployment.gpus_per_node"])
     if options["deployment.type"] != "multi_node":
-        tensor = int(options["inference.vllm.tensor_parallel_size"] or 1)
-        data = int(options["inference.vllm.data_parallel_size"] or 1)  # of a server by itself
-        generate = options.values.get("deployment.num_infer_gpus")
-        return int(options["deployment.num_train_gpus"]), int(generate or tensor * data)
-    train = int(options["deployment.num_train_nodes"] or 1) * per_node
-    nodes = options["deployment.num_infer_nodes"]
-    if nodes is None:
-        nodes = _nodes_of_inference(options)
-    return train, max(int(nodes), 1) * int(options["deployment.num_infer_replicas"]) * per_node
+        trained = int(options["deployment.num_train_gpus"])
+        generating = options.values.get("deployment.num_infer_gpus") or _devices_of_server(options)
+        return trained, int(generating)
+    per_node = int(options["deployment.gpus_per_node"])
+    training_nodes = int(options["deployment.num_train_nodes"] or 1)
+    generating_nodes = options["deployment.num_infer_nodes"]
+    if generating_nodes is None:
+        generating_nodes = _nodes_of_inference(options)
+    replicas = int(options["deployment.num_infer_replicas"])
+    return training_nodes * per_node, max(int(generating_nodes), 1) * replicas * per_node
+
+
+def _devices_of_server(options: Options) -> int:
+    """Return the devices of one inference server, where no number of GPUs is given."""
+    tensor = int(options["inference.vllm.tensor_parallel_size"] or 1)
+    data = int(options["inference.vllm.data_parallel_size"] or 1)
+    return tensor * data
 
 
 def _nodes_of_inference(options: Options) -> int:
@@ -425,40 +475,45 @@ def _nodes_of_inference(options: Options) -> int:
     def count(name: str, otherwise: int = 1) -> int:
         return int(options.values.get(f"inference.deployment.{name}", otherwise))
 
-    kind = options.values.get("inference.deployment.type")
-    if kind == "multi_node":
-        return count("num_nodes", 2)
-    if kind == "disaggregated":
-        prefill = count("prefill_nodes_per_replica") * count("num_prefill_replicas")
-        return prefill + count("decode_nodes_per_replica") * count("num_decode_replicas")
+    match options.values.get("inference.deployment.type"):
+        case "multi_node":
+            return count("num_nodes", 2)
+        case "disaggregated":
+            prefill = count("prefill_nodes_per_replica") * count("num_prefill_replicas")
+            decode = count("decode_nodes_per_replica") * count("num_decode_replicas")
+            return prefill + decode
     return 1
 
 
 def remarks(options: Options) -> Iterator[KeyOutcome]:
     """Yield what the user has to look after and what no single key stands for."""
     facts = options.table.facts["told"]
-    if options.table.kind == "sft":
-        if options["data.type"] == "sft":
-            yield remark("the batch", facts["packs"])
-        else:
-            yield remark("the data", facts["fake"])
-        return
+    if options.table.kind == "rl":
+        yield from _remarks_on_rl(options, facts)
+    elif options["data.type"] == "sft":
+        yield remark("the batch", facts["packs"])
+    else:
+        yield remark("the data", facts["fake"])
+
+
+def _remarks_on_rl(options: Options, facts: Mapping[str, str]) -> Iterator[KeyOutcome]:
     if has(options, "trainer.data.fake"):
         yield remark("the data", facts["fake"])
     tasks = options.values.get("orchestrator.train.source.env.taskset.id") or "none is named"
     names = ", ".join(map(str, tasks)) if isinstance(tasks, list) else str(tasks)
     yield remark("the environment", facts["environment"].format(names=names))
-    if int(options[GROUP_SIZE] or 1) == 1 and samples(options)[1] > 1:
+    _, group = samples(options)
+    if group > 1 and int(options[GROUP_SIZE] or 1) == 1:
         yield KeyOutcome(GROUP_SIZE, 1, "hand", facts["group"].format(n=GROUP))
     if not options["trainer.max_steps"]:
         yield remark("max_steps", facts["no_end"])
     name = str(options[ALGORITHM])
-    if options["orchestrator.train.filter_zero_advantages"] and name in ("grpo", "echo", "max_rl"):
+    drops_zeros = name in ("grpo", "echo", "max_rl")
+    if drops_zeros and options["orchestrator.train.filter_zero_advantages"]:
         yield remark("samples without advantage", facts["not_zero"])
     if is_evaluated(options) and options["orchestrator.eval.sampling.temperature"] is None:
         yield remark("the evaluation", facts["sampled"])
-    texts = {"hierarchical_grpo": "hierarchical", "sft": "distilled"}
-    text = facts.get(texts.get(name, name))
+    text = facts.get(TEXT_OF_ALGORITHM.get(name, name))
     if text:
         yield remark("the algorithm", text)
 
@@ -490,7 +545,8 @@ def served(value: str, options: Options) -> str:
 
 def betas(_: float, options: Options) -> list[float]:
     second = options["trainer.optim.betas2"]
-    if options["trainer.optim.type"] == "muon" and "trainer.optim.betas2" not in options.values:
+    is_given = "trainer.optim.betas2" in options.values
+    if options["trainer.optim.type"] == "muon" and not is_given:
         second = 0.95  # MuonConfig's own
     return [options["trainer.optim.betas1"], second]
 
@@ -514,8 +570,10 @@ def decay(value: int, options: Options) -> dict[str, Any]:
     """
     if options["trainer.scheduler.type"] != "linear" or not value:
         raise Idle("decides nothing: the rate does not fall")
-    steps, lr = options["trainer.max_steps"], float(options["trainer.optim.lr"])
-    if not steps or value < 2 or not lr:
+    steps = options["trainer.max_steps"]
+    lr = float(options["trainer.optim.lr"])
+    has_course = steps and lr and value >= 2
+    if not has_course:
         raise Hand(
             "a fall in the last steps is a course of models.policy.optimizer.lr: see its end, max_steps"
         )
@@ -532,13 +590,15 @@ def min_lr(value: float, options: Options) -> float:
 def max_norm(value: Any, options: Options) -> float:
     """Return the norm that gradients are cut to: 0, for none, where prime-rl turns it off itself."""
     uses_deepep = options["trainer.model.ep_comm_backend"] == "deepep"
-    if not value or uses_deepep or options.is_on("trainer.model.full_offload"):
+    is_turned_off = uses_deepep or options.is_on("trainer.model.full_offload")
+    if is_turned_off or not value:
         return 0.0
     return float(value)
 
 
 def offload(value: Any, options: Options) -> bool:
-    if value and (has(options, LORA) or options["trainer.optim.type"] == "muon"):
+    stays_on_device = has(options, LORA) or options["trainer.optim.type"] == "muon"
+    if value and stays_on_device:
         raise Idle("decides nothing: the averages are small, or muon's, which stay on the device")
     return bool(value)
 

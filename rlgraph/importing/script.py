@@ -102,37 +102,43 @@ def settings_of(file: Path, trainer: str | None = None) -> ScriptSettings:
     reader = _Script(_parsed(file))
     calls = reader.calls_of(TRAINER_OF)
     kinds = {kind for _, kind in calls}
-    if trainer and kinds and trainer not in kinds:
+    makes_another = bool(kinds) and trainer not in kinds
+    if trainer and makes_another:
         law = f"{file} makes {_trainers(calls)}, and no {CLASS_NAMES[trainer]}Trainer"
         raise GraphError([Problem("no-trainer", law, None, tuple(sorted(kinds)), "--trainer one of these")])
-    if trainer:
-        calls = [(call, kind) for call, kind in calls if kind == trainer]
+    calls = _of_kind(calls, trainer)
     if len(calls) > 1:
         raise GraphError([_several_trainers(file, calls)])
     if calls:
         call, kind = calls[0]
         return reader.settings(call, kind)
     # A script may pass its configuration to a trainer of its own: its settings are read all the same.
-    configs = reader.calls_of(CONFIG_OF)
-    if trainer:
-        configs = [(call, kind) for call, kind in configs if kind == trainer]
+    configs = _of_kind(reader.calls_of(CONFIG_OF), trainer)
     if len(configs) == 1:
         call, kind = configs[0]
         settings = ScriptSettings(kind)
-        reader.read_call(call, settings, CLASS_NAMES[kind] + "Config")
+        reader.read_call(call, settings, f"{CLASS_NAMES[kind]}Config")
         return settings
     names = tuple(f"{name}Trainer" for name in CLASS_NAMES.values())
     law = f"{file} makes none of TRL's trainers"
     raise GraphError([Problem("no-trainer", law, None, names, "give the script that does, or a YAML file")])
 
 
+def _of_kind(calls: Sequence[tuple[ast.Call, str]], trainer: str | None) -> list[tuple[ast.Call, str]]:
+    """Return the calls of one kind of trainer; all of them where none is named."""
+    if trainer is None:
+        return [*calls]
+    return [(call, kind) for call, kind in calls if kind == trainer]
+
+
 def _several_trainers(file: Path, calls: Sequence[tuple[ast.Call, str]]) -> Problem:
-    kinds = [kind for _, kind in calls]
     law = f"{file} makes several trainers: {_trainers(calls)}"
-    remedy = f"say which: --trainer {kinds[0]}; each makes a graph of its own"
+    kinds = [kind for _, kind in calls]
     if len(set(kinds)) == 1:
         remedy = "leave one of them in a copy of the script, as their settings are not one run's"
-    return Problem("several-trainers", law, None, (), remedy)
+    else:
+        remedy = f"say which: --trainer {kinds[0]}; each makes a graph of its own"
+    return Problem("several-trainers", law, remedy=remedy)
 
 
 def _trainers(calls: Sequence[tuple[ast.Call, str]]) -> str:
@@ -150,28 +156,34 @@ class _Script:
     """
 
     def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
-        self.aliases = dict[str, str]()
-        self.assigned = dict[str, list[ast.expr]]()
-        self.unpacked = dict[str, ast.expr]()
-        self.changed = dict[str, list[ast.stmt | ast.Call]]()
+        self.aliases: dict[str, str] = {}
+        self.assigned: dict[str, list[ast.expr]] = {}
+        self.unpacked: dict[str, ast.expr] = {}
+        self.changed: dict[str, list[ast.stmt | ast.Call]] = {}
         self.unconditional = {id(statement) for statement in _unconditional(tree)}
         calls: list[ast.Call] = []
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                self._note_import(node)
-            elif isinstance(node, ast.Assign):
-                for target in node.targets:
-                    self._note_assignment(target, node.value, node)
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                self._note_assignment(node.target, node.value, node)
-            elif isinstance(node, ast.AugAssign):
-                self._note_change(node.target, node)
-            elif isinstance(node, ast.Call):
+            self._note(node)
+            if isinstance(node, ast.Call):
                 calls.append(node)
-                self._note_call(node)
+        # ast.walk goes by depth, and a script is read by its lines; aliases are all known by now
         calls.sort(key=lambda call: (call.lineno, call.col_offset))
         self.calls = [(call, self.name_of(call.func)) for call in calls]
+
+    def _note(self, node: ast.AST) -> None:
+        """Note what a node of the syntax tree says of a name."""
+        match node:
+            case ast.ImportFrom():
+                self._note_import(node)
+            case ast.Assign():
+                for target in node.targets:
+                    self._note_assignment(target, node.value, node)
+            case ast.AnnAssign(value=ast.expr() as value):
+                self._note_assignment(node.target, value, node)
+            case ast.AugAssign():
+                self._note_change(node.target, node)
+            case ast.Call():
+                self._note_call(node)
 
     def _note_import(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
@@ -179,14 +191,15 @@ class _Script:
                 self.aliases[alias.asname] = alias.name
 
     def _note_assignment(self, target: ast.expr, value: ast.expr, statement: ast.stmt) -> None:
-        if isinstance(target, ast.Name):
-            self.assigned.setdefault(target.id, []).append(value)
-        elif isinstance(target, ast.Tuple | ast.List):
-            for item in target.elts:
-                if isinstance(item, ast.Name):
-                    self.unpacked[item.id] = value
-        elif isinstance(target, ast.Attribute | ast.Subscript):
-            self._note_change(target, statement)
+        match target:
+            case ast.Name():
+                self.assigned.setdefault(target.id, []).append(value)
+            case ast.Tuple() | ast.List():
+                for item in target.elts:
+                    if isinstance(item, ast.Name):
+                        self.unpacked[item.id] = value
+            case ast.Attribute() | ast.Subscript():
+                self._note_change(target, statement)
 
     def _note_change(self, target: ast.expr, change: ast.stmt | ast.Call) -> None:
         self.changed.setdefault(_root(target), []).append(change)
@@ -194,11 +207,13 @@ class _Script:
     def _note_call(self, call: ast.Call) -> None:
         """Note a call that changes an object: ``setattr(args, ...)``, ``args.set_training(...)``."""
         function = call.func
-        if isinstance(function, ast.Name):
-            if function.id in ("setattr", "vars") and call.args:
-                self._note_change(call.args[0], call)
-        elif isinstance(function, ast.Attribute) and function.attr.startswith(CHANGING_METHODS):
-            self._note_change(function, call)
+        match function:
+            case ast.Name(id="setattr" | "vars"):
+                if call.args:
+                    self._note_change(call.args[0], call)
+            case ast.Attribute():
+                if function.attr.startswith(CHANGING_METHODS):
+                    self._note_change(function, call)
 
     def calls_of(self, kinds: Mapping[str, str]) -> list[tuple[ast.Call, str]]:
         """Return the calls of some classes, each with the kind of trainer that its class belongs to."""
@@ -216,22 +231,17 @@ class _Script:
         """Return the expression that a name stands for, or None where it is not known."""
         if not isinstance(node, ast.Name):
             return node
+        if node.id in self.unpacked:
+            return None
         values = self.assigned.get(node.id, [])
-        if node.id in self.unpacked or len(values) != 1:
+        if len(values) != 1:
             return None
         return values[0]
 
     def settings(self, call: ast.Call, kind: str) -> ScriptSettings:
         """Return the settings that a call of a trainer is given."""
         settings = ScriptSettings(kind)
-        arguments: dict[str, ast.expr] = dict(zip(ARGUMENTS[kind], call.args, strict=False))
-        for keyword in call.keywords:
-            if keyword.arg:
-                arguments[keyword.arg] = keyword.value
-        for keyword in call.keywords:
-            if keyword.arg is None:
-                mapping = self._mapping(keyword.value, settings, f"{CLASS_NAMES[kind]}Trainer")
-                arguments = mapping | arguments
+        arguments = self._arguments(call, settings)
         args = arguments.pop("args", None)
         adapter = arguments.pop("peft_config", None)
         model = arguments.pop("model", None)
@@ -245,13 +255,27 @@ class _Script:
         settings.values = dict(flattened(settings.values))
         return settings
 
+    def _arguments(self, call: ast.Call, settings: ScriptSettings) -> dict[str, ast.expr]:
+        """Return the arguments of a trainer by their names; those of ``**mapping`` count least."""
+        arguments: dict[str, ast.expr] = dict(zip(ARGUMENTS[settings.kind], call.args, strict=False))
+        mappings = []
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                mappings.append(keyword.value)
+            else:
+                arguments[keyword.arg] = keyword.value
+        for mapping in mappings:
+            items = self._mapping(mapping, settings, f"{CLASS_NAMES[settings.kind]}Trainer")
+            arguments = items | arguments
+        return arguments
+
     def _read_args(self, args: ast.expr, settings: ScriptSettings) -> None:
         """Read the ``args`` of a trainer: a call of its configuration, by name or on the spot."""
         source = ast.unparse(args)
         value = self.value_of(args)
-        if isinstance(args, ast.Name) and args.id in self.unpacked:
-            maker = ast.unparse(self.unpacked[args.id])
-            text = f"`{maker}` reads them from the command line: give them as KEY=VALUE"
+        maker = self.unpacked.get(args.id) if isinstance(args, ast.Name) else None
+        if maker is not None:
+            text = f"`{ast.unparse(maker)}` reads them from the command line: give them as KEY=VALUE"
             settings.unread.append((source, text))
         elif isinstance(value, ast.Call):
             self.read_call(value, settings, source)
@@ -266,20 +290,23 @@ class _Script:
         function = self.value_of(call.func)
         if self.is_call_of(function, "partial"):
             self._read_keywords(function, settings, source)
-        elif not self._is_config(call.func) and not self._is_config(function):
-            text = f"`{ast.unparse(call.func)}` makes it, which is not read: give its settings as KEY=VALUE"
-            settings.unread.append((source, text))
+            self._read_keywords(call, settings, source)
             return
-        self._read_keywords(call, settings, source)
+        if self._is_config(call.func) or self._is_config(function):
+            self._read_keywords(call, settings, source)
+            return
+        text = f"`{ast.unparse(call.func)}` makes it, which is not read: give its settings as KEY=VALUE"
+        settings.unread.append((source, text))
 
     def _is_config(self, function: ast.expr | None) -> bool:
         return isinstance(function, ast.Name | ast.Attribute) and self.name_of(function) in CONFIG_OF
 
     def _read_keywords(self, call: ast.Call, settings: ScriptSettings, source: str) -> None:
-        if call.args and self.name_of(call.func) != "partial":
+        is_partial = self.name_of(call.func) == "partial"
+        if call.args and not is_partial:
             settings.values["output_dir"] = self.literal(call.args[0])
         for keyword in call.keywords:
-            if keyword.arg:
+            if keyword.arg is not None:
                 settings.values[keyword.arg] = self.literal(keyword.value)
                 continue
             for key, value in self._mapping(keyword.value, settings, source).items():
@@ -287,8 +314,7 @@ class _Script:
 
     def _mapping(self, node: ast.expr, settings: ScriptSettings, source: str) -> dict[str, ast.expr]:
         """Return the items that ``**node`` stands for, where it is a literal that nothing changes."""
-        value = self.value_of(node)
-        items = None if value is None else _items(value)
+        items = _items(self.value_of(node))
         if items is None or self._is_changed(node):
             text = f"`**{ast.unparse(node)}` is not read: give its settings as KEY=VALUE"
             settings.unread.append((source, text))
@@ -300,9 +326,11 @@ class _Script:
 
     def _read_changes(self, name: str, settings: ScriptSettings) -> None:
         """Read ``args.beta = 0.04``; a change under a condition, or by a call, is not read."""
-        for change in sorted(self.changed.get(name, ()), key=lambda node: node.lineno):
+        changes = sorted(self.changed.get(name, ()), key=lambda node: node.lineno)
+        for change in changes:
             attribute = _assigned_attribute(change)
-            if isinstance(change, ast.Assign) and attribute and id(change) in self.unconditional:
+            is_unconditional = id(change) in self.unconditional
+            if isinstance(change, ast.Assign) and attribute and is_unconditional:
                 settings.values[attribute] = self.literal(change.value)
                 continue
             code = ast.unparse(change).splitlines()[0]
@@ -311,20 +339,30 @@ class _Script:
 
     def _read_adapter(self, peft: ast.expr | None, settings: ScriptSettings) -> None:
         """Read the LoraConfig that a trainer is given, or the only one where a model is wrapped by hand."""
-        value = None if peft is None else self.value_of(peft)
-        if value is None:
-            configs = self.calls_of({"LoraConfig": settings.kind})
-            if len(configs) == 1:
-                value, _ = configs[0]
-        if self.is_call_of(value, "LoraConfig"):
+        config = self._adapter_config(peft, settings.kind)
+        if self.is_call_of(config, "LoraConfig"):
             adapter = ScriptSettings(settings.kind)
-            self._read_keywords(value, adapter, "LoraConfig")
-            for key, setting in (PEFT | adapter.values).items():
-                settings.values[LORA.get(key, key)] = setting
+            self._read_keywords(config, adapter, "LoraConfig")
+            values = PEFT | adapter.values
+            for key, value in values.items():
+                settings.values[LORA.get(key, key)] = value
             settings.unread += adapter.unread
-        elif peft is not None and not _is_none(value):
+            return
+        if peft is not None and not _is_none(config):
             text = f"`{ast.unparse(peft)}` is not read: give use_peft=true, lora_r, lora_alpha and the like"
             settings.unread.append(("peft_config", text))
+
+    def _adapter_config(self, peft: ast.expr | None, kind: str) -> ast.expr | None:
+        """Return the expression of an adapter's configuration, or None where it is not known."""
+        if peft is not None:
+            value = self.value_of(peft)
+            if value is not None:
+                return value
+        configs = self.calls_of({"LoraConfig": kind})
+        if len(configs) != 1:
+            return None
+        call, _ = configs[0]
+        return call
 
     def _read_model(self, model: ast.expr, settings: ScriptSettings) -> None:
         """Read a model by its name, also where ``from_pretrained`` loads it."""
@@ -339,8 +377,9 @@ class _Script:
     def literal(self, node: ast.expr) -> Any:
         """Return a literal's value, a list's values, or the source of anything else as ``${...}``."""
         value = self.value_of(node)
+        is_constant = isinstance(value, ast.Constant)
         is_collection = isinstance(value, ast.List | ast.Tuple | ast.Dict) and not self._is_changed(node)
-        if value is not None and (isinstance(value, ast.Constant) or is_collection):
+        if value is not None and (is_constant or is_collection):
             node = value
         if isinstance(node, ast.List | ast.Tuple):
             return [self.literal(item) for item in node.elts]
@@ -349,8 +388,9 @@ class _Script:
             literal = ast.literal_eval(node)
         except (ValueError, TypeError):
             return source
-        is_plain = isinstance(literal, str | int | float | bool | list | dict | None)
-        return literal if is_plain else source
+        if isinstance(literal, str | int | float | bool | list | dict | None):
+            return literal
+        return source  # bytes, a set or a complex number, which no setting is
 
 
 def _is_none(node: ast.expr | None) -> bool:
@@ -359,22 +399,20 @@ def _is_none(node: ast.expr | None) -> bool:
 
 def _assigned_attribute(statement: ast.stmt | ast.Call) -> str:
     """Return the name of the attribute that ``args.NAME = ...`` sets; "" for any other statement."""
-    if not isinstance(statement, ast.Assign):
-        return ""
-    target = statement.targets[0]
-    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-        return target.attr
+    match statement:
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name(), attr=attribute), *_]):
+            return attribute
     return ""
 
 
 def _unconditional(tree: ast.Module) -> Iterator[ast.stmt]:
     """Yield the statements that run whenever their file or function does: under no condition and no loop."""
-    bodies: list[list[ast.stmt]] = [tree.body]
-    while bodies:
-        for statement in bodies.pop():
-            yield statement
-            if isinstance(statement, UNCONDITIONAL) or _is_main(statement):
-                bodies.append(statement.body)
+    unread = [*tree.body]
+    while unread:
+        statement = unread.pop()
+        yield statement
+        if isinstance(statement, UNCONDITIONAL) or _is_main(statement):
+            unread += statement.body
 
 
 def _is_main(statement: ast.stmt) -> TypeGuard[ast.If]:
@@ -388,14 +426,19 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _items(node: ast.expr) -> dict[str, ast.expr] | None:
+def _items(node: ast.expr | None) -> dict[str, ast.expr] | None:
     """Return the items of ``{...}`` or ``dict(...)`` with names for keys, or None."""
-    if isinstance(node, ast.Dict):
-        return _named_items(node)
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "dict" or node.args:
-        return None
+    match node:
+        case ast.Dict():
+            return _named_items(node)
+        case ast.Call(func=ast.Name(id="dict"), args=[]):
+            return _keyword_items(node)
+    return None
+
+
+def _keyword_items(call: ast.Call) -> dict[str, ast.expr] | None:
     items = {}
-    for keyword in node.keywords:
+    for keyword in call.keywords:
         if keyword.arg is None:
             return None
         items[keyword.arg] = keyword.value
@@ -405,9 +448,11 @@ def _items(node: ast.expr) -> dict[str, ast.expr] | None:
 def _named_items(node: ast.Dict) -> dict[str, ast.expr] | None:
     items = {}
     for key, value in zip(node.keys, node.values, strict=True):
-        if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-            return None
-        items[key.value] = value
+        match key:
+            case ast.Constant(value=str() as name):
+                items[name] = value
+            case _:
+                return None
     return items
 
 
@@ -423,21 +468,26 @@ def reward_function(text: str, file: Path, options: Options, place: int = 0) -> 
 
     An expression that is not a name, as a call or a model, is called by its place among the functions.
     """
+    if MODEL_NAME.fullmatch(text):
+        return RewardFunction(f"reward_{place + 1}", remedy=A_MODEL.format(text=text))
     if not DOTTED_NAME.fullmatch(text):
-        remedy = A_MODEL if MODEL_NAME.fullmatch(text) else NO_NAME
-        return RewardFunction(f"reward_{place + 1}", remedy=remedy.format(text=text))
+        return RewardFunction(f"reward_{place + 1}", remedy=NO_NAME.format(text=text))
     module, _, name = text.rpartition(".")
-    folder = Path() if module else file.parent
-    if not module and file.suffix == ".py":
-        module = _imported(_parsed(file), name) or file.stem
-    if not module or module.partition(".")[0] == "trl":
+    folder = Path()  # a dotted path is relative to the working directory, an import to the script
+    if not module:
+        folder = file.parent
+        if file.suffix == ".py":
+            module = _imported(_parsed(file), name) or file.stem
+    top_package = module.partition(".")[0]
+    if top_package in ("", "trl"):
         return RewardFunction(name, remedy=OF_TRL.format(name=name))
     path = folder / f"{module.replace('.', '/')}.py"
     definition = _definition(path, name)
     if definition is None:
         return RewardFunction(name, remedy=NO_FILE.format(name=name))
     columns = _columns_read(definition)
-    takes_more = definition.args.kwarg is not None and not columns
+    has_kwargs = definition.args.kwarg is not None
+    takes_more = has_kwargs and not columns
     if path == file:
         return RewardFunction(name, "???", columns, takes_more, IN_SCRIPT.format(name=name))
     return RewardFunction(name, f"{options.path(str(path))}:{name}", columns, takes_more)
@@ -465,9 +515,9 @@ def _imported(tree: ast.Module, name: str) -> str:
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom):
             continue
-        for alias in node.names:
-            if name == (alias.asname or alias.name):
-                return node.module or ""
+        names = [alias.asname or alias.name for alias in node.names]
+        if name in names:
+            return node.module or ""
     return ""
 
 

@@ -21,7 +21,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -37,8 +37,8 @@ UNKNOWN = re.compile(r"\$\{[^{}]*\}")
 MOST_POWER = 64  # of a base and an exponent: larger numbers are no settings
 SOURCED_DEEP = 8  # scripts that source each other are followed no deeper
 INSTALL = "pip install 'rlgraph-compiler[import]'"
-CONDITIONS = ("if_statement", "case_statement", "while_statement", "list")
 DEFAULT_OPERATORS = (":-", "-", ":=", "=")  # of ${NAME:-text}, a value for a variable that has none
+ALL_ELEMENTS = ("@", "*")  # indices that stand for all elements of an array
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,11 @@ class Command:
 class Script:
     """The state of reading one script: variables and arrays so far, and the commands that were found.
 
-    A variable is a list of words: of one word where it is not an array.
+    Invariants:
+
+    - A variable is a list of words: of one word where it is not an array.
+    - ``conditional`` and ``depth`` are back at what they were once a statement, or a sourced script, is read.
+    - ``commands`` are in the order of the script; a sourced one's stand where it is sourced.
     """
 
     folder: Path
@@ -117,34 +121,46 @@ def _parsed(source: bytes, file: Path) -> Node:
 
 def _read_statements(script: Script, node: Node) -> None:
     """Read a node of the syntax tree that holds statements, or is one."""
-    if node.type in ("variable_assignment", "variable_assignments"):
-        _read_assignment(script, node)
-    elif node.type == "command":
-        _read_command(script, node, heredoc=None)
-    elif node.type == "redirected_statement":
-        _read_redirected(script, node)
-    elif node.type in ("test_command", "comment", "command_substitution"):
-        return
-    else:
-        is_condition = node.type in CONDITIONS
-        script.conditional += is_condition
-        for child in node.named_children:
-            _read_statements(script, child)
-        script.conditional -= is_condition
+    match node.type:
+        case "variable_assignment":
+            _read_assignment(script, node)
+        case "command":
+            _read_command(script, node, heredoc=None)
+        case "redirected_statement":
+            _read_redirected(script, node)
+        case "test_command" | "comment" | "command_substitution":
+            return
+        case "if_statement" | "case_statement" | "while_statement" | "list":
+            script.conditional += 1
+            _read_children(script, node)
+            script.conditional -= 1
+        case _:
+            _read_children(script, node)
+
+
+def _read_children(script: Script, node: Node) -> None:
+    for child in node.named_children:
+        _read_statements(script, child)
 
 
 def _read_redirected(script: Script, node: Node) -> None:
     """Read a statement with redirections; a here-document is what ``read -d '' NAME`` assigns."""
-    heredoc = None
-    for child in node.named_children:
-        if child.type == "heredoc_redirect":
-            body = _child_of_type(child, "heredoc_body")
-            heredoc = "" if body is None else _expanded_text(script, body)
+    heredoc = _heredoc(script, node)
     for child in node.named_children:
         if child.type == "command":
             _read_command(script, child, heredoc)
         elif not child.type.endswith("_redirect"):
             _read_statements(script, child)
+
+
+def _heredoc(script: Script, node: Node) -> str | None:
+    """Return the here-document of a statement, of several the last; None where it has none."""
+    text = None
+    for child in node.named_children:
+        if child.type == "heredoc_redirect":
+            body = _child_of_type(child, "heredoc_body")
+            text = "" if body is None else _expanded_text(script, body)
+    return text
 
 
 def _child_of_type(node: Node, *types: str) -> Node | None:
@@ -155,28 +171,37 @@ def _child_of_type(node: Node, *types: str) -> Node | None:
 
 
 def _read_assignment(script: Script, node: Node) -> None:
-    if node.type == "variable_assignments":
-        for child in node.named_children:
-            _read_assignment(script, child)
-        return
     target = node.child_by_field_name("name")
-    value = node.child_by_field_name("value")
     if target is None or target.type != "variable_name":
         return  # an element of an array by its index
     name = _text(target)
+    value = node.child_by_field_name("value")
     is_array = value is not None and value.type == "array"
-    if value is None:
-        words = [""]
-    elif is_array:
-        words = [word for item in value.named_children for word in _words_of(script, item)]
-    else:
-        words = [_expanded_text(script, value)]
-    if any(child.type == "+=" for child in node.children):
+    words = _assigned_words(script, value)
+    operators = [child.type for child in node.children]
+    if "+=" in operators:
         _append(script, name, words, is_array)
-    elif script.conditional and script.variables.get(name, words) != words:
-        script.variables[name] = [_unknown(name)]
-    else:
-        script.variables[name] = words
+        return
+    old_words = script.variables.get(name, words)
+    if script.conditional and old_words != words:
+        words = [_unknown(name)]
+    script.variables[name] = words
+
+
+def _assigned_words(script: Script, value: Node | None) -> list[str]:
+    """Return the words that a variable is assigned: those of an array, or one text."""
+    if value is None:
+        return [""]
+    if value.type != "array":
+        return [_expanded_text(script, value)]
+    return _words_of_all(script, value.named_children)
+
+
+def _words_of_all(script: Script, nodes: Sequence[Node]) -> list[str]:
+    words: list[str] = []
+    for node in nodes:
+        words += _words_of(script, node)
+    return words
 
 
 def _append(script: Script, name: str, words: list[str], is_array: bool) -> None:
@@ -194,15 +219,18 @@ def _unknown(source: str) -> str:
 
 
 def _read_command(script: Script, node: Node, heredoc: str | None) -> None:
-    words = [word for child in node.named_children for word in _words_of(script, child)]
+    words = _words_of_all(script, node.named_children)
     if not words:
         return
-    if words[0] in ("source", ".") and len(words) > 1:
+    name = words[0]
+    is_sourcing = name in ("source", ".") and len(words) > 1
+    if is_sourcing:
         _read_sourced(script, words[1])
-    elif words[0] == "read" and heredoc is not None:
+    elif name == "read" and heredoc is not None:
         script.variables[words[-1]] = [heredoc]
     else:
-        script.commands.append(Command(tuple(words), node.start_point[0] + 1))
+        line = node.start_point[0] + 1
+        script.commands.append(Command(tuple(words), line))
 
 
 def _read_sourced(script: Script, path: str) -> None:
@@ -218,7 +246,9 @@ def _read_sourced(script: Script, path: str) -> None:
 def _sourced_file(script: Script, path: str) -> Path | None:
     """Return the file of a path; where this begins with something unknown, look beside the script."""
     known_end = UNKNOWN.split(path)[-1].lstrip("/")
-    candidates = [Path(path)] if os.path.isabs(path) else []
+    candidates = []
+    if os.path.isabs(path):
+        candidates.append(Path(path))
     for folder in (script.folder, *script.folder.resolve().parents[:3]):
         candidates.append(folder / known_end)
     for candidate in candidates:
@@ -227,47 +257,52 @@ def _sourced_file(script: Script, path: str) -> Path | None:
     return None
 
 
-def _words_of(script: Script, node: Node) -> Iterator[str]:
-    """Yield the words that a node of an argument becomes: none, one, or those of an array."""
+def _words_of(script: Script, node: Node) -> list[str]:
+    """Return the words that a node of an argument becomes: none, one, or those of an array."""
     if node.type in ("comment", "variable_assignment", "file_redirect", "herestring_redirect"):
-        return
+        return []
     if node.type == "command_name":
-        if node.named_children:
-            yield from _words_of(script, node.named_children[0])
-        else:
-            yield _text(node)
-        return
+        if not node.named_children:
+            return [_text(node)]
+        return _words_of(script, node.named_children[0])
     array = _expanded_array(node)
     if array:
-        yield from _words_of_array(script, array, is_quoted=node.type == "string")
-        return
+        return _words_of_array(script, array, is_quoted=node.type == "string")
     text = _expanded_text(script, node)
     is_unquoted = node.type in ("simple_expansion", "expansion")
-    yield from _split(text) if is_unquoted else [text]
+    if is_unquoted:
+        return _split(text)
+    return [text]
 
 
-def _words_of_array(script: Script, name: str, is_quoted: bool) -> Iterator[str]:
-    """Yield the words of ``${NAME[@]}``.
+def _words_of_array(script: Script, name: str, is_quoted: bool) -> list[str]:
+    """Return the words of ``${NAME[@]}``.
 
     An array that is set nowhere has no words, as no environment can hold an array.
     """
-    words = script.variables.get(name, [])
-    if words == [_unknown(name)]:
+    elements = script.variables.get(name, [])
+    if elements == [_unknown(name)]:
         # these words are flags that are not known, and not a value of the flag before them
-        yield f"--{_unknown(name)}"
-        return
-    for word in words:
-        yield from [word] if is_quoted else _split(word)
+        return [f"--{_unknown(name)}"]
+    if is_quoted:
+        return elements
+    words: list[str] = []
+    for element in elements:
+        words += _split(element)
+    return words
 
 
 def _split(text: str) -> list[str]:
     """Return the words of a text that is not quoted; what is not known is one word."""
-    return [text] if UNKNOWN.search(text) else text.split()
+    if UNKNOWN.search(text):
+        return [text]
+    return text.split()
 
 
 def _expanded_array(node: Node) -> str:
     """Return the array of a word that is ``${NAME[@]}``, quoted or not; "" for any other word."""
-    if node.type == "string" and node.named_child_count == 1:
+    is_quoted_node = node.type == "string" and node.named_child_count == 1
+    if is_quoted_node:
         node = node.named_children[0]
     if node.type != "expansion":
         return ""
@@ -275,7 +310,9 @@ def _expanded_array(node: Node) -> str:
     if subscript is None:
         return ""
     name, index = subscript.named_children[:2]
-    return _text(name) if _text(index) in ("@", "*") else ""
+    if _text(index) not in ALL_ELEMENTS:
+        return ""
+    return _text(name)
 
 
 def _expanded_text(script: Script, node: Node) -> str:
@@ -326,8 +363,10 @@ def _computed(script: Script, text: str) -> int | None:
     Whole numbers with + - * / % ** and brackets are computed, as bash does: a division drops the rest.
     """
     inner = text.removeprefix("$((").removeprefix("$[").removesuffix("))").removesuffix("]")
+    # bash takes a variable with and without $ here; without, Python's grammar is bash's
+    expression = re.sub(r"[${}]", "", inner).strip()
     try:
-        tree = ast.parse(inner.replace("$", "").replace("{", "").replace("}", "").strip(), mode="eval")
+        tree = ast.parse(expression, mode="eval")
         return _number(script, tree.body)
     except (SyntaxError, ValueError, ZeroDivisionError):
         return None
@@ -335,41 +374,52 @@ def _computed(script: Script, text: str) -> int | None:
 
 def _number(script: Script, node: ast.expr) -> int:
     """Return the value of an expression of whole numbers; raise ``ValueError`` where it is not one."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.Name):
-        return int(_value_of(script, node.id) or "unknown")
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_number(script, node.operand)
-    if not isinstance(node, ast.BinOp):
-        raise ValueError
-    a = _number(script, node.left)
-    b = _number(script, node.right)
-    match node.op:
-        case ast.Add():
-            return a + b
-        case ast.Sub():
-            return a - b
-        case ast.Mult():
-            return a * b
-        case ast.Div():
-            return _quotient(a, b)
-        case ast.Mod():
-            return a - _quotient(a, b) * b
-        case ast.Pow() if 0 <= b <= MOST_POWER and abs(a) <= MOST_POWER:
-            return int(a**b)
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return number
+        case ast.Name():
+            return int(_value_of(script, node.id) or "unknown")
+        case ast.UnaryOp(op=ast.USub()):
+            return -_number(script, node.operand)
+        case ast.BinOp():
+            operate = OPERATIONS.get(type(node.op))
+            if operate is not None:
+                return operate(_number(script, node.left), _number(script, node.right))
     raise ValueError
 
 
 def _quotient(a: int, b: int) -> int:
     """Return a quotient rounded towards 0, as in C and in bash."""
     quotient = abs(a) // abs(b)
-    return quotient if (a < 0) == (b < 0) else -quotient
+    is_negative = (a < 0) != (b < 0)
+    return -quotient if is_negative else quotient
+
+
+def _remainder(a: int, b: int) -> int:
+    """Return what a quotient that is rounded towards 0 leaves."""
+    return a - _quotient(a, b) * b
+
+
+def _power(a: int, b: int) -> int:
+    if b < 0 or max(abs(a), b) > MOST_POWER:
+        raise ValueError
+    return int(a**b)
 
 
 def _unquoted(node: Node) -> str:
     """Return what stands between double quotes, where a backslash quotes four characters alone."""
     return re.sub(r'\\(["$`\\])', r"\1", _text(node))
+
+
+# what bash computes in $((...)), by Python's names of the operators
+OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: _quotient,
+    ast.Mod: _remainder,
+    ast.Pow: _power,
+}
 
 
 def _expanded(script: Script, node: Node) -> str:
@@ -384,12 +434,19 @@ def _expanded(script: Script, node: Node) -> str:
     value = _value_of(script, name)
     operator = _operator(node)
     if operator in DEFAULT_OPERATORS and not value:
-        defaults = [child for child in node.named_children if child.start_byte > variable.start_byte]
-        return "".join(_expanded_text(script, child) for child in defaults)
-    is_computed = operator != "" and operator not in DEFAULT_OPERATORS
-    if value is None or is_computed:
-        return _unknown(name)
-    return value
+        return _default_text(script, node, variable)
+    if operator in ("", *DEFAULT_OPERATORS) and value is not None:
+        return value
+    return _unknown(name)  # it has no value, or is computed, as by ${NAME##*/}
+
+
+def _default_text(script: Script, node: Node, variable: Node) -> str:
+    """Return the text in ``${NAME:-text}``: all that stands behind the variable."""
+    text = ""
+    for child in node.named_children:
+        if child.start_byte > variable.start_byte:
+            text += _expanded_text(script, child)
+    return text
 
 
 def _operator(node: Node) -> str:
@@ -407,16 +464,20 @@ def _element(script: Script, subscript: Node) -> str:
     words = script.variables.get(name)
     if words is None:
         return _unknown(name)
-    if index in ("@", "*"):
+    if index in ALL_ELEMENTS:
         return " ".join(words)
     is_known = index.isdigit() and int(index) < len(words)
-    return words[int(index)] if is_known else _unknown(name)
+    if not is_known:
+        return _unknown(name)
+    return words[int(index)]
 
 
 def _value_of(script: Script, name: str) -> str | None:
     """Return a variable's value: of the script, or else of the environment, which a shell would have."""
     words = script.variables.get(name)
-    return os.environ.get(name) if words is None else " ".join(words)
+    if words is None:
+        return os.environ.get(name)
+    return " ".join(words)
 
 
 def _text(node: Node) -> str:
@@ -457,12 +518,19 @@ def _launch(command: Command, programs: Sequence[str]) -> LaunchedProgram | None
 
 def _split_again(word: str, programs: Sequence[str]) -> list[str]:
     """Return the words of a command that another is given as one text, as ``bash -c "python train.py"``."""
-    is_command = " " in word and any(name in word for name in programs)
-    return word.split() if is_command else [word]
+    if " " not in word:
+        return [word]
+    for program in programs:
+        if program in word:
+            return word.split()
+    return [word]
 
 
 def _names(word: str, program: str) -> bool:
-    return fnmatchcase(word, program) or (program.endswith(".py") and fnmatchcase(word, f"*/{program}"))
+    if fnmatchcase(word, program):
+        return True
+    # a file may be named with its folders, a module may not
+    return program.endswith(".py") and fnmatchcase(word, f"*/{program}")
 
 
 def flags_of(words: Sequence[str]) -> dict[str, Any]:
@@ -476,21 +544,24 @@ def flags_of(words: Sequence[str]) -> dict[str, Any]:
         {'lr': 1e-06, 'packing': True, 'clip': [0.2, 0.28], 'n': -1}
     """
     texts_by_flag: dict[str, list[str]] = {}
-    flag = ""
+    texts: list[str] = []  # of the flag at hand; words before the first flag are of none
     for word in words:
-        if word.startswith("--") and len(word) > 2:
-            flag, has_value, value = word[2:].partition("=")
-            texts_by_flag[flag] = [value] if has_value else []
-        elif flag:
-            texts_by_flag[flag].append(word)
+        is_flag = word.startswith("--") and len(word) > 2
+        if not is_flag:
+            texts.append(word)
+            continue
+        flag, has_value, value = word[2:].partition("=")
+        texts = [value] if has_value else []
+        texts_by_flag[flag] = texts
     return {flag: _flag_value(texts) for flag, texts in texts_by_flag.items()}
 
 
 def _flag_value(texts: Sequence[str]) -> Any:
-    values = [_value(text) for text in texts]
-    if not values:
+    if not texts:
         return True
-    return values[0] if len(values) == 1 else values
+    if len(texts) == 1:
+        return _value(texts[0])
+    return [_value(text) for text in texts]
 
 
 def _value(text: str) -> Any:

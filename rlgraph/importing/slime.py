@@ -73,7 +73,8 @@ def _aggregate(options: Options) -> str:
 
 
 def _policy_gradient(options: Options) -> Draft:
-    estimators, name = options.table.facts["estimators"], str(options["advantage-estimator"])
+    estimators = options.table.facts["estimators"]
+    name = str(options["advantage-estimator"])
     law = f"--advantage-estimator {name}: there is no graph for this estimator"
     refuse_unknown(name, estimators, law)
     draft = Draft(estimators[name]["extends"])
@@ -87,9 +88,11 @@ def _policy_gradient(options: Options) -> Draft:
         draft.sample_mixed_groups(expected=_expected_share(options))
     if options.is_on("use-tis"):
         weights = {"op": "correction.tis", "level": "token", "cap": options["tis-clip"]}
-        low = options["tis-clip-low"]
-        draft.edit("add", rollout_weights={**weights, "floor": low} if low else weights)
-    if not options.is_on("colocate") and "rollout-num-gpus" in options.values:
+        if options["tis-clip-low"]:
+            weights["floor"] = options["tis-clip-low"]
+        draft.edit("add", rollout_weights=weights)
+    has_own_devices = "rollout-num-gpus" in options.values and not options.is_on("colocate")
+    if has_own_devices:
         size = options["rollout-num-gpus"] or options["actor-num-gpus-per-node"]
         draft.edit("add", **{"pools.rollout": {"devices": size}})
         draft.set("models.policy.serve.pool", "rollout")
@@ -98,8 +101,11 @@ def _policy_gradient(options: Options) -> Draft:
 
 def _expected_share(options: Options) -> float | None:
     """Return the share of groups that is thought to stay: slime samples more for those that it drops."""
-    generated, trained = options["over-sampling-batch-size"], options["rollout-batch-size"]
-    if not generated or not trained or generated <= trained:
+    generated = options["over-sampling-batch-size"]
+    trained = options["rollout-batch-size"]
+    if not generated or not trained:
+        return None
+    if generated <= trained:
         return None
     return float(trained / generated)
 
@@ -109,15 +115,15 @@ def _data(draft: Draft, options: Options) -> None:
     draft.set("prompts.answer", options["label-key"])
     draft.set("prompts.answer_after", None)
     draft.set("prompts.template", "chat" if options["apply-chat-template"] else "plain")
-    context, longest = options["rollout-max-context-len"], options["rollout-max-response-len"]
-    if longest or context:
-        draft.set("rollout.max_new_tokens", longest or context)
-    if context:
-        draft.set("rollout.max_total_tokens", context)
-        if not options["rollout-max-prompt-len"]:
-            draft.set("prompts.max_prompt_tokens", context - 1)
-    elif not options["rollout-max-prompt-len"]:
-        draft.set("prompts.max_prompt_tokens", None)
+    longest_row = options["rollout-max-context-len"]
+    longest_response = options["rollout-max-response-len"] or longest_row
+    if longest_response:
+        draft.set("rollout.max_new_tokens", longest_response)
+    if longest_row:
+        draft.set("rollout.max_total_tokens", longest_row)
+    if not options["rollout-max-prompt-len"]:
+        longest_prompt = longest_row - 1 if longest_row else None
+        draft.set("prompts.max_prompt_tokens", longest_prompt)
     if options.is_on("eval-interval"):
         draft.evaluate(options["eval-interval"], {"n": 1, "temperature": options["rollout-temperature"]})
 
@@ -137,8 +143,10 @@ def _grader(options: Options) -> dict[str, Any] | None:
 
 def _loss(draft: Draft, options: Options, estimator: str) -> None:
     """Give the update slime's loss: it clips ratios with every estimator, by tokens or by sequences."""
-    low, high = options["eps-clip"], options["eps-clip-high"]
-    high = low if high is None else high
+    low = options["eps-clip"]
+    high = options["eps-clip-high"]
+    if high is None:
+        high = low
     loss: dict[str, Any] = {"kind": "ppo_clip", "clip": low, "clip_high": high}
     if estimator in ("gspo", "cispo"):
         loss["kind"] = estimator
@@ -159,27 +167,37 @@ def _loss(draft: Draft, options: Options, estimator: str) -> None:
 
 def _reference(draft: Draft, options: Options, per_token: bool) -> None:
     """Put the KL where slime has it: into each token's reward, into the loss, or nowhere."""
-    estimator = {"low_var_kl": "k3"}.get(options["kl-loss-type"], options["kl-loss-type"])
-    in_reward = options["kl-coef"] if per_token else 0
+    estimator = options["kl-loss-type"]
+    if estimator == "low_var_kl":
+        estimator = "k3"
     in_loss = options.is_on("use-kl-loss")
     draft.remove("update_policy.kl_coef", "update_policy.kl")
     if per_token:
-        draft.set("shaped.beta", float(in_reward))
+        draft.set("shaped.beta", float(options["kl-coef"]))
         draft.set("shaped.kl", estimator)
     if in_loss:
-        draft.add_reference()
-        if options["kl-loss-coef"]:
-            draft.set("update_policy.kl", estimator)
-            draft.set("update_policy.kl_coef", options["kl-loss-coef"])
-        else:  # a measurement alone
-            draft.set("update_policy.in.watched_logprobs", "ref_logprobs")
-        if options.is_on("use-unbiased-kl"):
-            draft.set("update_policy.kl_unbiased", True)
-    elif not in_reward and not per_token:
+        _kl_in_loss(draft, options, estimator)
+    elif not per_token:
         draft.remove("ref_logprobs", "models.ref")
     if options["ref-update-interval"] and draft.has("models.ref"):
-        refresh = {"op": "update.copy", "model": "ref", "of": "policy@next"}
-        draft.edit("add", refresh={**refresh, "every": options["ref-update-interval"]})
+        refresh = {
+            "op": "update.copy",
+            "model": "ref",
+            "of": "policy@next",
+            "every": options["ref-update-interval"],
+        }
+        draft.edit("add", refresh=refresh)
+
+
+def _kl_in_loss(draft: Draft, options: Options, estimator: str) -> None:
+    draft.add_reference()
+    if options["kl-loss-coef"]:
+        draft.set("update_policy.kl", estimator)
+        draft.set("update_policy.kl_coef", options["kl-loss-coef"])
+    else:  # slime measures the KL, and adds nothing to the loss
+        draft.set("update_policy.in.watched_logprobs", "ref_logprobs")
+    if options.is_on("use-unbiased-kl"):
+        draft.set("update_policy.kl_unbiased", True)
 
 
 def _ahead(draft: Draft) -> None:
@@ -219,8 +237,9 @@ def minibatches(options: Options) -> int:
     """Return the optimizer steps of an iteration: slime's global batches are counted in samples."""
     if options["num-steps-per-rollout"]:
         return int(options["num-steps-per-rollout"])
-    batch, step = options["rollout-batch-size"], options["global-batch-size"]
-    if not isinstance(batch, int) or not isinstance(step, int):
+    batch = options["rollout-batch-size"]
+    step = options["global-batch-size"]
+    if not isinstance(batch, int) or not isinstance(step, int):  # as a variable of the script
         return 1
     samples = batch * int(options["n-samples-per-prompt"])
     return max(samples // step, 1)
@@ -237,8 +256,10 @@ def eval_files(value: Any, options: Options) -> Any:
     """Return the sets of an evaluation by their names: slime has names and files in turn."""
     if not isinstance(value, list) or len(value) % 2:
         raise Hand("it is not a list of names and files in turn: set eval.nodes.prompts.files")
-    names, paths = value[::2], value[1::2]
-    return {str(name): [options.path(str(path))] for name, path in zip(names, paths, strict=True)}
+    files_by_name = {}
+    for name, path in zip(value[::2], value[1::2], strict=True):
+        files_by_name[str(name)] = [options.path(str(path))]
+    return files_by_name
 
 
 def min_lr(value: float, options: Options) -> float:

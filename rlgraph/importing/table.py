@@ -52,18 +52,27 @@ class KeyRow:
         return f"| `{self.key}` | {default} | {self._meaning()} |".replace("\\", "\\\\")
 
     def _meaning(self) -> str:
-        texts = [text for text in (self.shape, self._target(), self.same, self.hand, self.none) if text]
-        renamed = [f"{theirs} is {ours}" for theirs, ours in (self.words or {}).items() if theirs != ours]
+        words = (self.shape, self._target(), self.same, self.hand, self.none)
+        texts = [str(word) for word in words if word]
+        renamed = []
+        for theirs, ours in (self.words or {}).items():
+            if theirs != ours:
+                renamed.append(f"{theirs} is {ours}")
         if renamed:
-            texts[0] = f"{texts[0]} ({', '.join(renamed)})"
-        meaning = "; else: ".join(map(str, texts))
+            texts[0] += f" ({', '.join(renamed)})"
+        meaning = "; else: ".join(texts)
         condition = self.entry.get("if")
-        return f"{meaning} (read with `{condition}`)" if condition else meaning
+        if condition:
+            meaning += f" (read with `{condition}`)"
+        return meaning
 
     def _target(self) -> str:
+        """Return the field of the graph that the key becomes, and what the table notes of it."""
         if not self.to:
             return ""
-        return f"`{self.to}`: {self.note}" if self.note else f"`{self.to}`"
+        if not self.note:
+            return f"`{self.to}`"
+        return f"`{self.to}`: {self.note}"
 
 
 @dataclass(frozen=True)
@@ -91,13 +100,15 @@ class KeyTable:
         section = key
         while section and section + BELOW not in self.rows:
             section = section.rpartition(".")[0]
-        row = self.rows.get(section + BELOW) or self.families.get(_family(key, self.families))
+        row = self.rows.get(section + BELOW)
+        if row is None:
+            row = self.families.get(_family(key, self.families))
         if row is None:
             return None
-        name, _, _ = key[len(section) + 1 :].partition(".")
-        if row.known is not None and name not in (*row.known, "_target_"):
-            return None
-        return row
+        name = key[len(section) + 1 :].partition(".")[0]
+        if row.known is None or name in (*row.known, "_target_"):
+            return row
+        return None
 
     def renamed(self, key: str) -> str:
         """Return a key as the table spells it: renamed as for all trainers, then as for this one."""
@@ -132,7 +143,9 @@ def table_of(name: str, kind: str = "") -> KeyTable:
     models = facts.get("models_of", {}).get(kind, {})
     rows: dict[str, KeyRow] = {}
     for section, section_rows in facts["sections"].items():
-        if kind and kind not in trainers_of_section.get(section, [kind]):
+        trainers = trainers_of_section.get(section)
+        is_of_another = kind and trainers is not None and kind not in trainers
+        if is_of_another:
             continue
         for key, entry in section_rows.items():
             rows[key] = KeyRow(key, section, _of_model(entry, models))
@@ -146,7 +159,8 @@ def table_of(name: str, kind: str = "") -> KeyTable:
 
 def _renamed(key: str, renames: Mapping[str, str]) -> str:
     """Return a key with its longest beginning that has another name renamed."""
-    for old in sorted(renames, key=len, reverse=True):
+    longest_first = sorted(renames, key=len, reverse=True)
+    for old in longest_first:
         if key == old or key.startswith(f"{old}."):
             return str(renames[old]) + key[len(old) :]
     return key
@@ -162,6 +176,8 @@ def _of_model(entry: Mapping[str, Any], models: Mapping[str, str]) -> Mapping[st
     """Return the words for a key, for a trainer that trains another model than `policy`."""
     to = entry.get("to") or ""
     for theirs, ours in models.items():
-        if to.startswith(f"models.{theirs}."):
-            return {**entry, "to": f"models.{ours}{to.removeprefix(f'models.{theirs}')}"}
+        prefix = f"models.{theirs}."
+        if to.startswith(prefix):
+            field_path = to.removeprefix(prefix)
+            return {**entry, "to": f"models.{ours}.{field_path}"}
     return entry

@@ -17,15 +17,25 @@ from rlgraph.importing.importer import (
     KeyOutcome,
     epochs_of,
     graph_name,
+    is_reference,
     outcomes_of,
     remark,
 )
 from rlgraph.importing.options import Options, read_settings
-from rlgraph.importing.script import TRAINERS, RewardFunction, names_of, reward_function, settings_of
+from rlgraph.importing.script import (
+    TRAINERS,
+    RewardFunction,
+    ScriptSettings,
+    names_of,
+    reward_function,
+    settings_of,
+)
 from rlgraph.importing.table import KeyTable, table_of
 from rlgraph.syntax.interval import Interval
 
 NORMALIZE_EACH = "normalize_then_sum"  # multi_objective_aggregation: rewards are normalised one by one
+# rewards that are normalised one by one, over the samples of a prompt
+NORMALIZED = {"op": "advantage.gdpo", "eps": 1e-4, "over": "samples"}
 PORTS = ("", "_2", "_3", "_4")  # of the rewards that reward.sum adds
 # nodes of the graphs that rewards are put into
 NODES = ("prompts", "rollout", "rewards", "advantages", "old_logprobs", "ref_logprobs", "update_policy")
@@ -41,16 +51,11 @@ class ScriptOptions(Options):
     """Options in which an expression of a script, ``${source}``, is not given: its key needs a hand."""
 
     def __getitem__(self, key: str) -> Any:
-        value, row = super().__getitem__(key), self.table.rows.get(key)
-        if not _has_expression(value):
+        value = super().__getitem__(key)
+        if not is_reference(value):
             return value
-        return row.default if row else None
-
-
-def _has_expression(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(_has_expression(item) for item in value)
-    return isinstance(value, str) and "${" in value
+        row = self.table.rows.get(key)
+        return None if row is None else row.default
 
 
 def import_trl(
@@ -63,23 +68,22 @@ def import_trl(
     Raises:
         GraphError: the settings can't be read, or don't say which trainer they are of.
     """
-    scripted: str | None = None
-    unread: list[tuple[str, str]] = []
+    script = ScriptSettings("")  # of a YAML file nothing is left unread
     if file.suffix == ".py":
         script = settings_of(file, trainer)
-        scripted, settings, unread = script.kind, script.values, script.unread
+        settings = script.values
     else:
         settings = read_settings(file, ())
     settings |= read_settings(None, overrides)
     if settings.get("reward_funcs"):
         settings["reward_funcs"] = names_of(settings["reward_funcs"])
-    kind = trainer or scripted or guessed(settings)
+    kind = trainer or script.kind or guessed(settings)
     options = ScriptOptions(_table(kind), settings, folder)
     functions = reward_functions(options["reward_funcs"] or (), file, options)
     draft = draft_of(options, functions)
-    outcomes = [
-        remark(f"settings of {source}", f"these settings are not read: {text}") for source, text in unread
-    ]
+    outcomes = []
+    for source, text in script.unread:
+        outcomes.append(remark(f"settings of {source}", f"these settings are not read: {text}"))
     outcomes += remarks(options, functions)
     outcomes += outcomes_of(options, draft, CONVERTERS)
     return Imported(graph_name(str(options["run_name"] or file.stem)), "TRL", draft, outcomes)
@@ -119,11 +123,13 @@ def guessed(settings: Mapping[str, Any]) -> str:
     """
     fitting = []
     for kind in TRAINERS:
-        options = Options(table_of("trl", kind), settings)
-        if all(options.table.row(key) for key in options.values):
+        table = table_of("trl", kind)
+        keys = Options(table, settings).values
+        if all(table.row(key) for key in keys):
             fitting.append(kind)
     if len(fitting) != 1:
-        law = f"these settings are of {' or '.join(fitting) or 'no one'} of TRL's trainers"
+        candidates = " or ".join(fitting) or "no one"
+        law = f"these settings are of {candidates} of TRL's trainers"
         raise GraphError([Problem("no-trainer", law, None, TRAINERS, "say which: --trainer grpo")])
     return fitting[0]
 
@@ -132,7 +138,8 @@ def draft_of(options: Options, functions: Sequence[RewardFunction]) -> Draft:
     """Return the parent of a trainer with the nodes that its switches ask for."""
     kind = options.table.kind
     draft = Draft(PARENTS.get(kind, kind))
-    if not options.is_on("max_steps") and not options.is_odd("num_train_epochs"):
+    ends_by_steps = options.is_on("max_steps")
+    if not ends_by_steps and not options.is_odd("num_train_epochs"):
         draft.remove("schedule.iterations")
     if "num_processes" in options.values:
         draft.set("pools.main.devices", options["num_processes"])
@@ -170,10 +177,21 @@ def draft_of(options: Options, functions: Sequence[RewardFunction]) -> Draft:
             _rloo(draft, options)
             _mask_truncated(draft, options)
     if options.is_on("sync_ref_model") and draft.has("models.ref"):
-        iterations = max(round(options["ref_model_sync_steps"] / optimizer_steps(options)), 1)
-        refresh = {"op": "update.copy", "model": "ref", "of": "policy@next", "every": iterations}
-        draft.edit("add", refresh={**refresh, "mix": options["ref_model_mixup_alpha"]})
+        _refresh_reference(draft, options)
     return draft
+
+
+def _refresh_reference(draft: Draft, options: Options) -> None:
+    """Move the reference towards the policy every so many iterations."""
+    iterations = round(options["ref_model_sync_steps"] / optimizer_steps(options))
+    refresh = {
+        "op": "update.copy",
+        "model": "ref",
+        "of": "policy@next",
+        "every": max(iterations, 1),
+        "mix": options["ref_model_mixup_alpha"],
+    }
+    draft.edit("add", refresh=refresh)
 
 
 def _mask_truncated(draft: Draft, options: Options) -> None:
@@ -185,30 +203,45 @@ def _mask_truncated(draft: Draft, options: Options) -> None:
 
 
 def _data(draft: Draft, options: Options, functions: Sequence[RewardFunction]) -> None:
-    """Read TRL's rows, and score them by the reward functions; several are added with their weights."""
+    """Read TRL's rows, and score them by the reward functions."""
+    longest = options["max_prompt_length"]
     draft.set("prompts.question", "prompt")
     draft.set("prompts.answer_after", None)
-    draft.set("prompts.max_prompt_tokens", options["max_prompt_length"])
-    draft.set("prompts.truncate", "left" if options["max_prompt_length"] else None)
+    draft.set("prompts.max_prompt_tokens", longest)
+    draft.set("prompts.truncate", "left" if longest else None)
     if not functions:
         return
-    wanted = [column for function in functions for column in function.columns]
-    columns: dict[str, Any] = {"trl_prompt": {"from": "prompt", "type": "json"}}
-    for column in wanted:
-        if column not in OWN_COLUMNS:
-            columns[column] = {"type": "json"}
-    draft.set("prompts.answer", "answer" if "answer" in wanted else None)
-    draft.set("prompts.columns", columns)
-    normalized = {"op": "advantage.gdpo", "eps": 1e-4, "over": "samples"}
+    _columns(draft, functions)
     normalizes_each = options["multi_objective_aggregation"] == NORMALIZE_EACH
-    if len(functions) == 1:
-        draft.edit("replace", rewards=functions[0].node())
-        if normalizes_each:
-            draft.edit("replace", advantages={**normalized, "weight_2": 0.0})
+    if len(functions) > 1:
+        _several_rewards(draft, options, functions, normalizes_each)
         return
+    draft.edit("replace", rewards=functions[0].node())
+    if normalizes_each:
+        draft.edit("replace", advantages={**NORMALIZED, "weight_2": 0.0})
+
+
+def _columns(draft: Draft, functions: Sequence[RewardFunction]) -> None:
+    """Read the columns of the data that reward functions take."""
+    columns: dict[str, Any] = {"trl_prompt": {"from": "prompt", "type": "json"}}
+    answer = None
+    for function in functions:
+        for column in function.columns:
+            if column == "answer":
+                answer = "answer"
+            if column not in OWN_COLUMNS:
+                columns[column] = {"type": "json"}
+    draft.set("prompts.answer", answer)
+    draft.set("prompts.columns", columns)
+
+
+def _several_rewards(
+    draft: Draft, options: Options, functions: Sequence[RewardFunction], normalizes_each: bool
+) -> None:
+    """Add the rewards of several functions with their weights."""
     weights = options["reward_weights"] or [1.0] * len(functions)
-    reads = dict[str, str]()
-    weight_of = dict[str, float]()
+    reads: dict[str, str] = {}
+    weight_of: dict[str, float] = {}
     for port, function, weight in zip(PORTS, functions, weights, strict=False):
         name = function.name
         outs = {"rewards": name, "failed": f"{name}_failed"}
@@ -217,7 +250,7 @@ def _data(draft: Draft, options: Options, functions: Sequence[RewardFunction]) -
         weight_of[f"weight{port}"] = float(weight)
     draft.edit("replace", rewards={"op": "reward.sum", "in": reads, **weight_of})
     if normalizes_each:
-        draft.edit("replace", advantages={**normalized, "in": reads, **weight_of})
+        draft.edit("replace", advantages={**NORMALIZED, "in": reads, **weight_of})
 
 
 def _reference(draft: Draft, options: Options) -> None:
@@ -235,20 +268,23 @@ def _reference(draft: Draft, options: Options) -> None:
 
 def _rloo(draft: Draft, options: Options) -> None:
     """Clip rewards, scale advantages over the batch, and clip the ratio of responses, where RLOO does."""
+    rewards = "rewards"
     bounds = options["reward_clip_range"]
     if bounds:
         low, high = map(float, bounds)
         draft.edit("insert", clipped={"op": "reward.scale", "on": "rewards", "low": low, "high": high})
+        rewards = "clipped"
     if options.is_on("normalize_advantages"):
-        reads = draft.value("advantages.in") or {"rewards": "clipped" if bounds else "rewards"}
+        reads = draft.value("advantages.in") or {"rewards": rewards}
         _normalize_advantages(draft, reads)
-    if _minibatches(options) * int(options["num_iterations"]) > 1:
-        if not draft.has("old_logprobs"):
-            draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
-        low, high = _clip_bounds(options)
-        loss = {"kind": "ppo_clip", "level": "product", "clip": low, "clip_high": high}
-        draft.edit("replace", **{"update_policy.loss": loss})
-        draft.set("update_policy.aggregate", "seq-mean-token-mean")
+    if _minibatches(options) * int(options["num_iterations"]) <= 1:
+        return  # the ratio of the only step is 1
+    if not draft.has("old_logprobs"):
+        draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
+    low, high = _clip_bounds(options)
+    loss = {"kind": "ppo_clip", "level": "product", "clip": low, "clip_high": high}
+    draft.edit("replace", **{"update_policy.loss": loss})
+    draft.set("update_policy.aggregate", "seq-mean-token-mean")
 
 
 def _normalize_advantages(draft: Draft, reads: Mapping[str, str]) -> None:
@@ -263,8 +299,11 @@ def _normalize_advantages(draft: Draft, reads: Mapping[str, str]) -> None:
 
 
 def _clip_bounds(options: Options) -> tuple[float, float]:
-    low, high = options["epsilon"], options["epsilon_high"]
-    return low, low if high is None else high
+    low = options["epsilon"]
+    high = options["epsilon_high"]
+    if high is None:
+        high = low
+    return low, high
 
 
 def _loss(draft: Draft, options: Options) -> None:
@@ -304,15 +343,20 @@ def _entropy(draft: Draft, options: Options) -> None:
     """Count only the tokens of highest entropy; or add a bonus for entropy, a mean over tokens in TRL."""
     share = options["top_entropy_quantile"]
     if share < 1:
-        entropies = {"op": "logprobs.entropy", "model": "policy", "out": {"logprobs": "old_logprobs"}}
-        word = "replace" if draft.has("old_logprobs") else "add"
-        draft.edit(word, old_logprobs=entropies)
-        weights = {"op": "weight.entropy", "share": share, "minibatches": _minibatches(options)}
-        draft.edit("add", token_weights=weights)
-    if options["entropy_coef"] and share >= 1:
+        _weigh_by_entropy(draft, options, share)
+        return
+    if options["entropy_coef"]:
         draft.set("update_policy.entropy_coef", options["entropy_coef"])
         if draft.value("update_policy.aggregate") != "token-mean":
             draft.set("update_policy.entropy_aggregate", "token-mean")
+
+
+def _weigh_by_entropy(draft: Draft, options: Options, share: float) -> None:
+    entropies = {"op": "logprobs.entropy", "model": "policy", "out": {"logprobs": "old_logprobs"}}
+    word = "replace" if draft.has("old_logprobs") else "add"
+    draft.edit(word, old_logprobs=entropies)
+    weights = {"op": "weight.entropy", "share": share, "minibatches": _minibatches(options)}
+    draft.edit("add", token_weights=weights)
 
 
 def _minibatches(options: Options) -> int:
@@ -325,22 +369,20 @@ def _pair_losses(draft: Draft, options: Options) -> None:
     table = options.table.facts["pair_losses"]
     kinds = _pair_kinds(options["loss_type"])
     if any(kind not in table for kind in kinds):
-        return
+        return  # `pair_loss` says so
     coefficients = options["loss_weights"] or [1.0] * len(kinds)
-    losses = dict[str, dict[str, Any]]()
-    weights = dict[str, float]()
+    losses: dict[str, dict[str, Any]] = {}
+    weights: dict[str, float] = {}
     for kind, coefficient in zip(kinds, coefficients, strict=False):
-        losses[kind] = {"kind": table[kind]["kind"]}
-        for name, key in table[kind].get("with", {}).items():
-            losses[kind][name] = options[key] if isinstance(key, str) else key
+        losses[kind] = _pair_loss(table[kind], options)
         weights[kind] = float(coefficient)
     if options["rpo_alpha"] is not None:
         losses["sft"] = {"kind": "likelihood"}
         weights["sft"] = float(options["rpo_alpha"])
-    if losses != {"sigmoid": {"kind": "sigmoid"}}:
+    is_weighed = any(weight != 1 for weight in weights.values())
+    if is_weighed or losses != {"sigmoid": {"kind": "sigmoid"}}:
         draft.set("preference.losses", losses)
-    if any(weight != 1 for weight in weights.values()):
-        draft.set("preference.losses", losses)
+    if is_weighed:
         draft.set("preference.weights", weights)
     if options.is_on("reference_free"):
         draft.set("preference.reference", False)
@@ -348,6 +390,14 @@ def _pair_losses(draft: Draft, options: Options) -> None:
     if options.is_on("use_weighting"):
         squares = {"op": "logprobs.squares", "model": "policy", "out": {"logprobs": "old_logprobs"}}
         draft.edit("replace", old_logprobs=squares)
+
+
+def _pair_loss(spec: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """Return a loss of pairs; the table has a key of TRL's for an attribute, or its value."""
+    loss = {"kind": spec["kind"]}
+    for attribute, key in spec.get("with", {}).items():
+        loss[attribute] = options[key] if isinstance(key, str) else key
+    return loss
 
 
 def _pair_kinds(loss_type: Any) -> list[str]:
@@ -359,24 +409,36 @@ def _without_reference(draft: Draft, options: Options) -> None:
     """Make DPO the loss of CPO, SimPO or AlphaPO: log-probs in the place of log ratios, and a likelihood."""
     draft.remove("ref_logprobs", "models.ref")
     draft.set("preference.reference", False)
-    kind, smoothing, alpha = options["loss_type"], options["label_smoothing"], options["alpha"]
-    loss: dict[str, Any] = {"kind": kind if kind in ("hinge", "ipo") else "sigmoid"}
-    if loss["kind"] == "sigmoid" and smoothing:
-        loss["smoothing"] = smoothing
-    if kind == "simpo":
-        loss["margin"] = options["simpo_gamma"]
-        if alpha:
-            loss |= {"kind": "alphapo", "alpha": alpha}
-        else:
-            loss["mean"] = True
-    elif alpha and kind != "ipo":
+    kind = options["loss_type"]
+    alpha = options["alpha"]
+    has_divergence = kind not in ("simpo", "ipo") and alpha
+    if has_divergence:
         draft.set("preference.divergence", "alpha")
         draft.set("preference.alpha", 1 - alpha)
-    losses = {str(kind): loss}
+    losses = {str(kind): _loss_of_cpo(options)}
     if options["cpo_alpha"]:
         losses["likelihood"] = {"kind": "likelihood"}
         draft.set("preference.weights", {"likelihood": float(options["cpo_alpha"])})
     draft.set("preference.losses", losses)
+
+
+def _loss_of_cpo(options: Options) -> dict[str, Any]:
+    kind = options["loss_type"]
+    if kind in ("hinge", "ipo"):
+        return {"kind": kind}
+    loss: dict[str, Any] = {"kind": "sigmoid"}
+    if options["label_smoothing"]:
+        loss["smoothing"] = options["label_smoothing"]
+    if kind != "simpo":
+        return loss
+    loss["margin"] = options["simpo_gamma"]
+    alpha = options["alpha"]
+    if alpha:
+        loss["kind"] = "alphapo"
+        loss["alpha"] = alpha
+    else:
+        loss["mean"] = True
+    return loss
 
 
 def _correction(draft: Draft, options: Options) -> None:
@@ -384,18 +446,19 @@ def _correction(draft: Draft, options: Options) -> None:
     if not _corrects_vllm(options):
         return
     if options["loss_type"] == "vespo":  # it weighs the whole way from what sampled
-        draft.set("update_policy.in", {**(draft.value("update_policy.in") or {}), **FROM_SAMPLER})
+        reads = draft.value("update_policy.in") or {}
+        draft.set("update_policy.in", {**reads, **FROM_SAMPLER})
         return
     level, _, bounding = str(options["vllm_importance_sampling_mode"]).partition("_")
     low = options["vllm_importance_sampling_clip_min"] or 0.0
     high = options["vllm_importance_sampling_clip_max"]
     if bounding == "mask":
-        weights = {"op": "correction.mis", "level": level}
-        bounds = {"low": low, "high": NO_BOUND if high is None else high}
+        if high is None:
+            high = NO_BOUND
+        weights = {"op": "correction.mis", "level": level, "low": low, "high": high}
     else:
-        weights = {"op": "correction.tis", "level": level}
-        bounds = {"floor": low, "cap": high}
-    draft.edit("add", rollout_weights={**weights, **bounds})
+        weights = {"op": "correction.tis", "level": level, "floor": low, "cap": high}
+    draft.edit("add", rollout_weights=weights)
 
 
 def _corrects_vllm(options: Options) -> bool:
@@ -448,7 +511,8 @@ def generated(options: Options) -> int:
 
 
 def prompts(_: Any, options: Options) -> int:
-    rows, n = generated(options), options["num_generations"]
+    rows = generated(options)
+    n = options["num_generations"]
     if rows % n:
         raise Hand(f"{rows} responses are not a whole number of groups of {n}: set prompts.batch")
     return int(rows // n)
@@ -456,7 +520,8 @@ def prompts(_: Any, options: Options) -> int:
 
 def minibatches(_: Any, options: Options) -> int:
     """Return the optimizer steps of a pass over what was generated."""
-    rows, step = generated(options), step_rows(options)
+    rows = generated(options)
+    step = step_rows(options)
     if rows % step:
         raise Hand(
             f"{rows} responses are not a whole number of steps of {step}: set update_policy.minibatches"
@@ -474,7 +539,9 @@ def optimizer_steps(options: Options) -> int:
 def epochs(value: float, options: Options) -> float:
     if options.is_on("max_steps"):
         raise Idle("decides nothing: max_steps counts")
-    return int(value) if float(value).is_integer() else value
+    if float(value).is_integer():
+        return int(value)
+    return value
 
 
 def iterations(value: int, options: Options) -> int:
@@ -485,9 +552,10 @@ def iterations(value: int, options: Options) -> int:
 
 def interval(steps: float, options: Options) -> int | Interval:
     """Return optimizer steps as iterations; a share of the run's, below 1, as epochs where it has those."""
-    if steps < 1:
-        if not options.is_on("max_steps"):
-            return epochs_of(steps * options["num_train_epochs"])
+    is_share = steps < 1
+    if is_share and not options.is_on("max_steps"):
+        return epochs_of(steps * options["num_train_epochs"])
+    if is_share:
         steps = math.ceil(steps * options["max_steps"])
     return max(round(steps / optimizer_steps(options)), 1)
 
@@ -519,17 +587,22 @@ def save_strategy(value: str, options: Options) -> int | Interval:
 
 def _evaluation(draft: Draft, options: Options) -> None:
     """Have the mean reward measured as often as TRL does, and the best checkpoint kept where TRL keeps it."""
-    strategy = options["eval_strategy"]
-    if strategy not in ("steps", "epoch"):
-        return
-    due = epochs_of(1) if strategy == "epoch" else interval(options["eval_steps"], options)
-    count = options["num_generations_eval"]
-    sampling = {} if count == options["num_generations"] else {"n": count}
-    written = str(due) if isinstance(due, Interval) else due
-    draft.evaluate(written, sampling, before=options.is_on("eval_on_start"))
+    match options["eval_strategy"]:
+        case "steps":
+            due = interval(options["eval_steps"], options)
+        case "epoch":
+            due = epochs_of(1)
+        case _:
+            return
+    sampling = {}
+    if options["num_generations_eval"] != options["num_generations"]:
+        sampling["n"] = options["num_generations_eval"]
+    due_text = str(due) if isinstance(due, Interval) else due
+    draft.evaluate(due_text, sampling, before=options.is_on("eval_on_start"))
     keeps_best = options.is_on("load_best_model_at_end") or options["save_strategy"] == "best"
     if keeps_best and _metric(options) == "reward":
-        draft.keep_best("max" if _is_greater(options) else "min")
+        mode = "max" if _is_greater(options) else "min"
+        draft.keep_best(mode)
 
 
 def _metric(options: Options) -> str:
@@ -555,7 +628,8 @@ def best(value: bool, options: Options) -> bool:
 
 
 def best_metric(value: str, options: Options) -> str:
-    if not options.is_on("load_best_model_at_end") and options["save_strategy"] != "best":
+    keeps_best = options.is_on("load_best_model_at_end") or options["save_strategy"] == "best"
+    if not keeps_best:
         raise Idle("decides nothing: load_best_model_at_end is off, and save_strategy is not best")
     best(True, options)
     return value

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +29,28 @@ from rlgraph.importing.shell import flags_of
 from rlgraph.importing.table import KeyTable, table_of
 from rlgraph.importing.verl_sft import import_verl_sft
 
-ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+# sections and keys of verl's configuration
+ACTOR = "actor_rollout_ref.actor"
+REF = "actor_rollout_ref.ref"
+CRITIC = "critic"
 SCORED = "actor_rollout_ref.rollout"  # where log-probs of the policy are set
-PACKAGE, FILE = "pkg://", "file://"  # of load_module, verl/utils/import_utils.py (0.9.1)
-TENSOR, EXPERT = "tensor_model_parallel_size", "expert_parallel_size"
-REWARD, OVERLONG = "reward.custom_reward_function", "reward.reward_kwargs.overlong_buffer_cfg"
-FILTER, CORRECTION = "algorithm.filter_groups", "algorithm.rollout_correction"
+TENSOR = "tensor_model_parallel_size"
+EXPERT = "expert_parallel_size"
+REWARD = "reward.custom_reward_function"
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+FILTER = "algorithm.filter_groups"
+CORRECTION = "algorithm.rollout_correction"
+BYPASS = f"{CORRECTION}.bypass_mode"
 DISTILLATION = "distillation.distillation_loss"
-IN_REWARD, IN_LOSS = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
-TRUTH = "reward_model.ground_truth"
-BYPASS, HYBRID = f"{CORRECTION}.bypass_mode", "actor_rollout_ref.hybrid_engine"
+IN_REWARD = "algorithm.use_kl_in_reward"
+IN_LOSS = f"{ACTOR}.use_kl_loss"
+HYBRID = "actor_rollout_ref.hybrid_engine"
 # any of these steps the optimizer in host memory
 OFFLOADS = (
     "fsdp_config.offload_policy",
     "optim.override_optimizer_config.optimizer_offload_fraction",
     "optim.override_optimizer_config.optimizer_cpu_offload",
 )
-HOST = 8  # devices of a host, at most, as of the GPUs that servers span
-TOKENS = 16384  # of a micro-batch on one device, verl's ppo_max_token_len_per_gpu
-CAP = 2.0  # of importance weights, where verl's rollout_is_threshold says none
-MOST_REWARDS = 4  # that advantage.gdpo reads
-ONE_TEACHER = "teacher_model"  # the entry of verl's file, which counts where there is no other
 # under override_config, and no fields of config.json
 NO_FIELDS = (
     "attn_implementation",
@@ -59,8 +60,36 @@ NO_FIELDS = (
     "resid_pdrop",
     "summary_dropout_prob",
 )
+# a value of any of these says that rows have images, video or sound
+MEDIA_KEYS = ("data.image_key", "data.video_key", "data.audio_key", "actor_rollout_ref.rollout.limit_images")
+
+TRUTH = "reward_model.ground_truth"  # the column of verl's rows that has the right answer
+PACKAGE = "pkg://"  # of load_module, verl/utils/import_utils.py (0.9.1)
+FILE = "file://"
+MOST_PER_HOST = 8  # devices of a host, as of the GPUs that servers span
+TOKENS = 16384  # of a micro-batch on one device, verl's ppo_max_token_len_per_gpu
+CAP = 2.0  # of importance weights, where verl's rollout_is_threshold says none
+MOST_REWARDS = 4  # that advantage.gdpo reads
+ONE_TEACHER = "teacher_model"  # the entry of verl's file, which counts where there is no other
+# ops of advantages that read old_logprobs
+ADVANTAGES_OF_LOGPROBS = ("advantage.distill", "advantage.optimal_token_baseline")
 REJECTION = re.compile(r"(?P<over>token|seq_sum|seq_mean|seq_max)_(?P<kl>k[123])")
 OVER = {"token": "token", "seq_sum": "sum", "seq_mean": "mean", "seq_max": "max"}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model that a policy is distilled from.
+
+    Attributes:
+        name: its entry in distillation.teacher_models.
+        path: its files, as the graph has them.
+        row_key: the value of a column by which rows are this teacher's; None where nothing says it.
+    """
+
+    name: str
+    path: str
+    row_key: Any
 
 
 def import_verl(
@@ -78,20 +107,39 @@ def import_verl(
     Raises:
         GraphError: the settings can't be read, are of no trainer, or need one that there is no graph for.
     """
-    settings = read_settings(file, overrides)
-    configs = table_of("verl").facts["configs"]
-    settings = {**configs.get(config or _config_of(settings), {}), **settings}
+    user_settings = read_settings(file, overrides)
+    config_settings = table_of("verl").facts["configs"]
+    config_name = config or _config_of(user_settings)
+    settings = {**config_settings.get(config_name, {}), **user_settings}
     if trainer_of(settings) == "sft":
         return import_verl_sft(settings, file, folder)
     options = Options(_table(settings, release, config), settings, folder)
     draft = draft_of(options)
-    outcomes = [*_remarks(options, config), *outcomes_of(options, draft, CONVERTERS)]
+    outcomes = [*_remarks(options, config)]
+    outcomes += outcomes_of(options, draft, CONVERTERS)
+    # these change what the keys have set, and so come behind them
     outcomes += read_alike(draft, ("ref", "critic"))
-    outcomes += [*combined(draft), *allowed(draft)]
+    outcomes += combined(draft)
+    outcomes += allowed(draft)
+    draft.span_hosts(_devices_per_host(options))
+    return Imported(_name_of(options, file), "verl", draft, outcomes)
+
+
+def _devices_per_host(options: Options) -> int:
     per_node = options["trainer.n_gpus_per_node"]
-    draft.span_hosts(min(per_node, HOST) if isinstance(per_node, int) else HOST)
-    name = options["trainer.experiment_name"] or (file.stem if file else "imported")
-    return Imported(graph_name(str(name)), "verl", draft, outcomes)
+    if not isinstance(per_node, int):
+        return MOST_PER_HOST
+    return min(per_node, MOST_PER_HOST)
+
+
+def _name_of(options: Options, file: Path | None) -> str:
+    """Return the graph's name: that of the experiment, or else of the file."""
+    experiment = options["trainer.experiment_name"]
+    if experiment:
+        return graph_name(str(experiment))
+    if file is not None:
+        return graph_name(file.stem)
+    return "imported"
 
 
 def script_settings(file: Path, launch: int = 1) -> tuple[list[str], dict[str, str]]:
@@ -105,7 +153,8 @@ def script_settings(file: Path, launch: int = 1) -> tuple[list[str], dict[str, s
     """
     programs = tuple(table_of("verl").facts["launched"])
     chosen = chosen_launch(file, launches_in(file, programs), launch)
-    flags, overrides = dict[str, str](), list[str]()
+    flags: dict[str, str] = {}
+    overrides: list[str] = []
     words = [*chosen.words]
     while words:
         word = words.pop(0)
@@ -114,9 +163,12 @@ def script_settings(file: Path, launch: int = 1) -> tuple[list[str], dict[str, s
             if not has_value and words:
                 value = words.pop(0)
             flags[name] = value
-        elif "=" in word or word.startswith("~"):
+            continue
+        is_override = "=" in word or word.startswith("~")
+        if is_override:
             overrides.append(word)
-    return [*overrides, *started_on(chosen.launcher)], flags
+    overrides += started_on(chosen.launcher)
+    return overrides, flags
 
 
 def started_on(launcher: Sequence[str]) -> list[str]:
@@ -126,22 +178,31 @@ def started_on(launcher: Sequence[str]) -> list[str]:
         >>> started_on(["torchrun", "--nnodes=2", "--nproc-per-node", "8", "-m"])
         ['trainer.nnodes=2', 'trainer.n_gpus_per_node=8']
     """
-    if not any(Path(word).name == "torchrun" for word in launcher):
+    programs = [Path(word).name for word in launcher]
+    if "torchrun" not in programs:
         return []
+    # `flags_of` would take -m for a value of the flag before it
     words = [word for word in launcher if word != "-m"]
     flags = {name.replace("-", "_"): value for name, value in flags_of(words).items()}
     nodes = flags.get("nnodes", 1)
     per_node = flags.get("nproc_per_node")
-    if not isinstance(nodes, int) or not isinstance(per_node, int):
+    is_known = isinstance(nodes, int) and isinstance(per_node, int)
+    if not is_known:  # as --nnodes=1:4, or a variable of the script
         return []
     return [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={per_node}"]
 
 
 def _config_of(settings: Mapping[str, Any]) -> str:
     """Return the file of verl's that the trainer of these settings reads where the user names no other."""
-    if any(key.startswith("async_training.") for key in settings):
+    if _has_section(settings, "async_training"):
         return "fully_async_ppo_trainer"
-    return "one_step_off_ppo_trainer" if "rollout.nnodes" in settings else "ppo_trainer"
+    if "rollout.nnodes" in settings:
+        return "one_step_off_ppo_trainer"
+    return "ppo_trainer"
+
+
+def _has_section(settings: Mapping[str, Any], section: str) -> bool:
+    return any(key.startswith(f"{section}.") for key in settings)
 
 
 def trainer_of(settings: Mapping[str, Any]) -> str:
@@ -158,7 +219,7 @@ def trainer_of(settings: Mapping[str, Any]) -> str:
         keys = ", ".join(key for key in settings if key in prefixes)
         law = f"{keys}: these are settings of verl's {program}, which trains nothing"
         remedy = "`rlgraph eval GRAPH` measures a policy, and `rlgraph chat` samples from it"
-        raise GraphError([Problem("no-trainer", law, None, (), remedy)])
+        raise GraphError([Problem("no-trainer", law, remedy=remedy)])
     return "ppo"
 
 
@@ -170,22 +231,30 @@ def _has_key_of(settings: Mapping[str, Any], prefixes: Sequence[str]) -> bool:
 def _table(settings: Mapping[str, Any], release: str, config: str | None) -> KeyTable:
     """Return the table with the defaults of a release, and of the engine that trains."""
     table = table_of("verl")
-    engines = table.facts["engines"]
-    engine = str(settings.get("model_engine") or settings.get(f"{ACTOR}.strategy") or "")
-    for name in engines:
-        if config and name in config:
-            engine = name
     releases = table.facts["releases"]
-    of_release = releases[release or next(iter(releases))]
-    defaults = {**engines.get(engine, {}), **of_release["defaults"]}
-    losses = {**table.facts["losses"], **of_release["losses"]}
+    newest = next(iter(releases))
+    facts_of_release = releases[release or newest]
+    engine_defaults = table.facts["engines"].get(_engine_name(settings, config, table), {})
+    defaults = {**engine_defaults, **facts_of_release["defaults"]}
+    losses = {**table.facts["losses"], **facts_of_release["losses"]}
     return replace(table.with_defaults(defaults), facts={**table.facts, "losses": losses})
+
+
+def _engine_name(settings: Mapping[str, Any], config: str | None, table: KeyTable) -> str:
+    """Return the engine that trains: as the configuration's name says it, or else its settings."""
+    if config:
+        named_engines = [name for name in table.facts["engines"] if name in config]
+        if named_engines:
+            return str(named_engines[-1])
+    engine = settings.get("model_engine") or settings.get(f"{ACTOR}.strategy")
+    return str(engine or "")
 
 
 def _remarks(options: Options, config: str | None) -> Iterator[KeyOutcome]:
     """Yield what the user has to know and what no key stands for."""
     texts = options.table.facts["told"]
-    if not options[f"{REWARD}.path"] and not _distils(options):
+    has_function = bool(options[f"{REWARD}.path"])
+    if not has_function and not _distils(options):
         text = texts["scorers"]
         if options.is_on(f"{OVERLONG}.enable"):
             text += texts["overlong"]
@@ -204,16 +273,18 @@ def _remarks(options: Options, config: str | None) -> Iterator[KeyOutcome]:
 
 def _corrects(options: Options) -> bool:
     """Return whether verl makes up for rows of older weights: by the loss, by weights or by rejection."""
-    return bool(
-        options.is_on(BYPASS) or options[f"{CORRECTION}.rollout_is"] or options[f"{CORRECTION}.rollout_rs"]
-    )
+    corrects_in_loss = options.is_on(BYPASS)
+    weighs = bool(options[f"{CORRECTION}.rollout_is"])
+    rejects = bool(options[f"{CORRECTION}.rollout_rs"])
+    return corrects_in_loss or weighs or rejects
 
 
 def _has_media(options: Options) -> bool:
     """Return whether the rows have images, video or sound, by a key that says so."""
-    has_column = any(options.values.get(f"data.{kind}_key") for kind in ("image", "video", "audio"))
-    has_limit = options.values.get("actor_rollout_ref.rollout.limit_images")
-    return bool(has_column or has_limit or options.is_on("data.return_multi_modal_inputs"))
+    for key in MEDIA_KEYS:
+        if options.values.get(key):
+            return True
+    return options.is_on("data.return_multi_modal_inputs")
 
 
 def _distils(options: Options) -> bool:
@@ -226,39 +297,59 @@ def draft_of(options: Options) -> Draft:
     name = str(options["algorithm.adv_estimator"])
     law = f"algorithm.adv_estimator={name}: there is no graph for this estimator of verl's"
     refuse_unknown(name, estimators, law)
+    estimator = estimators[name]
     distils = _distils(options)
+    # distillation has no rewards, so that nothing is filtered or penalised by them
     drops_groups = options.is_on(f"{FILTER}.enable") and not distils
     has_overlong = options.is_on(f"{OVERLONG}.enable") and not distils
-    is_dapo = name == "grpo" and drops_groups and has_overlong and not options.is_on(IN_REWARD)
+    # the graph dapo has both, and no KL in the reward
+    has_dapos_nodes = drops_groups and has_overlong
+    is_dapo = has_dapos_nodes and name == "grpo" and not options.is_on(IN_REWARD)
     if distils:
-        draft = Draft("distill")
-        _teacher(draft, options)
+        draft = _distillation(options)
+    elif is_dapo:
+        draft = _of_estimator("dapo", options, estimator)
     else:
-        draft = Draft("dapo" if is_dapo else estimators[name]["extends"])
-        for path, value in estimators[name].get("set", {}).items():
-            draft.set(path, value)
-        if _has_single_samples(options):
-            _take_rewards(draft, bool(estimators[name]["alone"]["whiten"]))
+        draft = _of_estimator(estimator["extends"], options, estimator)
     if options["trainer.total_training_steps"] is None:
         draft.remove("schedule.iterations")
     _pools(draft, options)
     _loss(draft, options)
-    compares_tokens = estimators[name]["compares"] == "tokens"
+    compares_tokens = estimator["compares"] == "tokens"
     _reference(draft, options, per_token=compares_tokens and not distils)
     _data(draft, options)
     if name == "gdpo":
         _rewards_by_key(draft, options)
     if has_overlong and not is_dapo:
-        penalty = {"op": "reward.overlong", "on": "rewards", "limit": "${nodes.rollout.max_new_tokens}"}
-        draft.edit("insert", overlong={**penalty, "buffer": options[f"{OVERLONG}.len"]})
+        _penalize_overlong(draft, options)
     if drops_groups:
         _filter(draft, options)
     _correction(draft, options)
-    if options.is_on(BYPASS) or _loss_of(options) == "reinforce":
-        _drop_unread(draft)
+    _drop_unread(draft, options)
     if options.is_on("actor_rollout_ref.rollout.multi_turn.enable"):
         draft.set("rollout.op", "rollout.agent")
     return draft
+
+
+def _of_estimator(parent: str, options: Options, estimator: Mapping[str, Any]) -> Draft:
+    """Return a parent with the values that the table has for the estimator."""
+    draft = Draft(parent)
+    for path, value in estimator.get("set", {}).items():
+        draft.set(path, value)
+    if _has_single_samples(options):
+        _take_rewards(draft, bool(estimator["alone"]["whiten"]))
+    return draft
+
+
+def _penalize_overlong(draft: Draft, options: Options) -> None:
+    """Take a penalty off the rewards of long responses."""
+    penalty = {
+        "op": "reward.overlong",
+        "on": "rewards",
+        "limit": "${nodes.rollout.max_new_tokens}",
+        "buffer": options[f"{OVERLONG}.len"],
+    }
+    draft.edit("insert", overlong=penalty)
 
 
 def _has_single_samples(options: Options) -> bool:
@@ -268,7 +359,9 @@ def _has_single_samples(options: Options) -> bool:
     itself remains, or that whitened over the batch. A few estimators don't, and ``check`` refuses one sample
     for those.
     """
-    if _distils(options) or options["actor_rollout_ref.rollout.n"] != 1:
+    if _distils(options):
+        return False
+    if options["actor_rollout_ref.rollout.n"] != 1:
         return False
     name = str(options["algorithm.adv_estimator"])
     return "alone" in options.table.facts["estimators"][name]
@@ -276,75 +369,99 @@ def _has_single_samples(options: Options) -> bool:
 
 def _take_rewards(draft: Draft, whiten: bool) -> None:
     """Let the advantage of each token be its sample's reward, or that whitened over the batch's tokens."""
+    advantages = {
+        "op": "advantage.reinforce_pp",
+        "gamma": 1.0,
+        "whiten": whiten,
+        "in": {"rewards": "token_rewards"},
+    }
     draft.edit("add", token_rewards={"op": "reward.kl_penalty", "beta": 0.0})
-    spread = {"op": "advantage.reinforce_pp", "gamma": 1.0, "whiten": whiten}
-    draft.edit("replace", advantages={**spread, "in": {"rewards": "token_rewards"}})
+    draft.edit("replace", advantages=advantages)
 
 
-def _teachers(options: Options) -> dict[str, tuple[Any, str]]:
-    """Return the key and the path of each teacher, by its name; of several those that verl counts."""
-    section, end = "distillation.teacher_models.", ".model_path"
-    teachers: dict[str, tuple[Any, str]] = {}
+def _teachers(options: Options) -> list[Teacher]:
+    """Return the teachers that verl counts."""
+    section = "distillation.teacher_models."
+    end = ".model_path"
+    teachers = []
     for key, path in options.values.items():
-        if path and key.startswith(section) and key.endswith(end):
+        is_path = key.startswith(section) and key.endswith(end)
+        if path and is_path:
             name = key.removeprefix(section).removesuffix(end)
-            teachers[name] = (options.values.get(f"{section}{name}.key"), str(path))
+            row_key = options.values.get(f"{section}{name}.key")
+            teachers.append(Teacher(name, options.path(str(path)), row_key))
     if len(teachers) > 1:
-        teachers.pop(ONE_TEACHER, None)  # 0.9.1: the entry of one teacher goes where others are given
+        # 0.9.1: the entry of one teacher goes where others are given
+        teachers = [teacher for teacher in teachers if teacher.name != ONE_TEACHER]
     return teachers
 
 
-def _teacher(draft: Draft, options: Options) -> None:
-    """Give the graph distill its teacher, or a teacher for each value of a column of the rows.
+def _distillation(options: Options) -> Draft:
+    """Return the graph distill with its teacher, or a teacher for each value of a column of the rows.
 
     Raises:
         GraphError: the loss is not a reverse KL of sampled tokens, or nothing says which rows are a
             teacher's.
     """
-    mode = options[f"{DISTILLATION}.loss_mode"]
-    is_policy_gradient = mode == "k1" and options.is_on(f"{DISTILLATION}.use_policy_gradient")
-    if not is_policy_gradient or options.is_on(f"{DISTILLATION}.use_task_rewards"):
-        law = f"distillation: {DISTILLATION}.loss_mode={mode}: there is a graph for loss_mode k1, "
-        law += "use_policy_gradient true and use_task_rewards false"
-        remedy = "the graphs distill (by sampled tokens) and distill_reward (with a reward) are the nearest"
-        raise GraphError([Problem("no-graph", law, None, (), remedy)])
+    _check_distillation(options)
+    draft = Draft("distill")
     teachers = _teachers(options)
     if len(teachers) == 1:
-        ((_, path),) = teachers.values()
-        draft.set("models.teacher.path", options.path(path))
+        draft.set("models.teacher.path", teachers[0].path)
     elif teachers:
         _teachers_by_row(draft, teachers, options)
+    return draft
 
 
-def _teachers_by_row(draft: Draft, teachers: Mapping[str, tuple[Any, str]], options: Options) -> None:
+def _check_distillation(options: Options) -> None:
+    """Refuse a loss of distillation other than the reverse KL of sampled tokens."""
+    mode = options[f"{DISTILLATION}.loss_mode"]
+    is_policy_gradient = options.is_on(f"{DISTILLATION}.use_policy_gradient")
+    has_rewards = options.is_on(f"{DISTILLATION}.use_task_rewards")
+    if mode == "k1" and is_policy_gradient and not has_rewards:
+        return
+    law = f"distillation: {DISTILLATION}.loss_mode={mode}: there is a graph for loss_mode k1, "
+    law += "use_policy_gradient true and use_task_rewards false"
+    remedy = "the graphs distill (by sampled tokens) and distill_reward (with a reward) are the nearest"
+    raise GraphError([Problem("no-graph", law, remedy=remedy)])
+
+
+def _teachers_by_row(draft: Draft, teachers: Sequence[Teacher], options: Options) -> None:
     """Let each teacher score the rows with its key, as the graph mopd does by source.
 
     Raises:
         GraphError: a teacher has no key.
     """
-    for name, (key, _) in teachers.items():
-        if key is None:
-            law = f"distillation.teacher_models.{name} has no key: which rows it scores is not said"
-            remedy = f"give distillation.teacher_models.{name}.key, a value of distillation.teacher_key"
-            raise GraphError([Problem("no-graph", law, None, (), remedy)])
+    for teacher in teachers:
+        if teacher.row_key is None:
+            law = f"distillation.teacher_models.{teacher.name} has no key: which rows it scores is not said"
+            remedy = f"give distillation.teacher_models.{teacher.name}.key, "
+            remedy += "a value of distillation.teacher_key"
+            raise GraphError([Problem("no-graph", law, remedy=remedy)])
     draft.remove("teacher_logprobs", "models.teacher")
     column = str(options["distillation.teacher_key"])
     draft.set("prompts.columns", {column: {"from": column, "type": "text", "default": ""}})
-    for name, (key, path) in teachers.items():
-        prefix = re.sub(r"\W+", "_", name)
-        model, logprobs = f"{prefix}_teacher", f"{prefix}_logprobs"
-        draft.edit("add", **{f"models.{model}": {"path": options.path(path), "frozen": True}})
-        node = {"op": "logprobs", "model": model, "rows": {"by": column, "is": str(key)}}
-        draft.edit("add", **{logprobs: {**node, "out": {logprobs: "teacher_logprobs"}}})
+    for teacher in teachers:
+        prefix = re.sub(r"\W+", "_", teacher.name)
+        model = f"{prefix}_teacher"
+        logprobs = f"{prefix}_logprobs"
+        node = {
+            "op": "logprobs",
+            "model": model,
+            "rows": {"by": column, "is": str(teacher.row_key)},
+            "out": {logprobs: "teacher_logprobs"},
+        }
+        draft.edit("add", **{f"models.{model}": {"path": teacher.path, "frozen": True}})
+        draft.edit("add", **{logprobs: node})
 
 
 def _pools(draft: Draft, options: Options) -> None:
     """Give generation a pool of its own where verl does, and say how far it runs ahead."""
-    devices = _generating_devices(options)
-    if not devices:
+    generating = _generating_devices(options)
+    if not generating:
         return
     trained = options["trainer.nnodes"] * options["trainer.n_gpus_per_node"]
-    draft.edit("set", pools={"train": {"devices": trained}, "gen": {"devices": devices}})
+    draft.edit("set", pools={"train": {"devices": trained}, "gen": {"devices": generating}})
     if not _streams(options):
         draft.set("schedule.buffer", {"staleness": 1, "by": "batch"})
         return
@@ -352,35 +469,42 @@ def _pools(draft: Draft, options: Options) -> None:
     # that rows are behind by the threshold, rounded up, at most
     ahead = math.ceil(float(options["async_training.staleness_threshold"]))
     draft.set("schedule.buffer", {"staleness": ahead, "too_old": "correct"})
-    if total := options["rollout.total_rollout_steps"]:
+    total = options["rollout.total_rollout_steps"]  # in prompts
+    if total:
         draft.set("schedule.iterations", max(1, round(int(total) / batch_of(options))))
 
 
 def _generating_devices(options: Options) -> int:
     """Return the devices of the pool that only generates; 0 where there is none."""
     if options["rollout.nnodes"]:
-        return int(options["rollout.nnodes"]) * int(options["rollout.n_gpus_per_node"])
-    if options[HYBRID] or not options["actor_rollout_ref.rollout.nnodes"]:
+        return _devices_of(options, "rollout")
+    is_hybrid = options[HYBRID]
+    if is_hybrid or not options["actor_rollout_ref.rollout.nnodes"]:
         return 0
-    each = options["actor_rollout_ref.rollout.n_gpus_per_node"]
-    return int(options["actor_rollout_ref.rollout.nnodes"]) * int(each)
+    return _devices_of(options, "actor_rollout_ref.rollout")
+
+
+def _devices_of(options: Options, section: str) -> int:
+    """Return the devices of a section that says how many nodes there are, and GPUs in each."""
+    return int(options[f"{section}.nnodes"]) * int(options[f"{section}.n_gpus_per_node"])
 
 
 def devices(_: Any, options: Options) -> int:
     if _generating_devices(options):
         raise Idle("taken: pools.train.devices")
-    return int(options["trainer.nnodes"]) * int(options["trainer.n_gpus_per_node"])
+    return _devices_of(options, "trainer")
 
 
 def shard(value: int, options: Options) -> int | None:
     """Return the devices of one copy, of all where verl takes all: below 0, and from their number on."""
-    trained = int(options["trainer.nnodes"]) * int(options["trainer.n_gpus_per_node"])
-    return int(value) if 0 < int(value) < trained else None  # 0.9.1: create_device_mesh
+    size = int(value)
+    is_part = 0 < size < _devices_of(options, "trainer")
+    return size if is_part else None  # 0.9.1: create_device_mesh
 
 
 def _streams(options: Options) -> bool:
     """Return whether generation and training run at the same time, as verl's fully async trainer does."""
-    return any(key.startswith("async_training.") for key in options.values)
+    return _has_section(options.values, "async_training")
 
 
 def _updates_per_sync(options: Options) -> int:
@@ -395,30 +519,36 @@ def batch_of(options: Options) -> int:
     """
     if not _streams(options):
         return int(options["data.train_batch_size"])
-    mini = int(options[f"{ACTOR}.ppo_mini_batch_size"])
-    return mini * int(options["async_training.require_batches"] or 1) * _updates_per_sync(options)
+    prompts = int(options[f"{ACTOR}.ppo_mini_batch_size"])
+    minibatches_per_update = int(options["async_training.require_batches"] or 1)
+    return prompts * minibatches_per_update * _updates_per_sync(options)
 
 
 def _loss(draft: Draft, options: Options) -> None:
     """Give the update verl's loss, whatever the parent's is: verl clips ratios with every estimator."""
     spec = _spec(options) or options.table.facts["losses"]["vanilla"]
     kind = _loss_of(options)
-    if kind != "reinforce" and not draft.has("old_logprobs"):
+    has_ratio = kind != "reinforce"
+    if has_ratio and not draft.has("old_logprobs"):
         draft.edit("add", old_logprobs={"op": "logprobs", "model": "policy"})
-    if node := spec.get("node"):
-        attributes = {name: _of_actor(options, key) for name, key in node["with"].items()}
-        restrained = {"op": node["op"], **attributes, "minibatches": "${nodes.update_policy.minibatches}"}
+    node = spec.get("node")
+    if node:
+        restrained = {
+            "op": node["op"],
+            **_values_of_actor(options, node["with"]),
+            "minibatches": "${nodes.update_policy.minibatches}",
+        }
         draft.edit("add", restrained=restrained)
     loss = {"kind": kind, **_loss_attributes(options, spec)}
     draft.edit("replace", **{"update_policy.loss": loss})
-    if kind == "reinforce":
+    if not has_ratio:
         draft.set("update_policy.minibatches", 1)
     if "aggregate" in spec:
         draft.set("update_policy.aggregate", spec["aggregate"])
     elif options[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-sum-norm":
         longest = options[f"{ACTOR}.loss_scale_factor"] or options["data.max_response_length"]
         draft.set("update_policy.norm", longest)
-    if options.is_on(BYPASS) and kind != "reinforce":
+    if has_ratio and options.is_on(BYPASS):
         draft.set("update_policy.in", {"old_logprobs": "rollout_logprobs"})
 
 
@@ -431,29 +561,42 @@ def _loss_attributes(options: Options, spec: Mapping[str, Any]) -> dict[str, Any
         }
     if _reinforces(options):
         return _weighed(options)
-    return {name: _of_actor(options, key) for name, key in spec.get("with", {}).items()}
+    return _values_of_actor(options, spec.get("with", {}))
 
 
-def _drop_unread(draft: Draft) -> None:
+def _values_of_actor(options: Options, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of keys of the actor, by the names of our attributes."""
+    return {attribute: _of_actor(options, key) for attribute, key in keys.items()}
+
+
+def _drop_unread(draft: Draft, options: Options) -> None:
     """Leave out the scoring pass whose log-probs nothing reads: the ratio is to what sampled, or none."""
-    readers = ("shaped", "restrained", "rollout_weights")
-    is_read = draft.value("advantages.op") in ("advantage.distill", "advantage.optimal_token_baseline")
-    if not is_read and not any(draft.has(name) for name in readers):
-        draft.remove("old_logprobs")
+    is_read_by_loss = not options.is_on(BYPASS) and _loss_of(options) != "reinforce"
+    if is_read_by_loss:
+        return
+    if draft.value("advantages.op") in ADVANTAGES_OF_LOGPROBS:
+        return
+    for reader in ("shaped", "restrained", "rollout_weights"):
+        if draft.has(reader):
+            return
+    draft.remove("old_logprobs")
 
 
 def _loss_of(options: Options) -> str:
     """Return the kind of loss that the update has."""
-    if _reinforces(options):
-        return "cispo" if _weighed(options) else "reinforce"
-    spec = _spec(options) or options.table.facts["losses"]["vanilla"]
-    return str(spec["kind"])
+    if not _reinforces(options):
+        spec = _spec(options) or options.table.facts["losses"]["vanilla"]
+        return str(spec["kind"])
+    if _weighed(options):
+        return "cispo"
+    return "reinforce"
 
 
 def _reinforces(options: Options) -> bool:
     """Return whether the loss is REINFORCE, which verl has in bypass mode only."""
-    is_chosen = options[f"{CORRECTION}.loss_type"] == "reinforce"
-    return is_chosen and options.is_on(BYPASS) and not _distils(options)
+    if _distils(options):
+        return False
+    return options.is_on(BYPASS) and options[f"{CORRECTION}.loss_type"] == "reinforce"
 
 
 def _weighed(options: Options) -> dict[str, Any]:
@@ -474,32 +617,35 @@ def _spec(options: Options) -> Mapping[str, Any]:
     In bypass mode, and where it distils, verl takes the clipped loss whatever loss_mode says.
     """
     losses = options.table.facts["losses"]
+    mode = options[f"{ACTOR}.policy_loss.loss_mode"]
     if options.is_on(BYPASS) or _distils(options):
-        return dict(losses["vanilla"])
-    return dict(losses.get(options[f"{ACTOR}.policy_loss.loss_mode"], {}))
+        mode = "vanilla"
+    return dict(losses.get(mode, {}))
 
 
 def _of_actor(options: Options, key: str) -> Any:
     """Return a key of the actor; a bound of the ratio that is null is clip_ratio."""
     name = f"{ACTOR}.{key}"
-    is_bound = key in ("clip_ratio_low", "clip_ratio_high")
     is_null = name in options.values and options.values[name] is None
-    return options[f"{ACTOR}.clip_ratio"] if is_bound and is_null else options[name]
+    if is_null and key in ("clip_ratio_low", "clip_ratio_high"):
+        return options[f"{ACTOR}.clip_ratio"]
+    return options[name]
 
 
 def _reference(draft: Draft, options: Options, per_token: bool) -> None:
     """Put the KL where verl has it: into the reward, into the loss, or nowhere."""
-    in_reward = options.is_on(IN_REWARD) and options["algorithm.adv_estimator"] != "gdpo"
+    reads_kl_in_reward = options["algorithm.adv_estimator"] != "gdpo"
+    in_reward = options.is_on(IN_REWARD) and reads_kl_in_reward
     in_loss = options.is_on(IN_LOSS)
     if not in_loss:
         draft.remove("update_policy.kl_coef", "update_policy.kl")
-    if not (in_reward or in_loss):
-        draft.remove("ref_logprobs", "models.ref")
-    else:
+    if in_reward or in_loss:
         draft.add_reference()
+    else:
+        draft.remove("ref_logprobs", "models.ref")
     if per_token and not in_reward:
         draft.set("shaped.beta", 0.0)
-    elif in_reward and not per_token:
+    if in_reward and not per_token:
         draft.add_kl_per_sample()
         if draft.has("token_rewards"):
             draft.set("token_rewards.in", {"rewards": "scored"})
@@ -508,9 +654,10 @@ def _reference(draft: Draft, options: Options, per_token: bool) -> None:
 
 def _data(draft: Draft, options: Options) -> None:
     """Read verl's rows, score them by the user's function, and evaluate where verl does."""
-    if not _distils(options):
-        _rewards(draft, options)
-    if options.is_on("trainer.test_freq") and not _distils(options):
+    if _distils(options):
+        return
+    _rewards(draft, options)
+    if options.is_on("trainer.test_freq"):
         draft.evaluate(options["trainer.test_freq"], {"n": 1, "temperature": 0})
 
 
@@ -529,13 +676,17 @@ def _rewards(draft: Draft, options: Options) -> None:
     draft.set("prompts.columns", columns)
     function = options[f"{REWARD}.name"]
     node: dict[str, Any] = {"op": "reward.verl", "function": f"{_module(path, options)}:{function}"}
-    if arguments := options.nested(f"{REWARD}.reward_kwargs.*"):
+    arguments = options.nested(f"{REWARD}.reward_kwargs.*")
+    if arguments:
         node["arguments"] = arguments
     draft.edit("replace", rewards=node)
     if draft.has("greedy_rewards"):
-        outs = {"rewards": "greedy_rewards", "failed": "greedy_failed"}
-        ins = {"responses": "greedy_responses"}
-        draft.edit("replace", greedy_rewards={**node, "in": ins, "out": outs})
+        greedy = {
+            **node,
+            "in": {"responses": "greedy_responses"},
+            "out": {"rewards": "greedy_rewards", "failed": "greedy_failed"},
+        }
+        draft.edit("replace", greedy_rewards=greedy)
 
 
 def _module(path: str, options: Options) -> str:
@@ -552,22 +703,24 @@ def _rewards_by_key(draft: Draft, options: Options) -> None:
         GraphError: there is no function that returns them, or there are more than advantage.gdpo reads.
     """
     keys = options["algorithm.gdpo_reward_keys"] or []
-    if not options[f"{REWARD}.path"] or not 1 <= len(keys) <= MOST_REWARDS:
+    has_function = bool(options[f"{REWARD}.path"])
+    if not has_function or not 1 <= len(keys) <= MOST_REWARDS:
         law = "algorithm.adv_estimator=gdpo compares rewards by algorithm.gdpo_reward_keys, "
         law += f"{len(keys)} here, of what reward.custom_reward_function returns"
         remedy = f"give both, with 1 to {MOST_REWARDS} keys"
-        raise GraphError([Problem("no-graph", law, None, (), remedy)])
+        raise GraphError([Problem("no-graph", law, remedy=remedy)])
     weights = options["algorithm.gdpo_reward_weights"] or [1.0] * len(keys)
-    node = {}
-    for name in ("op", "function", "arguments"):
-        value = draft.value(f"rewards.{name}")
-        if value is not None:
-            node[name] = value
     draft.remove("formatted")
+    # each further reward calls the function of the first one, and takes another key of what it returns
+    node = {"op": draft.value("rewards.op"), "function": draft.value("rewards.function")}
+    arguments = draft.value("rewards.arguments")
+    if arguments is not None:
+        node["arguments"] = arguments
     draft.set("rewards.key", keys[0])
     advantages: dict[str, Any] = {"op": "advantage.gdpo", "weight": float(weights[0])}
-    inputs = {}
-    for number, (key, weight) in enumerate(zip(keys[1:], weights[1:], strict=False), 2):
+    inputs: dict[str, str] = {}
+    further = zip(keys[1:], weights[1:], strict=False)
+    for number, (key, weight) in enumerate(further, 2):
         rewards = f"rewards_{number}"
         outs = {"rewards": rewards, "failed": f"failed_{number}"}
         draft.edit("add", **{rewards: {**node, "key": key, "out": outs}})
@@ -584,19 +737,27 @@ def _filter(draft: Draft, options: Options) -> None:
     """Sample groups of one reward again, as dynamic sampling does."""
     generated = options["data.gen_batch_size"]
     trained = batch_of(options)
-    expected = trained / generated if generated and generated > trained else None
-    draft.sample_mixed_groups(options[f"{FILTER}.max_num_gen_batches"], expected)
-    if draft.has("overlong") and options[f"{FILTER}.metric"] not in ("acc", "score"):
+    expected_share = None
+    if generated and generated > trained:
+        expected_share = trained / generated
+    draft.sample_mixed_groups(options[f"{FILTER}.max_num_gen_batches"], expected_share)
+    judges_score = options[f"{FILTER}.metric"] in ("acc", "score")  # which is the reward before penalties
+    if draft.has("overlong") and not judges_score:
         draft.set("informative.in", {"rewards": "overlong"})
 
 
 def _bounds(options: Options) -> tuple[float | None, float]:
-    """Return the least and the largest ratio that verl's rollout_is_threshold says."""
+    """Return the least and the largest ratio that verl's rollout_is_threshold says.
+
+    It is the largest, as ``2.0``, or both, as ``0.5_2.0``.
+    """
     threshold = options[f"{CORRECTION}.rollout_is_threshold"]
     if threshold is None:
-        threshold = CAP
+        return None, CAP
     low, mark, high = str(threshold).partition("_")
-    return (float(low), float(high)) if mark else (None, float(low))
+    if mark:
+        return float(low), float(high)
+    return None, float(threshold)
 
 
 def _correction(draft: Draft, options: Options) -> None:
@@ -610,18 +771,24 @@ def _correction(draft: Draft, options: Options) -> None:
     if not nodes and _generating_devices(options):
         # rows are of older weights, for which verl makes up in no way here: weights of 1 say so
         nodes.append({"op": "correction.tis", "floor": 1.0, "cap": 1.0})
+    # a chain: each multiplies the weights of the one before, and the update reads the last
     for number, node in enumerate(nodes, 1):
-        name = "rollout_weights" if number == len(nodes) else f"weights_{number}"
-        reads = {"in": {"weights": f"weights_{number - 1}"}} if number > 1 else {}
-        draft.edit("add", **{name: {**node, **reads}})
+        name = f"weights_{number}"
+        if number == len(nodes):
+            name = "rollout_weights"
+        if number > 1:
+            node["in"] = {"weights": f"weights_{number - 1}"}
+        draft.edit("add", **{name: node})
 
 
 def _weights(options: Options) -> Iterator[dict[str, Any]]:
     """Yield the node of importance weights, if there are any."""
     level = options[f"{CORRECTION}.rollout_is"]
     low, cap = _bounds(options)
-    if options.is_on(f"{ACTOR}.tis_imp_ratio_cap"):
-        level, low, cap = "token", None, options[f"{ACTOR}.tis_imp_ratio_cap"]
+    if options.is_on(f"{ACTOR}.tis_imp_ratio_cap"):  # it asks for weights by itself
+        level = "token"
+        low = None
+        cap = options[f"{ACTOR}.tis_imp_ratio_cap"]
     if level not in ("token", "sequence"):
         return
     if low is None:
@@ -633,21 +800,29 @@ def _weights(options: Options) -> Iterator[dict[str, Any]]:
 def _rejections(options: Options) -> Iterator[dict[str, Any]]:
     """Yield a node of correction.reject for each mode of rollout_rs."""
     modes = _names_in(options[f"{CORRECTION}.rollout_rs"] or "")
-    bounds = [bound.strip() for bound in str(options[f"{CORRECTION}.rollout_rs_threshold"] or "").split(",")]
+    thresholds = str(options[f"{CORRECTION}.rollout_rs_threshold"] or "")
+    bounds = [bound.strip() for bound in thresholds.split(",")]
     if len(bounds) == 1:
         bounds *= len(modes)
-    for mode, bound in zip(dict.fromkeys(modes), bounds, strict=False):
+    distinct_modes = dict.fromkeys(modes)
+    for mode, bound in zip(distinct_modes, bounds, strict=False):
         match = REJECTION.fullmatch(mode)
         if match is None or not bound:
             continue
         over = OVER[match["over"]]
-        if match["kl"] != "k1":
+        if match["kl"] == "k1":
+            yield {"op": "correction.reject", **_bounds_of_k1(bound), "kl": "k1", "over": over}
+        else:
             yield {"op": "correction.reject", "threshold": float(bound), "kl": match["kl"], "over": over}
-            continue
-        low, mark, high = bound.partition("_")
-        most = math.log(float(high if mark else low))
-        least = math.log(float(low)) if mark else -most
-        yield {"op": "correction.reject", "threshold": most, "least": least, "kl": "k1", "over": over}
+
+
+def _bounds_of_k1(bound: str) -> dict[str, float]:
+    """Return verl's bounds of a ratio, ``2.0`` or ``0.5_2.0``, as bounds of its logarithm."""
+    low, mark, high = bound.partition("_")
+    if mark:
+        return {"threshold": math.log(float(high)), "least": math.log(float(low))}
+    most = math.log(float(bound))
+    return {"threshold": most, "least": -most}
 
 
 def _names_in(text: str) -> list[str]:
@@ -705,7 +880,8 @@ def truncate(_: Any, options: Options) -> str | None:
 def minibatches(value: int, options: Options) -> int:
     """Return the optimizer steps of a pass; verl's mini-batches are counted in prompts."""
     batch = batch_of(options)
-    has_several_steps = batch != value or options[f"{ACTOR}.ppo_epochs"] > 1
+    has_several_passes = options[f"{ACTOR}.ppo_epochs"] > 1
+    has_several_steps = batch != value or has_several_passes
     if has_several_steps and _loss_of(options) == "reinforce":
         law = "the loss is the plain policy gradient, which corrects for no step that came before"
         raise Hand(f"{law}: the graph takes one step per iteration; give it ppo_clip for {batch / value:g}")
@@ -729,8 +905,10 @@ def critic_minibatches(value: int, options: Options) -> int:
 def aggregate(value: str, options: Options) -> str:
     """Return how losses are averaged; of some losses verl has a mean that nobody sets."""
     mean = _spec(options).get("aggregate", value)
+    if mean == value:
+        return str(mean)
     has_other_terms = options.is_on(IN_LOSS) or options[f"{ACTOR}.entropy_coeff"]
-    if mean != value and has_other_terms:
+    if has_other_terms:
         raise Hand(f"verl averages the loss by {mean}, KL and entropy by this; the graph has {mean} for all")
     return str(mean)
 
@@ -750,12 +928,15 @@ def steps_of(model: str) -> Callable[[int, Options], int]:
     """Return a converter of iterations into optimizer steps: verl's rate moves once per update call."""
 
     def steps(value: int, options: Options) -> int:
-        if int(value) <= 0:
+        iterations = int(value)
+        if iterations <= 0:
             return 0
-        size = options[f"{model}.ppo_mini_batch_size"]
-        passes = options[f"{model}.ppo_epochs"]
-        calls = _updates_per_sync(options) if _streams(options) else 1
-        return int(value) * minibatches(size, options) // calls * int(passes)
+        steps_per_pass = minibatches(options[f"{model}.ppo_mini_batch_size"], options)
+        passes = int(options[f"{model}.ppo_epochs"])
+        calls = 1
+        if _streams(options):
+            calls = _updates_per_sync(options)
+        return iterations * steps_per_pass // calls * passes
 
     return steps
 
@@ -764,7 +945,8 @@ def warmup_share(model: str) -> Callable[[float, Options], float]:
     """Return a converter of the share of a run that warms up; verl reads it where no steps are given."""
 
     def share(value: float, options: Options) -> float:
-        if not value or options[f"{model}.optim.lr_warmup_steps"] > 0:
+        has_steps = options[f"{model}.optim.lr_warmup_steps"] > 0
+        if not value or has_steps:
             raise Idle("decides nothing: there is none, or lr_warmup_steps counts")
         return float(value)
 
@@ -792,7 +974,8 @@ def _engine(options: Options) -> tuple[int, int]:
     tensor = int(options[f"{SCORED}.{TENSOR}"] or 1)
     expert = int(options[f"{SCORED}.{EXPERT}"] or 1)
     copies = max(expert // tensor, 1)
-    if expert == tensor * copies and replicates(str(options["actor_rollout_ref.model.path"])):
+    is_product = expert == tensor * copies
+    if is_product and replicates(str(options["actor_rollout_ref.model.path"])):
         return expert, copies
     return tensor, 1
 
@@ -825,9 +1008,8 @@ def expert_parallel(value: int, options: Options) -> int:
 
 def trusted(_: Any, options: Options) -> bool:
     """Return whether code of the model's files may run; here the tokenizer and the model are one thing."""
-    return options.is_on("actor_rollout_ref.model.trust_remote_code") or options.is_on(
-        "data.trust_remote_code"
-    )
+    trusts_model = options.is_on("actor_rollout_ref.model.trust_remote_code")
+    return trusts_model or options.is_on("data.trust_remote_code")
 
 
 def config_of(model: str) -> Callable[[Any, Options], Mapping[str, Any]]:
@@ -835,11 +1017,11 @@ def config_of(model: str) -> Callable[[Any, Options], Mapping[str, Any]]:
 
     def config(_: Any, options: Options) -> Mapping[str, Any]:
         section = f"{model}.model.override_config"
-        fields: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key in (f"{section}.*", f"{section}.model_config.*"):
             if key in options.table.rows:
-                fields |= options.nested(key)
-        fields = {name: value for name, value in fields.items() if name not in NO_FIELDS}
+                values |= options.nested(key)
+        fields = {name: value for name, value in values.items() if name not in NO_FIELDS}
         if not fields:
             raise Idle("it has no field of config.json")
         return fields
@@ -862,13 +1044,16 @@ def micro_tokens(model: str, switch: str, rows: bool) -> Callable[[int, Options]
     one may be, up to the tokens that verl takes where it counts tokens: the size decides about memory and
     speed, and rows are shorter as a rule. Devices that share a row add up.
     """
+    switch_key = f"{model}.{switch}"
 
     def tokens(value: int, options: Options) -> int:
-        key = f"{model}.{switch}"
-        has_switch = options.values.get(key) is not None
-        counts_tokens = options.is_on(key if has_switch else f"{ACTOR}.use_dynamic_bsz")
-        if counts_tokens == rows:
-            raise Idle(f"decides nothing: {key} is {'on' if rows else 'off'}")
+        counts_tokens = options.is_on(f"{ACTOR}.use_dynamic_bsz")
+        if options.values.get(switch_key) is not None:
+            counts_tokens = options.is_on(switch_key)
+        if rows and counts_tokens:
+            raise Idle(f"decides nothing: {switch_key} is on")
+        if not rows and not counts_tokens:
+            raise Idle(f"decides nothing: {switch_key} is off")
         size = int(value)
         if rows:
             longest = options["data.max_prompt_length"] + options["data.max_response_length"]
@@ -884,16 +1069,18 @@ def _sharers(options: Options, model: str) -> int:
     if _is_megatrons(options):
         keys.append("megatron.context_parallel_size")
     for key in keys:
-        sharers = int(options[f"{model}.{key}"] or options[f"{ACTOR}.{key}"] or 1)
-        if sharers > 1:
-            return sharers
+        size = options[f"{model}.{key}"] or options[f"{ACTOR}.{key}"]
+        if size and int(size) > 1:
+            return int(size)
     return 1
 
 
 def _is_megatrons(options: Options) -> bool:
     """Return whether Megatron trains, as far as it is said: its sizes are given where it does."""
     engine = options["model_engine"] or options[f"{ACTOR}.strategy"]
-    return not engine or engine in ("megatron", "mindspeed")
+    if not engine:
+        return True
+    return engine in ("megatron", "mindspeed")
 
 
 def megatrons(value: int, options: Options) -> int:

@@ -11,6 +11,7 @@ from rlgraph.importing.importer import (
     Converters,
     Idle,
     Imported,
+    KeyOutcome,
     epochs_of,
     graph_name,
     outcomes_of,
@@ -39,19 +40,29 @@ OTHERS = (
 def import_verl_sft(settings: Mapping[str, Any], file: Path | None, folder: Path = Path()) -> Imported:
     """Return the graph, to be written to a folder, that does what verl's SFT trainer does with settings."""
     table = table_of("verl_sft")
-    engine = str(settings.get("engine") or settings.get("engine.strategy") or "")
-    options = Options(table.with_defaults(table.facts["engines"].get(engine, {})), settings, folder)
+    engine = settings.get("engine") or settings.get("engine.strategy")
+    defaults = table.facts["engines"].get(str(engine), {})
+    options = Options(table.with_defaults(defaults), settings, folder)
     draft = Draft("sft")
     if options["trainer.total_training_steps"] is None:
         draft.remove("schedule.iterations")
     if _has_messages(options):
         draft.set("examples.answer", None)
         draft.set("examples.assistant_turns", "all")
-    outcomes = [*outcomes_of(options, draft, CONVERTERS), *combined(draft), *allowed(draft)]
-    if earlier := [key for key in settings if key.startswith(EARLIER)]:
-        outcomes.insert(0, remark("the defaults", f"{earlier[0]}: {OTHERS}"))
+    outcomes = _remarks(settings)
+    outcomes += outcomes_of(options, draft, CONVERTERS)
+    outcomes += combined(draft)
+    outcomes += allowed(draft)
     name = options["trainer.experiment_name"] or (file.stem if file else "imported")
     return Imported(graph_name(str(name)), "verl", draft, outcomes)
+
+
+def _remarks(settings: Mapping[str, Any]) -> list[KeyOutcome]:
+    """Return what the user has to know of settings of an earlier trainer."""
+    for key in settings:
+        if key.startswith(EARLIER):
+            return [remark("the defaults", f"{key}: {OTHERS}")]
+    return []
 
 
 def _has_messages(options: Options) -> bool:
@@ -109,9 +120,13 @@ def devices(_: Any, options: Options) -> int:
 
 def shard(value: int, options: Options) -> int | None:
     """Return the devices of one copy, of all where verl takes all: below 0, and from their number on."""
-    each = options["trainer.n_gpus_per_node"]
-    known = int(options["trainer.nnodes"]) * int(each) if each not in (None, ONE) else math.inf
-    return int(value) if 0 < int(value) < known else None  # 0.9.1: create_device_mesh
+    per_node = options["trainer.n_gpus_per_node"]
+    known_devices = math.inf
+    if per_node not in (None, ONE):
+        known_devices = int(options["trainer.nnodes"]) * int(per_node)
+    size = int(value)
+    is_part = 0 < size < known_devices
+    return size if is_part else None  # 0.9.1: create_device_mesh
 
 
 def epochs(value: Any, options: Options) -> Any:
@@ -121,12 +136,16 @@ def epochs(value: Any, options: Options) -> Any:
 
 
 def lora(value: int, options: Options) -> Mapping[str, Any] | None:
-    alpha, targets = options["model.lora_alpha"], options["model.target_modules"]
-    return {"rank": value, "alpha": float(alpha), "targets": targets} if value else None
+    if not value:
+        return None
+    alpha = options["model.lora_alpha"]
+    return {"rank": value, "alpha": float(alpha), "targets": options["model.target_modules"]}
 
 
 def save_freq(value: int | str, _: Options) -> int | Interval:
-    return epochs_of(1) if value == "after_each_epoch" else max(int(value), 0)
+    if value == "after_each_epoch":
+        return epochs_of(1)
+    return max(int(value), 0)
 
 
 CONVERTERS: Converters = {

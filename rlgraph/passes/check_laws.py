@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from rlgraph.errors import Problem, raise_problems
 from rlgraph.ir.actions import Kind
-from rlgraph.ir.graph import Graph
+from rlgraph.ir.graph import Call, Graph, Node
 from rlgraph.ir.regions import aged
 from rlgraph.ir.trace import sampler, when_they_came
 from rlgraph.laws.nodes import CALL_LAWS
@@ -45,21 +45,26 @@ def assume(graph: Graph) -> Graph:
 
 def _broken_by_calls(graph: Graph) -> Iterator[Problem]:
     """Yield what breaks a law that an op names, in the graph as each part of the node's rows has it."""
-    graphs = _graphs_by_part(
-        graph
-    )  # rows of data are in one update with sampled ones by the graph's own word
+    graphs = _graphs_by_part(graph)
     for node in graph.nodes:
         if not node.call:
             continue
+        # rows of data are in one update with sampled ones by the graph's own word
         sampled = [view for view in graphs if sampler(view, node.domain)]
         views = [when_they_came(view, node) for view in sampled or graphs]
-        problems: dict[tuple[str, str], Problem] = {}  # by law and remedy
+        problems: dict[tuple[str, str], Problem] = {}  # by law and remedy: parts may break it alike
         for call in (node.call, *node.hooks.values()):
-            for law in call.op.declared.assumes:
-                for view in views:
-                    for problem in CALL_LAWS[law](CallView(view, node, call)):
-                        problems[law, problem.remedy] = problem
+            for law, problem in _broken_by_call(node, call, views):
+                problems[law, problem.remedy] = problem
         yield from problems.values()
+
+
+def _broken_by_call(node: Node, call: Call, graphs: Sequence[Graph]) -> Iterator[tuple[str, Problem]]:
+    """Yield each law that one call breaks in some graph, with the problem."""
+    for law in call.op.declared.assumes:
+        for graph in graphs:
+            for problem in CALL_LAWS[law](CallView(graph, node, call)):
+                yield law, problem
 
 
 def _broken_by_rows(graph: Graph) -> Iterator[Problem]:

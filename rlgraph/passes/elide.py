@@ -31,10 +31,9 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     if not node.call or node.call.value("keep", True):  # what can be left out has an attribute to keep it
         return None
     column = node.writes[0]
-    if column in graph.report.values():
-        return None
     readers = graph.readers(column)
-    if len(readers) != 1:
+    is_reported = column in graph.report.values()
+    if is_reported or len(readers) != 1:
         return None
     reader = readers[0]
     if not reader.trains or reader.optimizer_steps != 1:
@@ -42,9 +41,11 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     ports = [port for port, name in reader.called.ins.items() if name == column]
     if ports != [COLUMN]:
         return None
-    same_weights = _weights(reader) == _weights(node)
-    same_temperature = _temperature(reader) == _temperature(node)
-    return reader if same_weights and same_temperature else None
+    if _weights(reader) != _weights(node):
+        return None
+    if _temperature(reader) != _temperature(node):
+        return None
+    return reader
 
 
 def _weights(node: Node) -> tuple[str | None, int | None]:
@@ -84,10 +85,12 @@ def _twins(graph: Graph) -> Iterator[str]:
     """Yield notes of nodes that compute the same from the same: reported, never merged."""
     by_work: dict[str, str] = {}
     for node in graph.nodes:
-        if not node.call or node.op.engine != "train" or node.trains:
+        scores = node.call is not None and node.op.engine == "train" and not node.trains
+        if not scores:
             continue
-        attributes = sorted(node.call.attributes.items())
-        work = repr((node.call.target, _weights(node), node.reads, attributes, node.call.courses))
+        call = node.called
+        attributes = sorted(call.attributes.items())
+        work = repr((call.target, _weights(node), node.reads, attributes, call.courses))
         twin = by_work.setdefault(work, node.name)
         if twin != node.name:
             yield f"`{twin}` and `{node.name}` compute the same: one could read the other's column"

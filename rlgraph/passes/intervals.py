@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rlgraph.errors import raise_problems
-from rlgraph.ir.graph import Graph
+from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.intervals import Cadences, count, cycle, settled, union, within, words
 from rlgraph.laws.rows import CADENCE_LAWS, holds_rows, no_idle_iteration
 from rlgraph.laws.views import CadenceView
@@ -57,14 +57,17 @@ def _needed(graph: Graph, available: Mapping[str, Cadences]) -> dict[str, Cadenc
             if columns or waits_for_insertion:
                 users.append(intervals[reader])
         needed = union(users) if users else node.when
-        with_rows = available[node.name]
-        if holds_rows(node):  # it takes in all rows that come
-            intervals[node.name] = union([needed, with_rows])
-        elif within(needed, with_rows):
-            intervals[node.name] = needed
-        else:
-            intervals[node.name] = with_rows
+        intervals[node.name] = _as_far_as_there(node, needed, available[node.name])
     return intervals
+
+
+def _as_far_as_there(node: Node, needed: Cadences, with_rows: Cadences) -> Cadences:
+    """Return the iterations in which a node that is needed in some runs, by those in which its rows come."""
+    if holds_rows(node):  # it takes in all rows that come
+        return union([needed, with_rows])
+    if within(needed, with_rows):
+        return needed
+    return with_rows
 
 
 def _never_run(graph: Graph) -> Iterator[str]:

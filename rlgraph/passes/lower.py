@@ -114,12 +114,14 @@ def _regions(graph: Graph) -> dict[str, str]:
 
 def _action(node: Node, graph: Graph) -> Action:
     """Return what the step of a node does. Planning inserts the kinds that no pass does."""
-    if node.kind is Kind.RUN:
-        return _run(node)
-    if node.kind is Kind.SYNC:
-        assert node.model is not None and node.version is not None
-        return Sync(node.model, Version(node.version), _sync_path(node, graph), node.source)
-    return ON_COLUMNS[node.kind]
+    match node.kind:
+        case Kind.RUN:
+            return _run(node)
+        case Kind.SYNC:
+            assert node.model is not None and node.version is not None
+            return Sync(node.model, Version(node.version), _sync_path(node, graph), node.source)
+        case _:
+            return ON_COLUMNS[node.kind]
 
 
 def _run(node: Node) -> RunOp:
@@ -166,7 +168,9 @@ def _within_process(plan: Plan, step: Step) -> Step:
 
 def _versions_read(node: Node) -> dict[str, Version]:
     """Return the models that an op works on, with the version of each that it reads."""
-    if node.model is None or node.version is None or node.op.engine is None:
+    if node.model is None or node.version is None:
+        return {}
+    if node.op.engine is None:
         return {}
     versions = {node.model: Version(node.version)}
     if node.of:
@@ -180,11 +184,12 @@ def _functions(graph: Graph) -> dict[str, Function]:
 
 def _function(node: Node) -> Function:
     call = node.called
-    hooks = {
-        attribute: Function(hook.target, hook.attributes, courses=hook.courses)
-        for attribute, hook in node.hooks.items()
-    }
-    holds = [name for name in call.ins if name in call.outs] if call.op.declared.holds else []
+    hooks = {}
+    for attribute, hook in node.hooks.items():
+        hooks[attribute] = Function(hook.target, hook.attributes, courses=hook.courses)
+    holds = []
+    if call.op.declared.holds:
+        holds = [name for name in call.ins if name in call.outs]
     return Function(
         target=call.target,
         attributes=call.attributes,

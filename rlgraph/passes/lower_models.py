@@ -33,7 +33,9 @@ class ServeUse:
 
 def plan_models(graph: Graph, phases: Sequence[Graph]) -> dict[str, ModelPlan]:
     """Return the models that some step of training or evaluation needs, with the engines that hold them."""
-    nodes = [node for phase in phases for node in phase.nodes]
+    nodes: list[Node] = []
+    for phase in phases:
+        nodes += phase.nodes
     tokenizers = {node.tokenizer for node in nodes}
     models = {}
     for name, model in graph.models.items():
@@ -47,18 +49,9 @@ def _plan_model(graph: Graph, model: Model, engines: set[str], nodes: Sequence[N
     train = None
     if _needs_train_engine(model, engines):
         train = _on_pool(TrainPlan, model.spec.train, graph.engines[f"{model.name}.train"])
-
     serve = None
     if "serve" in engines:
-        calls = []
-        for node in nodes:
-            if node.model == model.name and _engine_of(node):
-                calls.append(node.called)
-        use = ServeUse(model, calls, train, graph.schedule.timeout)
-        serve = _on_pool(ServePlan, model.serve, graph.engines[f"{model.name}.serve"])
-        for rule in SERVE_RULES:
-            serve = rule(serve, use)
-
+        serve = _plan_serve(graph, model, train, nodes)
     return ModelPlan(
         path=model.path,
         head=model.spec.head,
@@ -72,9 +65,24 @@ def _plan_model(graph: Graph, model: Model, engines: set[str], nodes: Sequence[N
     )
 
 
+def _plan_serve(graph: Graph, model: Model, train: TrainPlan | None, nodes: Sequence[Node]) -> ServePlan:
+    """Return the serve engine of a model with what the graph leaves open settled."""
+    calls = []
+    for node in nodes:
+        if node.model == model.name and _engine_of(node):
+            calls.append(node.called)
+    use = ServeUse(model, calls, train, graph.schedule.timeout)
+    serve = _on_pool(ServePlan, model.serve, graph.engines[f"{model.name}.serve"])
+    for rule in SERVE_RULES:
+        serve = rule(serve, use)
+    return serve
+
+
 def _engine_of(node: Node) -> str:
     """Return the engine that a node of the user runs on; "" where it needs none."""
-    return (node.op.engine or "") if node.call else ""
+    if node.call is None:
+        return ""
+    return node.op.engine or ""
 
 
 def _engines_used(model: str, nodes: Sequence[Node]) -> set[str]:
@@ -109,7 +117,8 @@ def with_timeout(serve: ServePlan, use: ServeUse) -> ServePlan:
 
 def with_routing(serve: ServePlan, use: ServeUse) -> ServePlan:
     """Return a serve engine that says which experts it chose, where a node writes them."""
-    if not any(call.value("routing") for call in use.calls):
+    writes_experts = any(call.value("routing") for call in use.calls)
+    if not writes_experts:
         return serve
     needed = serving(serve).routing or {}
     return serve.model_copy(update={"options": {**serve.options, **needed}})
@@ -120,7 +129,8 @@ def with_grammar(serve: ServePlan, use: ServeUse) -> ServePlan:
 
     The graph's options go before the engine's.
     """
-    if not any(_has_grammar(call) for call in use.calls):
+    asks_for_grammar = any(_has_grammar(call) for call in use.calls)
+    if not asks_for_grammar:
         return serve
     needed = serving(serve).grammars or {}
     return serve.model_copy(update={"options": {**needed, **serve.options}})
@@ -133,13 +143,14 @@ def _has_grammar(call: Call) -> bool:
 def with_adapter(serve: ServePlan, use: ServeUse) -> ServePlan:
     """Return a serve engine that says how it gets an adapter that trains: merged, or beside its weights."""
     train = use.train
-    if train is None or train.lora is None or use.model.spec.frozen:
+    if train is None or train.lora is None:
         return serve
-    if serve.lora:  # the graph says it
+    if use.model.spec.frozen or serve.lora:  # nothing trains, or the graph says it
         return serve
-    lora = "merged"
     is_elsewhere = train.pool != serve.pool
-    if is_elsewhere and serving(serve).adapters and not no_adapter(serve, train.lora):
+    takes_adapters = serving(serve).adapters and not no_adapter(serve, train.lora)
+    lora = "merged"
+    if is_elsewhere and takes_adapters:
         lora = "adapter"
     return serve.model_copy(update={"lora": lora})
 

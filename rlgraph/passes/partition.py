@@ -106,14 +106,25 @@ def _layout(
     if node.op.declared.makes:
         return EVEN
     if node.op.engine == "train":
-        return RowLayout("balanced", node.called.value("minibatches", minibatches.get(node.domain, 1)))
+        of_domain = minibatches.get(node.domain, 1)
+        return RowLayout("balanced", node.called.value("minibatches", of_domain))
+    return _layout_of_most(node, columns)
 
+
+def _layout_of_most(node: Node, columns: Mapping[str, Column]) -> RowLayout:
+    """Return the layout in which most of what a node reads lies.
+
+    A node that compares rows of a group needs one of the two layouts that keep groups together.
+    """
     weights: Counter[RowLayout] = Counter()
     for name in node.reads:
         weights[columns[name].layout] += move_weight(columns[name])
-    if node.op.declared.rows == "group" or node.op.declared.filters:
-        return ONE if weights[ONE] > weights[EVEN] else EVEN
-    return max(weights, key=lambda layout: weights[layout])
+    compares_rows = node.op.declared.rows == "group" or node.op.declared.filters
+    if not compares_rows:
+        return max(weights, key=lambda layout: weights[layout])
+    if weights[ONE] > weights[EVEN]:
+        return ONE
+    return EVEN
 
 
 def _needs_all_rows(node: Node, graph: Graph) -> bool:

@@ -55,10 +55,14 @@ def _required_pool(graph: Graph, node: Node, pools: Mapping[str, str]) -> str:
     if node.call is None:
         return node.pool
     if node.op.engine:
-        return graph.engines[f"{node.model}.{node.op.engine}"]
+        return _pool_of_engine(graph, node)
     if node.op.source and not node.pool:
         return _pool_of_reader(graph, node)
     return node.pool
+
+
+def _pool_of_engine(graph: Graph, node: Node) -> str:
+    return graph.engines[f"{node.model}.{node.op.engine}"]
 
 
 def _pool_of_update(graph: Graph) -> str:
@@ -68,8 +72,10 @@ def _pool_of_update(graph: Graph) -> str:
 
 def _pool_of_reader(graph: Graph, source: Node) -> str:
     """Return the pool of the first node on a model that reads a source; "" where there is none."""
+    readers: list[Node] = []
     for column in source.writes:
-        for reader in graph.readers(column):
-            if reader.call and reader.op.engine:
-                return graph.engines[f"{reader.model}.{reader.op.engine}"]
+        readers += graph.readers(column)
+    for reader in readers:
+        if reader.call and reader.op.engine:
+            return _pool_of_engine(graph, reader)
     return ""

@@ -47,23 +47,36 @@ def prune(graph: Graph) -> Graph:
 
 def _roots(graph: Graph) -> set[str]:
     """Return the nodes for whose sake a graph runs: those that train, or write what is reported."""
-    if not graph.report:
-        return {node.name for node in graph.nodes if node.trains}
     reported = set(graph.report.values())
-    return {node.name for node in graph.nodes if not reported.isdisjoint(node.writes)}
+    roots = set()
+    for node in graph.nodes:
+        writes_report = not reported.isdisjoint(node.writes)
+        is_root = writes_report if graph.report else node.trains
+        if is_root:
+            roots.add(node.name)
+    return roots
 
 
 def _used(graph: Graph, roots: set[str]) -> set[str]:
     """Return the roots and all that they need, with the nodes that keep a state which one of these reads."""
-    waiting = {node.name for node in graph.nodes if node.reads_next or node.inserted}
+    waiting = set()  # what these wait for is needed, too
+    for node in graph.nodes:
+        if node.reads_next or node.inserted:
+            waiting.add(node.name)
     while True:
         used = reached(graph.needs, roots, waits=lambda node, _: node in waiting)
         if graph.report:  # an evaluation only reads states
             return used
-        states = set()
-        for node in graph.nodes:
-            if node.state and node.name in used:
-                states.add(node.state)
-        if states <= roots:
+        keepers = _keepers_of_states(graph, used)
+        if keepers <= roots:
             return used
-        roots = roots | states
+        roots = roots | keepers
+
+
+def _keepers_of_states(graph: Graph, readers: set[str]) -> set[str]:
+    """Return the nodes whose states some nodes read."""
+    keepers = set()
+    for node in graph.nodes:
+        if node.state and node.name in readers:
+            keepers.add(node.state)
+    return keepers

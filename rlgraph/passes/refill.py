@@ -46,7 +46,8 @@ def refill(graph: Graph) -> Graph:
 
 def _selects(graph: Graph, filtering: Node) -> list[Node]:
     after = (filtering.name,)
-    return [node for node in graph.nodes if node.kind is Kind.SELECT and node.after == after]
+    selects = [node for node in graph.nodes if node.kind is Kind.SELECT]
+    return [node for node in selects if node.after == after]
 
 
 def _collected(graph: Graph, filtering: Node) -> Graph:

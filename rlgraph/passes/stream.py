@@ -84,8 +84,11 @@ def _with_outputs(call: Call) -> Call:
     """Return a call with the columns that its op writes only with attributes that it has by now."""
     declared = load(call.target, call.op.name)
     known = {port.name for port in call.op.outputs}
-    further = [port for port in declared.written(call.attributes) if port.name not in known]
-    return replace(call, op=replace(call.op, outputs=(*call.op.outputs, *further)))
+    outputs = [*call.op.outputs]
+    for port in declared.written(call.attributes):
+        if port.name not in known:
+            outputs.append(port)
+    return replace(call, op=replace(call.op, outputs=tuple(outputs)))
 
 
 def _with_chunks(attributes: Mapping[str, Any], chunk: int) -> dict[str, Any]:
@@ -100,8 +103,10 @@ def _with_chunks(attributes: Mapping[str, Any], chunk: int) -> dict[str, Any]:
 
 def _reading_finished(node: Node, generating: Collection[str]) -> Node:
     """Return a node behind the filter: what it reads of the rollouts' rows are those that have finished."""
+    if not node.rows:
+        return replace(node, rows=(FINISHED,))
     rows = [FINISHED if name in generating else name for name in node.rows]
-    return replace(node, rows=tuple(rows) or (FINISHED,))
+    return replace(node, rows=tuple(rows))
 
 
 def _continued_by_group(graph: Graph, generating: Sequence[Node]) -> set[str]:
@@ -109,14 +114,13 @@ def _continued_by_group(graph: Graph, generating: Sequence[Node]) -> set[str]:
     needed = reached(graph.needs, [node.name for node in generating], waits=lambda *_: True)
     inside: set[str] = set()
     for node in graph.in_order:
-        if not node.call:
-            continue
-        if node.name in needed:
-            inside.add(node.name)
+        if node.call is None:
             continue
         writers = _writers_read(graph, node)
         reads_only_groups = bool(writers) and writers <= inside
-        if reads_only_groups and not more_than_a_group(graph, node):
+        leads_to_rollout = node.name in needed
+        goes_on = reads_only_groups and not more_than_a_group(graph, node)
+        if leads_to_rollout or goes_on:
             inside.add(node.name)
     return inside
 
@@ -125,9 +129,8 @@ def _readers_outside(graph: Graph, inside: Collection[str]) -> set[str]:
     """Return the user's nodes outside of some that read what one of these writes."""
     readers = set()
     for node in graph.nodes:
-        if not node.call or node.name in inside:
-            continue
-        if not _writers_read(graph, node).isdisjoint(inside):
+        is_outside = node.call is not None and node.name not in inside
+        if is_outside and not _writers_read(graph, node).isdisjoint(inside):
             readers.add(node.name)
     return readers
 

@@ -33,13 +33,15 @@ def verify(graph: Graph, passed: str) -> None:
 
 
 def _verify_edges(node: Node, names: set[str], columns: set[str], passed: str) -> None:
-    assert columns.issuperset(node.reads), f"pass {passed}: {node.name} reads what nothing writes"
-    assert names.issuperset(node.after), f"pass {passed}: {node.name} waits for a node that is gone"
+    subject = f"pass {passed}: {node.name}"
+    assert columns.issuperset(node.reads), f"{subject} reads what nothing writes"
+    assert names.issuperset(node.after), f"{subject} waits for a node that is gone"
     if node.inserted:
-        assert node.because, f"pass {passed}: {node.name} is inserted without a reason"
+        assert node.because, f"{subject} is inserted without a reason"
     edges_are_resolved = passed != "stream"  # by infer, which is the next pass
     if node.call and edges_are_resolved:
-        assert columns.issuperset(node.call.ins.values()), f"pass {passed}: {node.name}: lost edge"
+        columns_of_call = node.call.ins.values()
+        assert columns.issuperset(columns_of_call), f"{subject}: lost edge"
 
 
 def _verify_layouts(graph: Graph, node: Node, passed: str) -> None:

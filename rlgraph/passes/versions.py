@@ -96,6 +96,9 @@ def _with_copied_versions(graph: Graph) -> tuple[Graph, dict[str, list[str]]]:
 
 def iterations_ahead(graph: Graph, node: Node) -> int:
     """Return the iterations that a node runs ahead of its model's updates: generation on its own pool."""
-    if graph.report or node.op.engine != "serve":
+    generates = node.op.engine == "serve"
+    if graph.report or not generates:
         return 0
-    return graph.schedule.ahead if is_on_separate_pool(graph, node) else 0
+    if not is_on_separate_pool(graph, node):
+        return 0
+    return graph.schedule.ahead

@@ -31,9 +31,9 @@ def lineage_text(plan: Plan, column: str) -> str:
 
 
 def _unknown_column(plan: Plan, column: str) -> GraphError:
-    known: list[str] = []
+    known: dict[str, None] = {}
     for columns in plan.columns.values():
-        known += [name for name in columns if name not in known]
+        known.update(dict.fromkeys(columns))
     pruned = [note for note in plan.notes if note.startswith(f"pruned `{column}`")]
     remedy = "; ".join(pruned) or nearest(column, known)
     return fail("unknown-column", f"no step writes a column `{column}`", None, known, remedy)
@@ -74,29 +74,39 @@ def _lineage(plan: Plan, phase: str, name: str, column: ColumnPlan) -> Iterator[
     for copy, step in copies.items():
         yield Detail("copied", f"step {step.id}, as {copy}, because {step.because}")
     yield from _readers(plan, steps, name, (name, *copies))
-    freeing = {freed: step for step in steps for freed in step.frees}
+    yield from _freed(steps, name, copies)
+    if phase == "eval":
+        yield from _reports(plan, name)
+
+
+def _freed(steps: tuple[Step, ...], name: str, copies: dict[str, Step]) -> Iterator[Detail]:
+    """Yield the steps that free a column and its copies."""
+    step_that_frees: dict[str, Step] = {}
+    for step in steps:
+        step_that_frees.update(dict.fromkeys(step.frees, step))
     for copy in (name, *copies):
-        if copy not in freeing:
+        if copy not in step_that_frees:
             continue
-        text = f"step {freeing[copy].id}"
+        text = f"step {step_that_frees[copy].id}"
         if copies:
             text += f", {copy}"
         yield Detail("freed", text)
-    if phase == "eval":
-        metrics = [metric for metric, reported in plan.report.items() if reported == name]
-        if metrics:
-            yield Detail("kept", f"to report its mean as {', '.join(metrics)}")
+
+
+def _reports(plan: Plan, name: str) -> Iterator[Detail]:
+    metrics = [metric for metric, column in plan.report.items() if column == name]
+    if metrics:
+        yield Detail("kept", f"to report its mean as {', '.join(metrics)}")
 
 
 def _copies(steps: tuple[Step, ...], name: str) -> dict[str, Step]:
     """Return each copy of a column, and each copy of a copy -> the step that makes it."""
     copies: dict[str, Step] = {}
-    for step in steps:
-        if not step.inserted:
-            continue
+    inserted = [step for step in steps if step.inserted]
+    for step in inserted:
         # a sync reads and writes no columns, and a merge makes one column of several
         for source, copy in zip(step.reads, step.writes, strict=False):
-            if source == name or source in copies:
+            if source in (name, *copies):
                 copies[copy] = step
     return copies
 

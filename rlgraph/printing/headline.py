@@ -64,17 +64,21 @@ def _figures(plan: Plan, figures: Headline) -> Iterator[tuple[str, str]]:
     if figures.checkpoint:
         yield "checkpoint", _figure_text(figures.checkpoint, seconds_text)
     if figures.limits:
-        shares = ", ".join(f"`{node}` {_percent(share)}" for node, share in figures.limits.items())
-        rivals = _rivals(plan, figures.limits)
-        if rivals:
-            yield "longest", f"{shares} (the ranges of {' and '.join(rivals)} overlap)"
-        else:
-            yield "limited by", shares
+        yield _limits(plan, figures.limits)
     filters = [*_filters(plan)]
     if filters:
         yield "filters", "; ".join(filters)
     if figures.left_out:
         yield "left out", "; ".join(figures.left_out)
+
+
+def _limits(plan: Plan, limits: Mapping[str, float]) -> tuple[str, str]:
+    """Return the label and the shares of the longest steps: "limited by" only where ranges do not overlap."""
+    shares = ", ".join(f"`{node}` {_percent(share)}" for node, share in limits.items())
+    rivals = _rivals(plan, limits)
+    if rivals:
+        return "longest", f"{shares} (the ranges of {' and '.join(rivals)} overlap)"
+    return "limited by", shares
 
 
 def _rivals(plan: Plan, limits: Mapping[str, float]) -> list[str]:
@@ -83,9 +87,13 @@ def _rivals(plan: Plan, limits: Mapping[str, float]) -> list[str]:
     Args:
         limits: step -> its share of an iteration, the largest first.
     """
-    longest, *others = limits
+    longest, *shorter = limits
     at_best = limits[longest] / _spread(plan, longest)
-    overlapping = [node for node in others if limits[node] * _spread(plan, node) >= at_best]
+    overlapping = []
+    for node in shorter:
+        at_worst = limits[node] * _spread(plan, node)
+        if at_worst >= at_best:
+            overlapping.append(node)
     if not overlapping:
         return []
     return [f"`{node}`" for node in (longest, *overlapping)]
@@ -95,24 +103,29 @@ def _spread(plan: Plan, node: str) -> float:
     """Return by which factor the seconds of a step at worst are above the middle of their range."""
     spread = 1.0
     for step in plan.steps:
-        if step.node == node and step.seconds and step.seconds[1]:
-            spread = max(spread, step.seconds[1] / middle(step.seconds))
+        if step.node != node or step.seconds is None:
+            continue
+        most = step.seconds[1]
+        if most > 0:
+            spread = max(spread, most / middle(step.seconds))
     return spread
 
 
 def _filters(plan: Plan) -> Iterator[str]:
     """Yield which share of its rows each filter is assumed to keep, and what follows for sampling."""
-    target = plan.origin.target if plan.origin else None
-    kept_rows = target.kept_rows if target else {}
+    kept_rows: Mapping[str, float] = {}
+    if plan.origin and plan.origin.target:
+        kept_rows = plan.origin.target.kept_rows
     makers = [domain.maker for domain in plan.domains["train"].values() if domain.filtered]
     for maker in dict.fromkeys(makers):
         region = plan.regions.get(maker)
-        if region:
-            drawn = number_text(1 / region.expected)
-            yield f"`{maker}` keeps {_share(region.expected)}: {drawn} x the rows are drawn (refill.expected)"
-        else:
+        if region is None:
             share = kept_rows.get(maker, kept_rows.get("", 1.0))
             yield f"`{maker}` keeps {_share(share)} (--kept-rows)"
+            continue
+        rows_per_kept = number_text(1 / region.expected)
+        sampling = f"{rows_per_kept} x the rows are drawn (refill.expected)"
+        yield f"`{maker}` keeps {_share(region.expected)}: {sampling}"
 
 
 def _share(share: float) -> str:

@@ -50,18 +50,21 @@ def differences(old: Plan, new: Plan) -> list[str]:
     """
     # a plan that `run` makes again has no cluster, and so no prediction
     if old.predicted is None or new.predicted is None:
-        old, new = _without_prediction(old), _without_prediction(new)
-    old_fields, new_fields = old.fields, new.fields
+        old = _without_prediction(old)
+        new = _without_prediction(new)
+    old_fields = old.fields
+    new_fields = new.fields
     lines: list[str] = []
     for name in old_fields:
         if name not in EXPLANATIONS and name not in STRUCTURED:
             lines += _values(name, old_fields[name], new_fields[name])
     lines += _models(old.models, new.models)
     for phase, title in PHASES.items():
-        changes = [*_phase(PlanSide.of(old, old_fields, phase), PlanSide.of(new, new_fields, phase))]
+        old_side = PlanSide.of(old, old_fields, phase)
+        new_side = PlanSide.of(new, new_fields, phase)
+        changes = [f"  {change}" for change in _phase(old_side, new_side)]
         if changes:
-            lines.append(title)
-            lines += [f"  {change}" for change in changes]
+            lines += [title, *changes]
     lines += _slot(old, new)
     lines += _texts("note", old.notes, new.notes)
     lines += _texts("still open", old.open_values, new.open_values)
@@ -101,11 +104,21 @@ def _slot(old: Plan, new: Plan) -> Iterator[str]:
     is_pipelined = any(step.lead for step in (*old.steps, *new.steps))
     if not is_pipelined:
         return
-    old_order, new_order = _slot_names(old), _slot_names(new)
-    old_common = [name for name in old_order if name in new_order]
-    new_common = [name for name in new_order if name in old_order]
+    old_order = _slot_names(old)
+    new_order = _slot_names(new)
+    old_common = _those_in(old_order, new_order)
+    new_common = _those_in(new_order, old_order)
     if old_common != new_common:
         yield f"while the pipeline is full, another order: {', '.join(new_common)}"
+
+
+def _those_in(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the names that are among others, too, in their own order."""
+    return [name for name in names if name in others]
+
+
+def _those_not_in(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in others]
 
 
 def _slot_names(plan: Plan) -> list[str]:
@@ -114,12 +127,10 @@ def _slot_names(plan: Plan) -> list[str]:
 
 def _texts(label: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
     """Yield which texts of a list are gone and which are new."""
-    for text in old:
-        if text not in new:
-            yield f"{label}, no longer: {text}"
-    for text in new:
-        if text not in old:
-            yield f"{label}, new: {text}"
+    for text in _those_not_in(old, new):
+        yield f"{label}, no longer: {text}"
+    for text in _those_not_in(new, old):
+        yield f"{label}, new: {text}"
     if old != new and sorted(old) == sorted(new):
         yield f"{label}: in another order"
 
@@ -149,7 +160,8 @@ class PlanSide:
     def waits_for(self, step: Step, known: Container[str]) -> list[str]:
         """Return the known steps that a step waits for, by name."""
         names = {step.id: name for name, step in self.steps.items()}
-        return sorted(names[number] for number in step.after if names[number] in known)
+        awaited = [names[number] for number in step.after]
+        return sorted(name for name in awaited if name in known)
 
     def on_all(self, step: Step) -> bool:
         """Return whether a step runs on every device of its pool."""
@@ -168,18 +180,16 @@ def _phase(old: PlanSide, new: PlanSide) -> Iterator[str]:
             continue
         if name in moved:
             yield f"moved    {name}: was {_position(name, old)}, is {_position(name, new)}"
-        changes = [*_changes(name, old, new)]
+        changes = [f"           {change}" for change in _changes(name, old, new)]
         if changes:
             yield f"changed  step {step.id}, {name}"
-            for change in changes:
-                yield f"           {change}"
+            yield from changes
     for line in _values("", _domains(old), _domains(new)):
         yield f"domain   {line}"
     # a column of one plan only shows in the step that writes it
-    for name in old.columns:
-        if name in new.columns:
-            for line in _values("", _column_fields(name, old), _column_fields(name, new)):
-                yield f"column   {name}: {line}"
+    for name in _those_in([*old.columns], [*new.columns]):
+        for line in _values("", _column_fields(name, old), _column_fields(name, new)):
+            yield f"column   {name}: {line}"
 
 
 def _moved(old: list[str], new: list[str]) -> set[str]:
@@ -194,7 +204,7 @@ def _moved(old: list[str], new: list[str]) -> set[str]:
     import networkx as nx  # here, as most commands compare no plans
 
     old_position = {name: index for index, name in enumerate(old)}
-    common = [name for name in new if name in old_position]
+    common = _those_in(new, old)
     if common == sorted(common, key=old_position.__getitem__):
         return set()
     # an edge leads from each name to those that come later in both orders
@@ -209,13 +219,17 @@ def _moved(old: list[str], new: list[str]) -> set[str]:
 def _position(name: str, side: PlanSide) -> str:
     names = [*side.steps]
     index = names.index(name)
-    return f"after {names[index - 1]}" if index else "the first"
+    if index == 0:
+        return "the first"
+    return f"after {names[index - 1]}"
 
 
 def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
     """Yield how a step and its function differ, without what follows from other differences."""
-    old_step, new_step = old.steps[name], new.steps[name]
-    old_fields, new_fields = plain(old_step.as_file_row()), plain(new_step.as_file_row())
+    old_step = old.steps[name]
+    new_step = new.steps[name]
+    old_fields = plain(old_step.as_file_row())
+    new_fields = plain(new_step.as_file_row())
     for field in SETS:
         yield from _set(field, old_fields[field], new_fields[field])
     if _is_on_other_devices(old, old_step, new, new_step):
@@ -229,6 +243,13 @@ def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
         old_waits = old.waits_for(old_step, new.steps)
         new_waits = new.waits_for(new_step, old.steps)
         yield from _set("waits for", old_waits, new_waits)
+    yield from _function_changes(name, old, new, old_fields, new_fields)
+
+
+def _function_changes(
+    name: str, old: PlanSide, new: PlanSide, old_fields: Mapping[str, Any], new_fields: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield how the function of a step differs, but for what the step's own fields have shown."""
     old_function = _function_fields(old.functions.get(name))
     new_function = _function_fields(new.functions.get(name))
     for field, step_field in REPEATED.items():
@@ -267,8 +288,8 @@ def _function_fields(function: Function | None) -> dict[str, Any]:
 
 def _set(verb: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
     """Yield text such as ``reads tokens, no longer rewards``; nothing if both are the same."""
-    added = ", ".join(name for name in new if name not in old)
-    removed = ", ".join(name for name in old if name not in new)
+    added = ", ".join(_those_not_in(new, old))
+    removed = ", ".join(_those_not_in(old, new))
     if added and removed:
         yield f"{verb} {added}, no longer {removed}"
     elif added:
@@ -280,8 +301,11 @@ def _set(verb: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
 
 
 def _devices(step: Step) -> str:
-    start, end = step.devices[0], step.devices[-1]
-    return f"{step.pool}[{start}]" if start == end else f"{step.pool}[{start}-{end}]"
+    start = step.devices[0]
+    end = step.devices[-1]
+    if start == end:
+        return f"{step.pool}[{start}]"
+    return f"{step.pool}[{start}-{end}]"
 
 
 def _domains(side: PlanSide) -> dict[str, str]:
@@ -321,11 +345,12 @@ def changed_values(
     """
     if json.dumps(old, sort_keys=True, default=str) == json.dumps(new, sort_keys=True, default=str):
         return
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in dict.fromkeys((*old, *new)):
-            yield from changed_values(old.get(name, ABSENT), new.get(name, ABSENT), (*path, name))
-    else:
+    are_mappings = isinstance(old, dict) and isinstance(new, dict)
+    if not are_mappings:
         yield path, old, new
+        return
+    for name in dict.fromkeys((*old, *new)):
+        yield from changed_values(old.get(name, ABSENT), new.get(name, ABSENT), (*path, name))
 
 
 def value_text(value: Any) -> str:

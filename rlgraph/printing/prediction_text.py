@@ -26,7 +26,8 @@ def prediction_text(plan: Plan) -> Iterator[str]:
 
 def _busy_pools(busy: Mapping[str, tuple[float, float]], iteration: tuple[float, float]) -> Iterator[str]:
     for pool, seconds in busy.items():
-        least, most = seconds[0] / iteration[0], seconds[1] / iteration[1]
+        least = seconds[0] / iteration[0]
+        most = seconds[1] / iteration[1]
         yield f"  pool {pool} is busy for {range_text(seconds)} of it ({least:.0%} to {most:.0%})"
 
 

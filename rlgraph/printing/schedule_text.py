@@ -76,8 +76,10 @@ def _recorded_iterations(interval: int | Interval) -> str:
 
 def region_heading(plan: Plan, name: str) -> Iterator[str]:
     """Yield the lines above the steps of a region: a refill that repeats, or steps that stream."""
-    numbers = [step.id for step in plan.steps if step.region == name and step.kind is not Kind.COLLECT]
-    start, end = numbers[0], numbers[-1]
+    steps = [step for step in plan.steps if step.region == name]
+    numbers = [step.id for step in steps if step.kind is not Kind.COLLECT]
+    start = numbers[0]
+    end = numbers[-1]
     region = plan.regions[name]
     if region.streams:
         yield (

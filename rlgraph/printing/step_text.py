@@ -86,10 +86,13 @@ def title(step: Step) -> str:
     """Return a step in a few words: the user's name for it, or the verb and object of an inserted one."""
     if not step.inserted:
         return step.node
-    if isinstance(step.action, MoveEngine):
-        return f"{step.kind} {' and '.join(step.action.parts)} of {step.model}"
-    verb = "move" if isinstance(step.action, Repartition) else step.kind
-    return f"{verb} {', '.join(step.reads) or step.model}"
+    columns = ", ".join(step.reads)
+    match step.action:
+        case MoveEngine(parts=parts):
+            return f"{step.kind} {' and '.join(parts)} of {step.model}"
+        case Repartition():
+            return f"move {columns}"
+    return f"{step.kind} {columns or step.model}"
 
 
 def sentence(step: Step) -> str:
@@ -207,7 +210,7 @@ def _joined_update_text(plan: Plan, step: Step) -> str:
     """Return the update whose optimizer steps a loss joins, and whether that costs a pass over rows."""
     if not step.joins:
         return ""
-    update = next(candidate for candidate in plan.phases[step.phase] if candidate.node == step.joins)
+    (update,) = (candidate for candidate in plan.phases[step.phase] if candidate.node == step.joins)
     has_own_pass = step in plan.passes(update)
     which_pass = "in a pass of its own" if has_own_pass else "in the pass over the same tokens"
     return f"the optimizer steps of {step.joins}, {which_pass}"
@@ -229,12 +232,11 @@ def _cache_text(plan: Plan, step: Step) -> str:
         return ""  # how many rows an evaluation has is not known before its files are read
     if step.node not in plan.predicted.in_flight:
         return ""
-    in_flight, waves = plan.predicted.in_flight[step.node]
-    model = step.model
-    serve = plan.models[model].serve
+    serve = plan.models[step.model].serve
     assert serve
     if serve.addresses:
         return ""  # servers that run already keep the cache that they were started with
+    in_flight, waves = plan.predicted.in_flight[step.node]
     samples = f"{in_flight:,} sample" if in_flight == 1 else f"{in_flight:,} samples"
     wave_count = "1 wave" if waves == 1 else f"{waves:,} waves"
     return f"{serve.cache_tokens:,} tokens: {samples} in flight per engine, {wave_count}"

@@ -15,13 +15,16 @@ NAMES = Path(__file__).parent / "vocabularies.yaml"
 def share_tokens(model: Model, other: Model) -> tuple[bool, bool]:
     """Return whether tokens of one model are those of another, as far as can be told, and whether the graph
     tells it: where it does not, a machine that has the files of both compares them."""
-    is_same_model = model.path == other.path
-    if is_same_model or OPEN in (model.path, other.path):
+    is_open = OPEN in (model.path, other.path)
+    if is_open or model.path == other.path:
         return True, True
-    name, other_name = _vocabulary(model), _vocabulary(other)
+    name = _vocabulary(model)
+    other_name = _vocabulary(other)
     are_named = bool(name and other_name)
-    if not model.spec.vocabulary and not other.spec.vocabulary:
-        file, other_file = _tokenizer_file(model), _tokenizer_file(other)
+    says_vocabulary = bool(model.spec.vocabulary or other.spec.vocabulary)
+    if not says_vocabulary:
+        file = _tokenizer_file(model)
+        other_file = _tokenizer_file(other)
         if file.is_file() and other_file.is_file():
             return _same_numbers(_version(file), _version(other_file)), are_named
     if not are_named:
@@ -65,8 +68,10 @@ def _same_numbers(version: tuple[Path, int], other: tuple[Path, int]) -> bool:
     other_content = other[0].read_bytes()
     if content == other_content:
         return True
+    tokens = _numbers(content)
     other_tokens = _numbers(other_content)
-    return all(other_tokens.get(number, token) == token for number, token in _numbers(content).items())
+    shared_numbers = tokens.keys() & other_tokens.keys()
+    return all(tokens[number] == other_tokens[number] for number in shared_numbers)
 
 
 def _numbers(file: bytes) -> dict[int, str]:
