@@ -130,18 +130,34 @@ def ranges(measured: Mapping[str, Any], cluster: Cluster) -> Iterator[str]:
     yield f"# measured on {measured['device']['name']}, of the ceilings in {cluster.cluster}.yaml"
     records = measured["records"]
     for field, kind in (("update", "update"), ("score", "score")):
-        shares = [r["value"] / cluster.bf16_flops for r in records if r["work"].get("kind") == kind]
+        shares = [_products(r, cluster) for r in records if r["work"].get("kind") == kind]
         yield from _range(field, shares)
     yield from _range("memory", [r["ratio"] for r in records if r["work"].get("kind") == "optimizer"])
-    steps = [_overhead(r["work"], cluster) for r in records if r["work"].get("kind") == "generate"]
+    generated = [r["work"] for r in records if r["work"].get("kind") == "generate"]
+    steps = [_launching(work) for work in generated if work["seconds"] > 2 * _reading(work, cluster)]
     yield from _range("decode_layer", sorted(steps, reverse=True))
 
 
-def _overhead(work: Work, cluster: Cluster) -> float:
-    """Seconds per layer of a decode step, beside what its bytes take at a copy's rate."""
+def _products(record: Mapping[str, Any], cluster: Cluster) -> float:
+    """Return the share of its peak that a pass's products reach, without what passes through memory."""
+    work, size = record["work"], _size(record["work"])
+    numbers = (size.activations + 3 * size.vocabulary) * work["tokens"] * work.get("factor", 1)
+    passing = 2 * numbers / cluster.memory_bandwidth
+    seconds = work["seconds"]
+    return record["value"] * seconds / max(seconds - passing, 0.1 * seconds) / cluster.bf16_flops
+
+
+def _reading(work: Work, cluster: Cluster) -> float:
+    """Return the seconds in which a decode step's bytes are read at a copy's rate."""
     size = _size(work)
     read = 2 * size.touched(work["rows"]) + work["rows"] * work["context"] * size.kv_bytes(2)
-    return max(0.0, work["seconds"] - read / cluster.memory_bandwidth) / size.config.num_hidden_layers
+    return read / cluster.memory_bandwidth
+
+
+def _launching(work: Work) -> float:
+    """Return the seconds per layer of a decode step that takes much longer than reading: kernels are launched
+    one by one meanwhile."""
+    return work["seconds"] / _size(work).launched_layers
 
 
 def _range(field: str, shares: Sequence[float]) -> Iterator[str]:

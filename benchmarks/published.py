@@ -7,9 +7,14 @@ publishes are set, all others are as the planner settles them. Where that does n
 made that the refusal offers. Nothing is calibrated, on any run. The engines that were measured are others
 than ours, and train with other divisions of a model.
 
+What was measured alone, as decode steps and optimizer steps, is priced by the formulas of ``rlgraph/costs``.
+
 Where a run does not publish the mean length of its responses, it is inferred: the one at which the middle of
 what is predicted for one of its phases is the measured time. Such rows stand apart, that phase counts in no
 error, and they say less. Their lengths are taken to be log-normal, the 99th percentile ten times the median.
+
+Then the shares of an iteration that each measured phase takes stand beside the predicted ones, with whether
+the plan names the phase that was the longest.
 
 At last each run that is asynchronous is set against the one before it that is not: how many times as fast it
 is, measured and predicted; where its update was measured, predicted also with an update of just that time.
@@ -19,7 +24,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -31,21 +36,35 @@ from rlgraph.autoplace import evaluator
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.calibration import Calibration
 from rlgraph.costs.detect import load_cluster
+from rlgraph.costs.efficiency import BEST, WORST, Rates
+from rlgraph.costs.formulas import (
+    Tokens,
+    decode_seconds,
+    decode_step_seconds,
+    dispatch_seconds,
+    prefill_seconds,
+    update_seconds,
+)
+from rlgraph.costs.model_size import Size, size_of
+from rlgraph.costs.plan_size import with_experts_divided
 from rlgraph.costs.step_rates import rate_of
 from rlgraph.errors import GraphError
+from rlgraph.ir.actions import MoveEngine
 from rlgraph.ir.chosen import chosen_settings
-from rlgraph.ir.plan import Plan, Target
+from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.lengths import Lengths
 from rlgraph.planning.predict import Scenario, predict
 from rlgraph.request import PlanRequest
 from rlgraph.syntax.yaml_text import overrides
 from rlgraph.units import middle
 
 ROWS = Path(__file__).with_suffix(".yaml")
-PHASES = ("generation", "scoring", "update", "iteration")
+PHASES = ("generation", "scoring", "update", "sync", "iteration")
 KINDS = {
     "generate": "generation",
     "score": "scoring",
     "update": "update",
+    "sync": "sync",
 }  # of steps, as calibrations have them
 TAIL = 10  # the 99th percentile of lengths over the median, where lengths are inferred
 Seconds = tuple[float, float]  # at best, at worst
@@ -70,6 +89,11 @@ class Run:
     apart: int = 0
     experts: int = 1
     sequence: int = 1
+    eager: bool = False
+    recompute: bool | None = None
+    host_step: bool = False
+    with_sync: bool = False
+    bypass: bool = False
     stream: int | None = None
     parts: int = 1
     inferred: str = ""
@@ -88,6 +112,14 @@ class Run:
         given += [f"models.policy.serve.tensor_parallel={self.server}"]
         if self.server > cluster.devices:
             given += [f"models.policy.serve.sglang.hosts={self.server // cluster.devices}"]
+        if self.eager:
+            given += ["models.policy.serve.sglang.options={disable_cuda_graph: true}"]
+        if self.recompute is not None:
+            given += [f"models.policy.train.recompute={str(self.recompute).lower()}"]
+        if self.host_step:
+            given += ["models.policy.train.optimizer_offload=true"]
+        if self.bypass:
+            given += ["update_policy.in.old_logprobs=rollout_logprobs"]
         trained = ["policy"]
         if self.apart:
             pools = f"train: {{devices: {cluster.total - self.apart}}}, gen: {{devices: {self.apart}}}"
@@ -135,6 +167,15 @@ class Run:
         assert told
         return middle(told.seconds) * self.parts
 
+    def _phases_of(self, step: Step) -> Iterator[str]:
+        """Yield the measured phases that a step's seconds are part of."""
+        kind = rate_of(step)
+        if kind in KINDS:
+            yield KINDS[kind]
+        moves_servers = isinstance(step.action, MoveEngine) and step.action.engine == "serve"
+        if self.with_sync and (kind == "sync" or moves_servers):
+            yield "generation"
+
     @cached_property
     def predicted(self) -> dict[str, Seconds]:
         """Return the seconds of each phase, at best and at worst."""
@@ -142,11 +183,89 @@ class Run:
         assert plan.predicted
         spent = {phase: [0.0, 0.0] for phase in PHASES}
         for step in plan.steps:
-            phase = KINDS.get(rate_of(step))
-            for grade in (0, 1) if phase and step.seconds else ():
-                spent[phase][grade] += step.seconds[grade]
+            for phase in self._phases_of(step) if step.seconds else ():
+                spent[phase][0] += step.seconds[0]
+                spent[phase][1] += step.seconds[1]
         whole = {**spent, "iteration": plan.predicted.seconds}
         return {name: (best * self.parts, worst * self.parts) for name, (best, worst) in whole.items()}
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Work that was measured alone. published.yaml says what its fields are."""
+
+    work: str
+    source: str
+    kind: str
+    model: str
+    cluster: str
+    rows: int
+    seconds: float
+    server: int = 1
+    context: float = 0.0
+    tokens: tuple[float, float] = (0.0, 0.0)
+    eager: bool = False
+    passes: int = 1
+    forwards: float = 3.0
+    experts: int = 1
+    memory_bandwidth: float | None = None
+
+    @property
+    def size(self) -> Size:
+        """Return the size of its model, whose experts devices may divide."""
+        return with_experts_divided(size_of(self.model), self.experts)
+
+    @property
+    def predicted(self) -> Seconds:
+        """Return its seconds, at best and at worst."""
+        price = PRICES[self.kind]
+        return price(self, BEST), price(self, WORST)
+
+    def rates(self, devices: int, grade: int) -> Rates:
+        """Return the rates of devices that share a model, or are one server."""
+        cluster = load_cluster(self.cluster)
+        if self.memory_bandwidth:
+            cluster = cluster.model_copy(update={"memory_bandwidth": self.memory_bandwidth})
+        return Rates(cluster, devices, "bfloat16", grade, group=self.server)
+
+
+def decode(work: Alone, grade: int) -> float:
+    """Return the seconds of a decode step."""
+    rates = work.rates(work.server, grade)
+    return decode_step_seconds(work.size, rates, work.rows, work.context, not work.eager)
+
+
+def requests(work: Alone, grade: int) -> float:
+    """Return the seconds of requests that come to a server at once, all of one length."""
+    rates, (prompt, response) = work.rates(work.server, grade), work.tokens
+    lengths = Lengths(response, response)
+    decoding = decode_seconds(work.size, rates, work.rows, work.rows, prompt, lengths, not work.eager)
+    return prefill_seconds(work.size, rates, work.rows, prompt) + decoding
+
+
+def training(work: Alone, grade: int) -> float:
+    """Return the seconds of an optimizer step on all devices of the cluster."""
+    devices = load_cluster(work.cluster).total
+    rates, length = work.rates(devices, grade), sum(work.tokens)
+    rows = work.rows / devices
+    load = Tokens(rows * length, rows * length**2, work.passes)
+    seconds = update_seconds(work.size, rates, load, 1, work.forwards)
+    group = replace(rates, devices=work.experts, replicas=devices // work.experts)
+    return seconds + dispatch_seconds(work.size, group, 2 * load.tokens, 2 * work.passes)
+
+
+PRICES: Mapping[str, Callable[[Alone, int], float]] = {
+    "decode": decode,
+    "requests": requests,
+    "training": training,
+}
+
+
+@cache
+def alone() -> tuple[Alone, ...]:
+    """Return all work that was measured alone."""
+    rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))["alone"]
+    return tuple(Alone(**row | {"tokens": tuple(row.get("tokens", (0.0, 0.0)))}) for row in rows)
 
 
 def fitting(run: Run) -> Run:
@@ -213,6 +332,73 @@ def error(ratios: list[float]) -> float:
     return math.exp(sum(abs(math.log(ratio)) for ratio in ratios) / len(ratios))
 
 
+def error_text(found: Sequence[tuple[float, bool]]) -> str:
+    """Return the error of predictions, each as its ratio to what was measured and whether that is inside."""
+    values = [ratio for ratio, _ in found]
+    inside = sum(is_inside for _, is_inside in found)
+    bias = math.exp(sum(map(math.log, values)) / len(values))
+    return (
+        f"geometric error {error(values):.2f} x, middle of all {bias:.2f} x, {inside} of {len(found)} inside"
+    )
+
+
+def show_alone(rows: Sequence[Alone]) -> None:
+    """Print a table of work that was measured alone, and the error of each kind."""
+    print(f"measured alone\n  {'work':<40}{'from':<12}{'measured':>12}{'predicted':>24}{'ratio':>7}  inside")
+    ratios: dict[str, list[tuple[float, bool]]] = {kind: [] for kind in PRICES}
+    for row in rows:
+        best, worst = row.predicted
+        ratio, inside = middle((best, worst)) / row.seconds, best <= row.seconds <= worst
+        ratios[row.kind].append((ratio, inside))
+        span = f"{milliseconds(best)} to {milliseconds(worst)} ms"
+        measured = f"{milliseconds(row.seconds)} ms"
+        said = "yes" if inside else "no"
+        print(f"  {row.work:<40}{row.source:<12}{measured:>12}{span:>24}{ratio:>7.2f}  {said}")
+    for kind, found in ratios.items():
+        print(f"  {kind}: {error_text(found)}")
+
+
+def milliseconds(seconds: float) -> str:
+    """Return milliseconds with three digits.
+
+    Example:
+        >>> milliseconds(0.0024145), milliseconds(75.91)
+        ('2.41', '75,910')
+    """
+    value = 1000 * seconds
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def shares(found: Sequence[Run]) -> None:
+    """Print which share of an iteration each measured phase takes, and whether a plan finds the longest."""
+    print("shares of an iteration, measured and (in brackets) predicted")
+    for run in found:
+        measured = {phase: run.seconds[phase] for phase in PHASES[:3] if phase in run.seconds}
+        if len(measured) < 2 or run.apart:
+            continue
+        ours, whole = run.predicted, run.seconds["iteration"]
+        texts = []
+        for phase, seconds in measured.items():
+            share = middle(ours[phase]) / middle(ours["iteration"])
+            texts.append(f"{phase} {seconds / whole:.0%} ({share:.0%})")
+        print(f"  {run.run:<28}{run.source:<12}{', '.join(texts):<64}longest: {longest(run)}")
+
+
+def longest(run: Run) -> str:
+    """Return whether a plan finds the phase of a run that was measured to be the longest.
+
+    It is ``yes`` if the middle of what is predicted for it is the longest, too, ``maybe`` if ranges overlap,
+    so that it may be, and otherwise ``no``.
+    """
+    phases = [phase for phase in PHASES[:3] if phase in run.seconds]
+    measured = max(phases, key=run.seconds.__getitem__)
+    ours = run.predicted
+    first = max(phases, key=lambda phase: middle(ours[phase]))
+    if first == measured:
+        return "yes"
+    return "maybe" if ours[measured][1] >= ours[first][0] else "no"
+
+
 def show(title: str, rows: list[Run]) -> None:
     """Print a table of runs, and the error of each phase."""
     print(
@@ -231,12 +417,7 @@ def show(title: str, rows: list[Run]) -> None:
                 ratios[phase].append((ratio, inside))
     for phase, found in ratios.items():
         if found:
-            values, inside = [ratio for ratio, _ in found], sum(inside for _, inside in found)
-            bias = math.exp(sum(map(math.log, values)) / len(values))
-            print(
-                f"  {phase}: geometric error {error(values):.2f} x, middle of all {bias:.2f} x, "
-                f"{inside} of {len(found)} inside"
-            )
+            print(f"  {phase}: {error_text(found)}")
     for run in rows:
         if run.changed:
             print(f"  {run.run} ({run.source}) fits with {' '.join(run.changed)}")
@@ -250,7 +431,7 @@ def gains(found: Sequence[Run]) -> None:
     print(f"  {'run':<36}{'from':<12}measured  predicted  its own update")
     off = list[float]()
     for number, run in enumerate(found):
-        if not run.apart:
+        if not run.apart or "iteration" not in run.seconds:
             continue
         base = before(found[:number])
         ours, theirs = run.predicted, base.predicted
@@ -285,8 +466,10 @@ def held_out(found: Sequence[Run]) -> None:
 
 def main() -> None:
     found = runs()
+    show_alone(alone())
     for inferred, rows in groupby(sorted(found, key=is_inferred), key=is_inferred):
         show(f"mean lengths {'inferred' if inferred else 'published'}", list(rows))
+    shares(found)
     gains(found)
     held_out(found)
 

@@ -19,23 +19,37 @@ from rlgraph.lengths import Lengths
 
 
 def prefill_seconds(size: Size, rates: Rates, prompts: float, tokens: float) -> float:
-    """Return the seconds of 2 N FLOPs per prompt token, and attention; once per prompt, not per sample."""
-    work = prompts * (2 * size.multiplied * tokens + size.attention_flops(tokens))
-    return work / rates.flops(rates.efficiency.prefill) + rates.reduced(size, prompts * tokens)
+    """Return the seconds of 2 N FLOPs per prompt token, and attention; once per prompt, not per sample.
+
+    The head reads the last token alone.
+    """
+    layers = 2 * (size.multiplied - size.embedding) * tokens
+    work = prompts * (layers + size.attention_flops(tokens) + 2 * size.embedding)
+    passing = rates.activations(size.activations * prompts * tokens)
+    return work / rates.flops(rates.efficiency.prefill) + passing + rates.reduced(size, prompts * tokens)
 
 
 def decode_step_seconds(size: Size, rates: Rates, live: float, context: float, graphs: bool = False) -> float:
     """Return the seconds of one token for each of ``live`` rows that have ``context`` tokens so far.
 
-    max[(weights + live cached rows) / bandwidth, 2 N live / FLOPS] + overhead. ``graphs``: the engine replays
-    CUDA graphs, so that launches cost nothing.
+    max[(weights + live cached rows) / bandwidth, 2 N rows / FLOPS] + overhead, with the rows of whole tiles.
+
+    Args:
+        graphs: the engine replays CUDA graphs. Otherwise kernels are launched from Python while others run,
+            so that the longer of both decides.
     """
+    efficiency, grade = rates.efficiency, rates.grade
     bytes_read = size.touched(live) * rates.width + live * size.cache_bytes(rates.width, context)
-    work = live * (2 * size.multiplied + 2 * size.asked * context)
-    overhead = rates.efficiency.decode_step[rates.grade] + rates.reduced(size, live)
-    if not graphs:
-        overhead += rates.launch(size.config.num_hidden_layers)
-    return max(bytes_read / rates.memory, work / rates.flops(rates.efficiency.decode)) + overhead
+    work = 2 * size.tiled(live, *rates.tiles()) + 2 * live * size.asked * context
+    on_device = max(bytes_read / rates.memory, work / rates.flops(efficiency.decode)) + rates.reduced(
+        size, live
+    )
+    of_rows = live * efficiency.decode_row[grade]
+    if graphs:
+        gaps = size.launched_layers * efficiency.graph_layer[grade]
+        return on_device + gaps + efficiency.graph_step[grade] + of_rows
+    launching = rates.launch(size.launched_layers)
+    return max(on_device, launching) + efficiency.decode_step[grade] + of_rows
 
 
 @lru_cache(maxsize=4096)  # a search has many layouts that generate alike
@@ -105,8 +119,12 @@ def update_seconds(
 def _compute(size: Size, rates: Rates, work: Tokens, factor: float, share: tuple[float, float]) -> float:
     multiplied = size.multiplied * row_work(work.tokens, work.squares, size.attention_share)
     flops: float = factor * 2 * (multiplied + (work.uneven - 1) * size.chosen * work.tokens)
-    layers = factor * work.passes * size.config.num_hidden_layers
-    return max(flops / rates.flops(share), rates.launch(layers) / 4)  # a quarter of a decode's kernels
+    numbers = size.activations + 3 * size.vocabulary  # logits are written, and read twice by the log-softmax
+    passing = rates.activations(factor * numbers * work.tokens)
+    layers = factor * work.passes * size.launched_layers
+    return max(
+        flops / rates.flops(share) + passing, rates.launch(layers) / 4
+    )  # a quarter of a decode's kernels
 
 
 def gather_bytes(size: Size, devices: int, width: int = MASTER) -> int:

@@ -29,6 +29,14 @@ VISION = re.compile(r"Qwen(2\.5|3)-VL-|Mistral-Small-3\.[12]-")
 ON_HUB = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")  # names that a model on the hub may have
 
 
+# A decoder layer launches about 11 kernels as engines fuse them, a mixture's 16: a router, the choice, sorted
+# rows, two products, a gate and a sum in place of two products and a gate.
+ROUTED_LAYER = 1.5  # in layers without experts
+LEAST_TILE = (
+    16  # rows in a tile of an expert's products, where a step has no more rows than there are experts
+)
+
+
 class Size:
     """Counts of one model. ``head`` is ``lm``, or ``value`` for one number per token (a bias with it)."""
 
@@ -150,6 +158,41 @@ class Size:
         experts = (total - active) / (1 - chosen)
         idle: float = (1 - chosen) ** rows
         return self._multiplied_weights - experts * chosen + experts * (1 - idle)
+
+    def tiled(self, rows: float, tile: float, expert_tile: float) -> float:
+        """Return the multiplications of a decode step of so many rows, empty rows of tiles included.
+
+        Kernels multiply weights with whole tiles of rows. Each expert that a row chose has tiles of its own:
+        one at least, and half of the last one is empty. Keys, values and states have no tiles.
+
+        Example:
+            >>> eight = size_of("Qwen/Qwen3-8B")
+            >>> eight.tiled(1, 64, 16) == eight.tiled(64, 64, 16) == 64 * eight.multiplied
+            True
+        """
+        others = (self.multiplied - self._multiplied_weights) * rows
+        products = (self._multiplied_weights - self.chosen) * max(rows, tile) + others
+        if not self.chosen:
+            return products
+        if rows <= self.config.experts:
+            expert_tile = min(expert_tile, LEAST_TILE)
+        share = self.config.num_experts_per_tok / self.config.experts
+        touched: float = 1 - (1 - share) ** rows  # the share of the experts that some row chose
+        rows_per_expert = share * rows / touched
+        experts = self.chosen / share
+        return products + experts * touched * max(expert_tile, rows_per_expert + expert_tile / 2)
+
+    @cached_property
+    def launched_layers(self) -> float:
+        """Return its layers, counted by the kernels that they launch."""
+        sparse = sum(count for index, count in self.unlike.items() if self.config.is_sparse(index))
+        return self.config.num_hidden_layers + (ROUTED_LAYER - 1) * sparse
+
+    @cached_property
+    def activations(self) -> int:
+        """Return the numbers per token that the layers of a forward pass read and write between their
+        products, as kernels that fuse what follows one another do."""
+        return sum(count * self.config.passing(index) for index, count in self.unlike.items())
 
     @property
     def vocabulary(self) -> int:

@@ -19,7 +19,7 @@ from rlgraph.costs.optimizers import extra_step_cost
 from rlgraph.costs.plan_size import part_of, planned_size, sent_share
 from rlgraph.costs.step_rates import StepRate, rate_of
 from rlgraph.costs.workload import row_work
-from rlgraph.engines.registry import serving
+from rlgraph.engines.registry import decodes_in_graphs
 from rlgraph.errors import GraphError, Problem
 from rlgraph.ir.actions import MoveEngine, Sync
 from rlgraph.ir.mesh import Mesh
@@ -105,7 +105,7 @@ class Pricing(Footprint):
         start = self.plan.devices[step.pool].start
         group = serve.tensor_parallel
         rates = Rates(self.cluster, group, serve.dtype, grade, first=start, group=group)
-        return size, rates, serving(serve).cuda_graphs
+        return size, rates, decodes_in_graphs(serve)
 
     def _rollout(self, step: Step, grade: int) -> tuple[float, float]:
         size, rates, graphs = self.generation(step, grade)

@@ -7,6 +7,10 @@ from rlgraph.ir.plan import Step
 
 StepRate = Literal["generate", "score", "update", "sync", "move", "repartition", "host"]
 
+# Kinds of work whose ranges hold what several others measured on GPUs (`alone` in benchmarks/published.yaml);
+# ranges of the other kinds are assumed.
+PUBLISHED: tuple[StepRate, ...] = ("generate", "update")
+
 
 def rate_of(step: Step) -> StepRate:
     """Return the rate that prices a step, a field of ``Calibration``."""

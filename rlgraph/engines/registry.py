@@ -7,6 +7,7 @@ compiler asks the record, and a worker calls the builder that it names. Nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -58,6 +59,8 @@ class Serving:
     own_servers: bool = False  # its servers hold weights and cache from start to sleep
     paged: bool = True  # a sample takes the cache that it has so far; else each has room for the longest
     cuda_graphs: bool = True  # decoding is captured in CUDA graphs
+    # ``options`` of which each turns CUDA graphs of decoding off
+    without_graphs: Mapping[str, str | bool] = field(default_factory=dict)
     cached: int = 2**16  # tokens that one engine holds where memory is not planned
     owned: Callable[[], Mapping[str, str]] = dict  # settings that options may not give -> why
     # ``options`` with which it says which experts of a mixture it chose; None: it does not say
@@ -117,6 +120,7 @@ SERVING = {
         unfit_adapters=f"{RUNTIME}.sglang.preflight:unfit_adapters",
         paths=("ipc", "broadcast", "disk"),
         own_servers=True,
+        without_graphs={"disable_cuda_graph": True, "cuda_graph_backend_decode": "disabled"},
         owned=sglang_options.owned,
         routing={"enable_return_routed_experts": True},
         # else a model that likes blanks may fill a JSON text with them to its limit
@@ -163,6 +167,8 @@ class ServeSection(Protocol):
     def engine(self) -> str: ...
     @property
     def addresses(self) -> Sequence[str]: ...
+    @property
+    def options(self) -> Mapping[str, str | bool | int | float]: ...
 
 
 class AdapterSection(Protocol):
@@ -209,6 +215,15 @@ def _unserved_layers(engine: str, groups: Sequence[frozenset[str]], chosen: str 
 def serving(serve: ServeSection) -> Serving:
     """Return the record of the engine of a plan's serve section."""
     return SERVING[serve.engine]
+
+
+def decodes_in_graphs(serve: ServeSection) -> bool:
+    """Return whether an engine decodes by CUDA graphs, so that its kernels are not launched one by one."""
+    engine = serving(serve)
+    for option, value in engine.without_graphs.items():
+        if serve.options.get(option) == value:
+            return False
+    return engine.cuda_graphs
 
 
 def is_installed(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from rlgraph.costs.calibration import Calibration, load_calibration
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster, Here
 from rlgraph.costs.pricing import Pricing, sizes_of
+from rlgraph.costs.step_rates import PUBLISHED, rate_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import GraphError, Problem, fail
 from rlgraph.ir.plan import Plan, Step, Target
@@ -179,6 +180,7 @@ def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
     notes = [*pricing.work.assumed]
     for node, size in buffer_bytes(plan, pricing.work).items():
         notes.append(f"the rows that {node} holds take {size_text(size)} of its host")
+    notes += _range_notes(pricing, steps)
     if plan.schedule.stream and not stream:
         notes.append("what streams takes turns with training: several regions are not simulated together")
     flights = {step.node: in_flight(pricing, step) for step in steps if step.generates}
@@ -186,6 +188,26 @@ def prediction(pricing: Pricing, steps: Sequence[Step]) -> Prediction:
     return Prediction(
         pricing.cluster.cluster, (best, worst), pools, tuple(notes), flights, calibration, stream=stream
     )
+
+
+def _range_notes(pricing: Pricing, steps: Sequence[Step]) -> Iterator[str]:
+    """Yield where the ranges of seconds come from, and which kinds of work have them."""
+    calibration = pricing.calibration
+    measured, published, assumed = list[str](), list[str](), list[str]()
+    for kind in sorted({rate_of(step) for step in steps if step.seconds}):
+        if calibration and calibration.of(kind):
+            measured.append(kind)
+        elif kind in PUBLISHED and pricing.plan.device == "cuda":
+            published.append(kind)
+        else:
+            assumed.append(kind)
+    if measured:
+        assert calibration
+        yield f"seconds of {', '.join(measured)}: as measured in {calibration.calibration}"
+    if published:
+        yield f"seconds of {', '.join(published)}: within the range of published measurements"
+    if assumed:
+        yield f"seconds of {', '.join(assumed)}: within assumed ranges (--calibration)"
 
 
 def _iteration(

@@ -174,6 +174,24 @@ class Config(Fields):
         per_expert = sum(tensor.numbers for tensor in self._experts)
         return total - (self.experts - self.num_experts_per_tok) * per_expert
 
+    def passing(self, index: int) -> int:
+        """Return the numbers per token that one decoder layer reads and writes in a forward pass, beside its
+        weights: those that go into and come out of each norm, linear layer, attention, gate and sum.
+
+        In a mixture the rows of a token are copied for each expert that it chose, and summed in the end.
+        """
+        hidden = self.hidden_size
+        norms_and_sums = 2 * (2 * hidden + 3 * hidden)
+        projected = self.queries + self.keys + self.values
+        rotated = 2 * (self.queries + self.keys)
+        attention = hidden + projected + rotated + projected + 2 * self.outputs + hidden
+        if not self.is_sparse(index):
+            return norms_and_sums + attention + 2 * hidden + 6 * self.intermediate_size
+        routed = self.num_experts_per_tok * (5 * hidden + 6 * self.expert_size)
+        router = hidden + self.experts
+        shared = 2 * hidden + 6 * self.shared_size if self.shared_size else 0
+        return norms_and_sums + attention + router + routed + 2 * hidden + shared
+
     def tensors(self, index: int) -> list[tuple[int, int]]:
         """Return the rows of each tensor of one decoder layer in transformers, and the numbers per row."""
         return _shapes(self._layer(index, self._experts))
