@@ -68,6 +68,8 @@ class Compilation:
         if request.devices and not target:
             _check_pool_sizes(plan, self.tree, request.devices)
         suit_models(plan)
+        if self._devices:
+            _check_four_bits(plan, self.tree)
         if self._scenario:
             cluster = self._scenario.cluster
             plan = self._predicted(plan, self._scenario)
@@ -204,6 +206,21 @@ def compile_graph(
         GraphError: with every problem found.
     """
     return Compilation(PlanRequest(graph, overrides, devices, target, here, device)).plan
+
+
+def _check_four_bits(plan: Plan, tree: Tree) -> None:
+    """Check that models with weights in 4 bits train on one device: these are not sharded."""
+    for name, model in plan.models.items():
+        if not model.train or not model.train.lora or not model.train.lora.quantize:
+            continue
+        pool = model.train.pool
+        if plan.pools[pool] == 1:
+            continue
+        law = f"weights in 4 bits are held by one device (models.{name}.train.lora.quantize), "
+        law += f"and pool {pool} has {plan.pools[pool]}"
+        remedy = f"set pools.{pool}.devices=1, or leave out models.{name}.train.lora.quantize"
+        mark = tree.at(("models", name, "train", "lora", "quantize")).mark
+        raise fail("four-bits", law, mark, remedy=remedy)
 
 
 def _check_pool_sizes(plan: Plan, tree: Tree, devices: int) -> None:

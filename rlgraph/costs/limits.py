@@ -9,6 +9,7 @@ MASK = 2**26  # numbers of the mask of a micro-batch of packed rows: 256 MiB in 
 SMALL = 2**26  # parameters of a model that is gathered whole, once per mini-batch: 256 MiB in float32
 BLOCK = 128  # tokens of a block: flex attention computes all scores of two blocks, or none
 PREFILL = 8192  # padded prompt tokens that a serve engine reads in one forward pass
+FOUR_BIT_BLOCK = 64  # numbers of a weight in 4 bits that share a scale, as in QLoRA
 BUCKET = 2**28  # bytes of the tensors in a bucket, in which weights travel; a larger tensor travels alone
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.layer_memory import staging
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.plan_size import served_bytes
-from rlgraph.engines.registry import serving
-from rlgraph.ir.plan import ModelPlan
+from rlgraph.engines.registry import own_base, serving
+from rlgraph.ir.plan import ModelPlan, Plan
 from rlgraph.syntax.model_settings import Lora
 
 SLOTS = 2  # adapters that a server has room for: the current version, and none (the base alone)
@@ -45,6 +45,44 @@ def served_alone(model: ModelPlan) -> Lora | None:
     return None
 
 
+def shares_base(plan: Plan, name: str, pool: str) -> bool:
+    """Return whether a model generates on a pool with the frozen weights that its train engine holds there.
+
+    Its serve engine then has an adapter of its own, the version that a sync brought.
+    """
+    model = plan.models[name]
+    if served_alone(model) is None or not plan.serves(name, pool):
+        return False
+    assert model.train and model.serve
+    return model.train.pool == pool and not own_base(model.serve, model.train, plan.meshes[name].shard)
+
+
+def quantizes(model: ModelPlan) -> bool:
+    """Return whether the linear layers of a model that trains an adapter lie in 4 bits."""
+    if model.train is None or model.train.lora is None:
+        return False
+    return model.train.lora.quantize is not None
+
+
+def four_bit_bytes(size: Size, width: int) -> int:
+    """Return the bytes of a model's weights on one device, those of its linear layers in 4 bits.
+
+    All others have ``width`` bytes. Each block of a weight in 4 bits has a scale in float32.
+    """
+    numbers = 0
+    for index, count in size.unlike.items():
+        layers = size.config.linear(index).values()
+        numbers += count * sum(outputs * inputs for outputs, inputs in layers)
+    packed = numbers // 2 + MASTER * numbers // limits.FOUR_BIT_BLOCK
+    return (size.on_device(1) - numbers) * width + packed
+
+
+def dequantized(size: Size, width: int) -> int:
+    """Return the bytes of the largest weight in 4 bits, as a layer computes with it."""
+    layers = _any_layer(size, size.config.linear).values()
+    return width * max(outputs * inputs for outputs, inputs in layers)
+
+
 def adapter_sizes(size: Size, lora: Lora) -> list[int]:
     """Return the parameters of each tensor of the adapters, in the model's order."""
     sizes = []
@@ -56,8 +94,8 @@ def adapter_sizes(size: Size, lora: Lora) -> list[int]:
 def served_parts(size: Size, model: ModelPlan) -> Iterator[tuple[str, int]]:
     """Yield the parts of a serve engine that have weights, with their bytes on each of its devices.
 
-    They are ``weights``, which syncs bring. Or they are the ``base``, which no sync brings, and ``adapters``:
-    the slots for them or, if the engine merges them, a copy of the weights that they change.
+    They are ``weights``, which syncs bring. Or they are the ``base``, which no sync brings, and ``adapters``.
+    A ``base`` that the train engine holds is yielded too (``shares_base``).
     """
     assert model.serve
     width, lora = WIDTH[model.serve.dtype], served_alone(model)
@@ -66,25 +104,20 @@ def served_parts(size: Size, model: ModelPlan) -> Iterator[tuple[str, int]]:
         yield "weights", on_device
         return
     yield "base", on_device
-    if serving(model.serve).merges_adapters:
-        yield "adapters", _adapted_numbers(size, lora) * width
-    else:
-        yield "adapters", SLOTS * sum(adapter_sizes(size, lora)) * width
+    slots = SLOTS if serving(model.serve).own_servers else 1
+    yield "adapters", slots * sum(adapter_sizes(size, lora)) * width
 
 
 def syncing_alone(size: Size, model: ModelPlan) -> int:
     """Return the bytes that a device takes in a sync that brings only an adapter; 0 for other syncs.
 
-    The adapter is gathered and laid into a buffer. An engine that merges it takes a merge in addition.
+    The adapter is gathered and laid into a buffer.
     """
     assert model.serve
     lora = served_alone(model)
     if lora is None:
         return 0
-    nbytes = 2 * sum(adapter_sizes(size, lora)) * WIDTH[model.serve.dtype]
-    if serving(model.serve).merges_adapters:
-        nbytes += 3 * MASTER * _largest_adapted(size, lora)
-    return nbytes
+    return 2 * sum(adapter_sizes(size, lora)) * WIDTH[model.serve.dtype]
 
 
 def adapter_tensors(size: Size, lora: Lora, index: int) -> list[tuple[int, int]]:
@@ -182,16 +215,6 @@ def _largest_adapted(size: Size, lora: Lora) -> int:
     layers = _any_layer(size, size.config.linear) | _any_layer(size, size.config.expert_linear)
     shapes = [layers[name] for name in adapted_layers(size, lora)]
     return max((outputs * inputs for outputs, inputs in shapes), default=0)
-
-
-def _adapted_numbers(size: Size, lora: Lora) -> int:
-    """Return the parameters of all weights that have adapters."""
-    config, total = size.config, 0
-    for index, count in size.unlike.items():
-        linear = padded(_with_adapters(size, lora, config.linear(index)), 1)
-        expert = padded(_with_adapters(size, lora, config.expert_linear(index)), 1)
-        total += count * (linear + expert * config.experts)
-    return total
 
 
 def _any_layer(size: Size, linear: Callable[[int], LinearLayers]) -> LinearLayers:

@@ -19,7 +19,14 @@ from rlgraph.costs import limits, lora_size
 from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, mask_bytes, staging
-from rlgraph.costs.lora_size import served_parts, trained_on_device
+from rlgraph.costs.lora_size import (
+    dequantized,
+    four_bit_bytes,
+    quantizes,
+    served_parts,
+    shares_base,
+    trained_on_device,
+)
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.optimizers import averages_on_device
 from rlgraph.costs.plan_size import cache_on_device, part_of
@@ -147,7 +154,10 @@ class Footprint:
                 weight_bytes += MASTER
         parameters = 0
         if not model.shares:
-            parameters += size.on_device(mesh.shard) * weight_bytes
+            if quantizes(model):
+                parameters += four_bit_bytes(size, weight_bytes)
+            else:
+                parameters += size.on_device(mesh.shard) * weight_bytes
         if train.lora:
             parameters += trained_on_device(size, model, mesh.shard) * MASTER
         items: dict[Item, int] = {}
@@ -168,7 +178,10 @@ class Footprint:
         if serve is None or serve.addresses or not self.plan.serves(name, pool):
             return {}
         items: dict[Item, int] = {}
+        has_base_of_train_engine = shares_base(self.plan, name, pool)
         for label, nbytes in served_parts(size, model):
+            if label == "base" and has_base_of_train_engine:
+                continue
             items[Item(name, "serve", label)] = nbytes
         if serving(serve).own_servers:
             items[Item(name, "serve", "kv")] = cache_on_device(size, serve, WIDTH[serve.dtype])
@@ -209,6 +222,8 @@ class Footprint:
                 if step.pool == pool or is_lent:
                     for name in step.models:
                         items |= {Item(name, "serve", "weights"), Item(name, "serve", "kv")}
+                        if shares_base(self.plan, name, pool):
+                            items |= self._parameters(name)
             case RunOp(engine="train", joins=""):
                 for name in step.models:
                     items |= self._parameters(name)
@@ -235,10 +250,19 @@ class Footprint:
         if run is None or run.joins or not run.models:
             return Counter()
         if run.engine == "serve":
-            return self._generating(pool, step)
+            return self._generating(pool, step) + self._dequantized(pool, step)
         if run.copied:
             return Counter({"staging": self._copying(step)})
-        return max(self.passing(step).values(), key=Counter.total)
+        return max(self.passing(step).values(), key=Counter.total) + self._dequantized(pool, step)
+
+    def _dequantized(self, pool: str, step: Step) -> Counter[str]:
+        """Return the weight that a layer brings from 4 bits into the type in which it computes."""
+        model, size = self.model_of(step)
+        owner = self.plan.models[model.shares] if model.shares else model
+        if not quantizes(owner) or (step.generates and not shares_base(self.plan, step.model, pool)):
+            return Counter()
+        assert owner.train
+        return Counter({"gathered weights": dequantized(size, WIDTH[owner.train.dtype])})
 
     def _generating(self, pool: str, step: Step) -> Counter[str]:
         model, size = self.model_of(step)

@@ -12,7 +12,13 @@ from functools import cached_property
 from rlgraph.costs.dtypes import MASTER, WIDTH
 from rlgraph.costs.layer_memory import Layer, chunk_numbers, logits_bytes, wide_head
 from rlgraph.costs.limits import head_rows
-from rlgraph.costs.lora_size import adapted_layers, adapter_tensors, kept_of_experts, trained_on_device
+from rlgraph.costs.lora_size import (
+    adapted_layers,
+    adapter_tensors,
+    kept_of_experts,
+    quantizes,
+    trained_on_device,
+)
 from rlgraph.costs.model_size import Size, padded
 from rlgraph.costs.optimizers import extra_step_cost
 from rlgraph.costs.plan_size import elsewhere, is_small, largest_layer
@@ -303,7 +309,7 @@ class Pass:
         """Return whether nothing is sharded or summed: a device holds parameters as it computes with them."""
         if self.devices > 1:
             return False
-        if self.model.frozen:
+        if self.model.frozen or quantizes(self.model):
             return True
         return self.width == MASTER and self.replicas == 1
 

@@ -32,7 +32,8 @@ class Serving:
         offered: what a worker passes beside them: ``device``, ``pool`` (a process group), ``logs`` (a
             folder), ``keeps`` (whether a copy of the weights may stay on the host), ``transport`` (the path
             of its weight syncs, where it is the one that sends them to servers at addresses), ``adapter``
-            (``models.NAME.train.lora``, where syncs bring it alone).
+            (``models.NAME.train.lora``, where syncs bring it alone), ``base`` (the frozen weights beside it,
+            where a train engine on the device holds them: the engine generates in the worker's process).
         sender: ``module:name`` of what brings weights to servers at addresses from a worker that trains, made
             of the addresses, the device, the path and ``sync_folder``.
         unfit: ``module:name`` of what says of a model's configuration why the engine can't run it.
@@ -70,7 +71,7 @@ class Serving:
     # the linear layers whose adapters (LoRA) it serves beside weights, in groups that have them together
     adapters: tuple[frozenset[str], ...] = ()
     without_adapters: frozenset[str] = frozenset()  # settings of ``serve`` with which it loads none
-    merges_adapters: bool = False  # it has weights of its own, into which it merges those of any layers
+    any_adapters: bool = False  # it serves adapters of any layers and experts
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ SERVING = {
         cuda_graphs=False,
         cached=2**19,
         routing={},
-        offered=("device", "adapter"),
-        merges_adapters=True,
+        offered=("device", "adapter", "base"),
+        any_adapters=True,
     ),
     SERVERS: Serving(
         "in servers of its own",
@@ -169,6 +170,15 @@ class ServeSection(Protocol):
     def addresses(self) -> Sequence[str]: ...
     @property
     def options(self) -> Mapping[str, str | bool | int | float]: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+class TrainSection(Protocol):
+    """The options of ``models.NAME.train`` by which it holds weights."""
+
+    @property
+    def dtype(self) -> str: ...
 
 
 class AdapterSection(Protocol):
@@ -181,7 +191,7 @@ class AdapterSection(Protocol):
 def no_adapter(serve: ServeSection, lora: AdapterSection) -> str:
     """Return why an engine can't serve adapters beside its weights, or nothing."""
     record = serving(serve)
-    if record.merges_adapters:
+    if record.any_adapters:
         return ""
     if not record.adapters:
         return f"the engine {serve.engine} has no adapters"
@@ -209,6 +219,20 @@ def _unserved_layers(engine: str, groups: Sequence[frozenset[str]], chosen: str 
         is_partial = bool(group & targets) and not group <= targets
         if is_partial:
             return f"adapters of {', '.join(sorted(group))} go together in the engine {engine}, all or none"
+    return ""
+
+
+def own_base(serve: ServeSection, train: TrainSection, shard: int) -> str:
+    """Return why a serve engine can't read the frozen weights of a train engine on its device, or nothing.
+
+    ``shard`` is how many devices share one copy of the weights in the train engine.
+    """
+    if "base" not in serving(serve).offered:
+        return f"{serve.engine} has processes of its own"
+    if serve.dtype != train.dtype:
+        return f"train.dtype is {train.dtype} and serve.dtype {serve.dtype}"
+    if shard > 1:
+        return f"to train, {shard} devices share one copy (train.shard: 1 gives each a copy for both)"
     return ""
 
 

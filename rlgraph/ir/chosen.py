@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlgraph.engines.registry import SERVERS
 from rlgraph.ir.plan import Plan
 from rlgraph.syntax.model_settings import MICRO_TOKENS, ON_DEVICE, ONE_DEVICE
 
+NOTE = "chosen: "  # with this begins the note of a plan on what was chosen
+ENGINE = "serve.engine"
 # setting of a model -> what it is where a plan fits with that
 CHOSEN: Mapping[str, Any] = {
+    ENGINE: SERVERS,
     "serve.tensor_parallel": ONE_DEVICE,
     "train.micro_tokens": MICRO_TOKENS,
     "train.sequence_parallel": ONE_DEVICE,
@@ -49,6 +53,14 @@ def chosen_settings(plan: Plan) -> dict[str, Any]:
             engine, field = setting.split(".")
             value = getattr(getattr(model, engine), field, usual)
             path = f"models.{name}.{setting}"
+            if setting == ENGINE and not _is_noted(plan, f"{path}={value}"):
+                continue  # it is the usual one of CPUs, and of GPUs on machines without SGLang
             if path in is_open and value != usual:
                 settings[path] = value
     return settings
+
+
+def _is_noted(plan: Plan, setting: str) -> bool:
+    """Return whether a note says that a setting was chosen."""
+    notes = [note for note in plan.notes if note.startswith(NOTE)]
+    return any(setting in note.split() or f"{setting}," in note.split() for note in notes)

@@ -123,6 +123,27 @@ def _rank_of_experts(view: ModelView) -> Iterator[Problem]:
     yield Problem("expert-adapters", law, view.key("train", "lora", "rank"), (), remedy)
 
 
+def _four_bits(view: ModelView) -> Iterator[Problem]:
+    """Frozen weights lie in 4 bits where one engine reads them in the forms that it knows."""
+    train, serve = view.spec.train, view.serve
+    if train.lora is None or train.lora.quantize is None:
+        return
+    path = f"{view.path}.train.lora.quantize"
+    remedy = f"leave out {path}"
+    if view.spec.head == "value":
+        law = f"`{path}` is of language models, and `{view.name}` has a value head"
+    elif train.compile:
+        law = f"`{path}` holds weights in 4 bits, and compiled layers can't compute with them"
+        remedy += f", or {view.path}.train.compile"
+    elif serve.lora == "adapter" and "base" not in SERVING[serve.engine].offered:
+        law = f"the engine {serve.engine} reads the weights below an adapter from files, where they are not "
+        law += f"those in 4 bits beside which it trains (`{path}`)"
+        remedy = f"leave out {view.path}.serve.lora: a sync then sends weights with the adapter added"
+    else:
+        return
+    yield Problem("four-bits", law, view.key("train", "lora", "quantize"), (), remedy)
+
+
 def _head_has_logits(view: ModelView) -> Iterator[Problem]:
     if view.spec.head == "value" and view.spec.train.head_dtype:
         remedy = f"leave out {view.path}.train.head_dtype"
@@ -285,6 +306,7 @@ MODEL_LAWS: tuple[Callable[[ModelView], Iterator[Problem]], ...] = (
     _settings_of_its_optimizer,
     _optimizer_goes_with_engine,
     _rank_of_experts,
+    _four_bits,
     _head_has_logits,
     _routers_train,
     _config_keeps_shapes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import gcd
 
+from rlgraph.costs.lora_size import shares_base
 from rlgraph.costs.model_size import is_vision_language
 from rlgraph.costs.models.config import Config
 from rlgraph.costs.models.fields import UNDIVIDED, UNSHARED
@@ -30,6 +31,23 @@ def _reads_text_alone(view: SizedView) -> Iterator[Problem]:
     law += "models are not supported yet"
     remedy = f"give the path of a text-only language model: models.{view.name}.path=..."
     yield Problem("vision-language", law, None, remedy=remedy)
+
+
+def _four_bits_are_of_linear_layers(view: SizedView) -> Iterator[Problem]:
+    """Yield a model that can't have its weights in 4 bits: a mixture, whose experts are no linear layers, or
+    one that generates beside an adapter with weights of its files."""
+    train, serve = view.model.train, view.model.serve
+    if train is None or train.lora is None or train.lora.quantize is None:
+        return
+    path = f"models.{view.name}.train.lora.quantize"
+    if view.config and view.config.experts:
+        law = f"`{view.name}` is a mixture of experts, whose weights can't lie in 4 bits ({path})"
+        yield Problem("four-bits", law, None, remedy=f"leave out {path}")
+    elif serve and serve.lora == "adapter" and not shares_base(view.plan, view.name, serve.pool):
+        law = f"the engine of `{view.name}` reads the weights below the adapter from files, where they are "
+        law += f"not those in 4 bits beside which it trains ({path})"
+        remedy = f"leave out models.{view.name}.serve.lora: a sync then sends weights with the adapter added"
+        yield Problem("four-bits", law, None, remedy=remedy)
 
 
 def _rows_can_be_shared(view: SizedView) -> Iterator[Problem]:
@@ -183,6 +201,7 @@ def _columns_on_device(serve: ServePlan, config: Config) -> dict[str, int]:
 
 SIZE_LAWS: tuple[Callable[[SizedView], Iterator[Problem]], ...] = (
     _reads_text_alone,
+    _four_bits_are_of_linear_layers,
     _rows_can_be_shared,
     _layers_can_be_divided,
     _experts_can_be_divided,

@@ -4,7 +4,8 @@ What the graph leaves open of a serve engine is settled by ``SERVE_RULES``, one 
 
     request_timeout     half of the schedule's timeout, so that a second try has as long
     options             those with which the engine says which experts it chose, or draws by a grammar
-    lora                an adapter where the engine computes with one on another pool, else merged
+    lora                an adapter where the engine computes with one on another pool, or reads the frozen
+                        weights of the train engine beside it; else merged
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rlgraph.engines.registry import GRAMMARS, SERVING, no_adapter, serving
+from rlgraph.engines.registry import GRAMMARS, SERVING, no_adapter, own_base, serving
 from rlgraph.ir.graph import Call, Graph, Model, Node
 from rlgraph.ir.plan import ModelPlan, ServePlan, TrainPlan
 from rlgraph.records import dataclass
@@ -23,11 +24,12 @@ Engine = TypeVar("Engine", TrainPlan, ServePlan)
 
 @dataclass(frozen=True)
 class ServeUse:
-    """The use of a model's serve engine: the calls on it, the train engine beside it, and the timeout."""
+    """The use of a model's serve engine: the calls on it, its train engine, and the timeout."""
 
     model: Model
     calls: Sequence[Call]  # of the nodes that run on the model
     train: TrainPlan | None
+    shard: int  # devices that share one copy of the weights in the train engine
     timeout: float  # seconds that a step may take
 
 
@@ -71,7 +73,8 @@ def _plan_serve(graph: Graph, model: Model, train: TrainPlan | None, nodes: Sequ
     for node in nodes:
         if node.model == model.name and _engine_of(node):
             calls.append(node.called)
-    use = ServeUse(model, calls, train, graph.schedule.timeout)
+    shard = (train.shard or graph.devices[train.pool]) if train else 1
+    use = ServeUse(model, calls, train, shard, graph.schedule.timeout)
     serve = _on_pool(ServePlan, model.serve, graph.engines[f"{model.name}.serve"])
     for rule in SERVE_RULES:
         serve = rule(serve, use)
@@ -147,10 +150,11 @@ def with_adapter(serve: ServePlan, use: ServeUse) -> ServePlan:
         return serve
     if use.model.spec.frozen or serve.lora:  # nothing trains, or the graph says it
         return serve
-    is_elsewhere = train.pool != serve.pool
-    takes_adapters = serving(serve).adapters and not no_adapter(serve, train.lora)
     lora = "merged"
-    if is_elsewhere and takes_adapters:
+    if train.pool == serve.pool:
+        if not own_base(serve, train, use.shard):
+            lora = "adapter"
+    elif serving(serve).adapters and not train.lora.quantize and not no_adapter(serve, train.lora):
         lora = "adapter"
     return serve.model_copy(update={"lora": lora})
 

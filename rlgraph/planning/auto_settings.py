@@ -14,7 +14,8 @@ By what the cluster holds, in this order:
                       else may leave the device meanwhile, if an iteration is then predicted to be shorter
 
 Where the plan then still does not fit, by a search (rlgraph/search/fit.py) among those that
-rlgraph/ir/chosen.py names, which are 1, the usual size or off wherever a plan fits with that.
+rlgraph/ir/chosen.py names, which are 1, the usual size or off wherever a plan fits with that. The engine of a
+model that trains an adapter is among them: the embedded one may share the weights below the adapter.
 
 Without a cluster memory is not planned, and fixed values take the place of these.
 """

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rlgraph.costs.lora_size import quantizes
 from rlgraph.ir.mesh import ON_ONE_DEVICE
 from rlgraph.ir.plan import ModelPlan, Plan, TrainPlan
 from rlgraph.syntax.source import OPEN
@@ -87,6 +88,8 @@ def _differences(plan: Plan, name: str, holder: str) -> Iterator[str]:
         value, holders_value = getattr(train, key), getattr(holders_train, key)
         if value != holders_value:
             yield f"train.{key} is {holders_value} and {value}"
+    if not plan.models[name].frozen and quantizes(plan.models[name]) != quantizes(plan.models[holder]):
+        yield "one holds them in 4 bits (train.lora.quantize)"
     mesh, holders_mesh = plan.meshes[name], plan.meshes[holder]
     if train.pool == holders_train.pool and mesh != holders_mesh:
         yield f"their meshes are {holders_mesh} and {mesh}"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from rlgraph.costs.limits import ring_ranks
-from rlgraph.costs.lora_size import SLOTS
+from rlgraph.costs.lora_size import SLOTS, shares_base
 from rlgraph.costs.plan_size import planned_size
 from rlgraph.engines.optimizers import OPTIMIZERS
-from rlgraph.engines.registry import serving
+from rlgraph.engines.registry import own_base, serving
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 
@@ -21,11 +21,28 @@ def model_text(plan: Plan, name: str) -> Iterator[str]:
     yield f"  model {name}: {_training(model)}, head {model.head}, held by {_engines(plan, name)}{rate}"
     if model.shares:
         yield f"    on the weights of {model.shares}, held once: they are the same, and frozen"
+    if model.serve and model.serve.lora:
+        yield from _base_text(plan, name, model.serve)
     if model.trust_remote_code:
         yield f"    runs the Python files of {model.path}"
     if model.config:
         changes = ", ".join(f"{key} {value}" for key, value in model.config.items())
         yield f"    with another config.json: {changes}"
+
+
+def _base_text(plan: Plan, name: str, serve: ServePlan) -> Iterator[str]:
+    """Yield whether a device that trains an adapter holds the frozen weights once more to generate."""
+    train = plan.models[name].train
+    assert train
+    if train.pool != serve.pool:
+        return
+    reason = own_base(serve, train, plan.meshes[name].shard)
+    if shares_base(plan, name, serve.pool):
+        yield "    generates with the frozen weights of its train engine, held once"
+    elif reason:
+        yield f"    frozen weights are held a second time to generate: {reason}"
+    else:
+        yield f"    frozen weights are held a second time to generate: serve.lora is {serve.lora}"
 
 
 def _training(model: ModelPlan) -> str:
@@ -54,6 +71,8 @@ def _train_features(plan: Plan, name: str, train: TrainPlan) -> list[str]:
         features.append(str(mesh))
     if train.head_dtype:
         features.append(f"head {train.head_dtype}")
+    if train.lora and train.lora.quantize:
+        features.append(f"frozen linear layers in 4 bits, {train.lora.quantize}")
     if train.recompute:
         features.append("computing activations again")
     if train.activation_offload:
@@ -88,8 +107,8 @@ def _serve_features(serve: ServePlan) -> list[str]:
     if serve.hosts > 1:
         features.append(f"servers of {serve.tensor_parallel} devices over {serve.hosts} hosts")
     if serve.lora == "adapter":
-        if serving(serve).merges_adapters:
-            features.append("adapter merged into the weights of its files")
+        if serving(serve).own_servers:
+            features.append(f"adapter in one of {SLOTS} slots beside frozen weights")
         else:
-            features.append(f"adapter in one of {SLOTS} slots beside the weights of its files")
+            features.append("adapter beside frozen weights")
     return features

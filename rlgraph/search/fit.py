@@ -18,6 +18,7 @@ from typing import Any
 
 from rlgraph.costs.memory import Footprint
 from rlgraph.costs.pricing import sizes_of
+from rlgraph.engines.registry import EMBEDDED
 from rlgraph.errors import GraphError
 from rlgraph.ir.plan import Plan, TrainPlan
 from rlgraph.planning.device_groups import has_groups, sharing_sizes
@@ -36,6 +37,7 @@ from rlgraph.search.moves import (
     halvings,
     in_every_model,
     in_graph_order,
+    may_share_base,
     with_pools,
 )
 from rlgraph.search.text import host_text, remedies_text
@@ -441,6 +443,16 @@ def optimizer_on_host(footprint: Footprint) -> Iterator[Settings]:
         yield in_every_model(footprint.plan, {"train.optimizer_offload": True})
 
 
+def shared_bases(footprint: Footprint) -> Iterator[Settings]:
+    """Yield the engine that generates in the worker, for models that then hold frozen weights once."""
+    plan = footprint.plan
+    settings = {}
+    for name in plan.models:
+        if may_share_base(plan, name):
+            settings[f"models.{name}.serve.engine"] = EMBEDDED
+    yield settings
+
+
 # those that cost the least time first
 LEVERS: tuple[Lever, ...] = (
     precision,
@@ -453,6 +465,7 @@ LEVERS: tuple[Lever, ...] = (
     smaller_caches,
     fewer_rows,
     divided_layers,
+    shared_bases,
     optimizer_on_host,
 )
 # pulled further than needed, they may be faster: more devices do the work of one

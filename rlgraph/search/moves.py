@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlgraph.costs.optimizers import may_step_on_host
-from rlgraph.engines.registry import EMBEDDED, OFFLOADS, SERVERS
+from rlgraph.engines.registry import EMBEDDED, OFFLOADS, SERVERS, own_base
 from rlgraph.ir.function import Function
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, Step, TrainPlan
 from rlgraph.ir.steps import ONE
@@ -187,8 +187,28 @@ def applied(plan: Plan, settings: Settings) -> Plan:
             plan = _resized(plan, sizes)
         else:
             name, engine, field = path.removeprefix("models.").rsplit(".", 2)
-            plan = with_settings(plan, engine, {name: {field: value}})
+            values = {field: value}
+            if (engine, field, value) == ("serve", "engine", EMBEDDED) and _trains_adapter(plan, name):
+                values["lora"] = "adapter"  # as the compiler settles it
+            plan = with_settings(plan, engine, {name: values})
     return plan
+
+
+def _trains_adapter(plan: Plan, model: str) -> bool:
+    train = plan.models[model].train
+    return train is not None and train.lora is not None
+
+
+def may_share_base(plan: Plan, model: str) -> bool:
+    """Return whether a model would generate on the frozen weights below its adapter in the embedded engine,
+    where it now has servers that hold these weights again."""
+    train, serve = plan.models[model].train, plan.models[model].serve
+    if train is None or serve is None or not train.lora or serve.addresses:
+        return False
+    if serve.engine != SERVERS or train.pool != serve.pool:
+        return False
+    in_worker = serve.model_copy(update={"engine": EMBEDDED})
+    return not own_base(in_worker, train, plan.meshes[model].shard)
 
 
 def _resized(plan: Plan, pools: Mapping[str, int]) -> Plan:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlgraph.ir.chosen import NOTE
 from rlgraph.search.candidate import Candidate, Remedy
 from rlgraph.search.layout import PoolLayout
 from rlgraph.syntax.yaml_text import overrides
@@ -74,7 +75,7 @@ def choice_text(choice: Candidate, error: DoesNotFitError) -> str:
     pool, worst = max(peaks.items(), key=lambda item: item[1].lacks)
     settings = " ".join(overrides(choice.settings))
     return (
-        f"chosen: {settings}, the fastest of what fits: without, a device of pool {pool} needs "
+        f"{NOTE}{settings}, the fastest of what fits: without, a device of pool {pool} needs "
         f"{size_text(worst.bytes)} of {size_text(worst.capacity)} in `{worst.step}`"
     )
 

@@ -67,7 +67,7 @@ class SharedServe(Section):
         "auto",
         f"which engine it is: {'; '.join(f'{n}, {e.about}' for n, e in SERVING.items())}. auto: "
         "sglang on CUDA and where `tensor_parallel` or its section ask for it, else transformers, as on the "
-        "GPUs of a machine without SGLang.",
+        "GPUs of a machine without SGLang, and for a model that trains an adapter if the plan fits only so.",
     )
     pool: str | None = option(None, "where it is; null: the planner chooses.")
     dtype: Dtype = option("auto", "of weights and computation; auto: bfloat16 on CUDA, float32 on CPUs.")
@@ -87,9 +87,9 @@ class SharedServe(Section):
     where the plan does not fit, what makes it fit and is fastest."""
     lora: Literal["merged", "adapter"] | None = None
     """how it gets what train.lora trains: merged into the weights, all of which a sync sends, or as an
-    adapter beside weights that it reads from the model's files. null: an adapter where it is on another pool
-    and its engine computes with both (sglang), else merged. The embedded engine merges an adapter itself,
-    and holds what it changes twice."""
+    adapter beside frozen weights. These are read from the model's files, or are those of the train engine if
+    the embedded engine generates on its devices and each of them holds all weights. null: an adapter in that
+    case, and if sglang is on another pool; else merged."""
 
 
 class ServeSettings(OpenAISettings, SglangSettings, SharedServe):
@@ -130,6 +130,9 @@ class Lora(Section):
     """the last names of the decoder's linear layers that get one, such as q_proj, or all-linear; in a
     mixture of experts attention's alone. Experts get one each by the names experts.gate_up_proj and
     experts.down_proj."""
+    quantize: Literal["nf4"] | None = None
+    """hold the weights of the decoder's linear layers, which do not train, in 4 bits (NF4, QLoRA, arXiv
+    2305.14314), on one device; needs bitsandbytes. null: in train.dtype."""
 
 
 class Train(Section):

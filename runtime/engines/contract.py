@@ -9,7 +9,8 @@ file has a line by which mypy checks the types of its members, too.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
@@ -23,6 +24,24 @@ from rlgraph.runtime.engines.term import Term
 
 class EngineContractError(RunError):
     """An engine lacks members that a worker calls."""
+
+
+@dataclass(frozen=True)
+class LentWeights:
+    """The frozen weights of a train engine, for an engine that generates in the same process.
+
+    Attributes:
+        weights: whole plain tensors on the device, persistent buffers too, by the weights of the checkpoint
+            that they hold. They keep their storages while the train engine is off the device, where these
+            have no memory.
+        layers: the modules of linear layers whose weights lie in 4 bits, by their weights likewise.
+        need: called with the name of a call that reads them; raises RuntimeError while they are off the
+            device.
+    """
+
+    weights: Mapping[tuple[Any, ...], torch.Tensor]
+    layers: Mapping[tuple[Any, ...], Any]
+    need: Callable[[str], None]
 
 
 class HostedTrainEngine(interfaces.TrainEngine, Protocol):
@@ -59,6 +78,9 @@ class HostedTrainEngine(interfaces.TrainEngine, Protocol):
 
     def adapter(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the adapters in full, by their names in peft's files; ``dtype`` as of ``weights``."""
+
+    def lend(self) -> LentWeights:
+        """Return the weights that do not train, for an engine that generates on the same device."""
 
     def checkpoint_bytes(self) -> int:
         """Return how many bytes this rank writes of a checkpoint."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from rlgraph.costs.lora_size import served_alone
+from rlgraph.costs.lora_size import served_alone, shares_base
 from rlgraph.engines.registry import TRAINING, serving
 from rlgraph.ir.actions import MOVES, Kind, MoveEngine, complete
 from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
@@ -136,6 +136,7 @@ class EngineHost:
             "keeps": not train_engine_has_copy,
             "transport": "" if sends_remotely else self.groups.paths.get(name, ""),
             "adapter": self._adapter(name),
+            "base": self.train[name].lend() if shares_base(self.plan, name, self.pool) else None,
         }
         options = {key: offered[key] for key in record.offered}
         for key, value in section.model_dump(include={*record.options}, exclude_none=True).items():

@@ -7,13 +7,15 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.lora_size import SLOTS, adapters_on_device, served_parts
-from rlgraph.costs.memory import Footprint, Item
+from rlgraph.costs.memory import Footprint, Item, away_items
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of, sync_buckets, sync_least
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
 from rlgraph.ir.actions import Kind, MoveEngine, Sync
+from rlgraph.ir.chosen import chosen_settings
 from rlgraph.ir.plan import Plan, Step, Target
+from rlgraph.printing.headline import headline
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import parse
 from rlgraph.syntax.model_settings import Lora
@@ -74,7 +76,7 @@ def test_a_sync_is_priced_by_the_adapter() -> None:
 
 def test_the_plan_says_what_is_sent() -> None:
     text = plan_text(planned(*POOLS))
-    assert "sglang (bfloat16, adapter in one of 2 slots beside the weights of its files)" in text
+    assert "sglang (bfloat16, adapter in one of 2 slots beside frozen weights)" in text
     assert "sends   its adapter alone, which takes the place of the version before" in text
     assert "adapter alone" not in plan_text(planned(devices=8))
 
@@ -138,19 +140,111 @@ def test_what_can_not_be_served_is_refused(settings: list[str], law: str) -> Non
         compile_graph("grpo", ["models.policy.serve.engine=sglang", *settings], 8)
 
 
-def test_the_embedded_engine_merges_what_is_sent_alone() -> None:
-    embedded = (EMBEDDED, "models.policy.serve.lora=adapter", "models.policy.serve.dtype=bfloat16")
-    plan, size = planned(*POOLS, *embedded), size_of(EIGHT)
-    assert sync(plan).bytes == ADAPTER and "adapter merged into the weights of its files" in plan_text(plan)
-    items = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan)).items("gen")
-    norms = 36 * (2 * 4096 + 2 * 128) + 4096
-    kept = 2 * (size.parameters - 2 * size.embedding - norms)  # every linear layer, in bfloat16
-    assert items[Item("policy", "serve", "adapters")] == kept == plan.peak["gen"].parts["adapters"]
-    assert items[Item("policy", "serve", "base")] == 2 * size.parameters
+def held(plan: Plan, pool: str = "main") -> dict[Item, int]:
+    return {**Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan)).items(pool)}
+
+
+def test_on_another_pool_the_embedded_engine_has_frozen_weights_and_an_adapter_of_its_own() -> None:
+    plan = planned(*POOLS, EMBEDDED, "models.policy.serve.lora=adapter")
+    assert sync(plan).bytes == ADAPTER and "adapter beside frozen weights)" in plan_text(plan)
+    assert plan.peak["gen"].parts["adapters"] == ADAPTER
+    items = held(plan, "gen")
+    assert items[Item("policy", "serve", "adapters")] == ADAPTER
+    assert items[Item("policy", "serve", "base")] == 2 * size_of(EIGHT).parameters
+    assert "frozen weights" not in model_line(plan, 1), "each pool holds them, and no device holds them twice"
     named = "models.policy.train.lora={rank: 8, targets: [experts.down_proj]}"
     mixture = [f"models.{name}.path={MIXTURE}" for name in ("policy", "ref")]
-    policy = compile_graph("grpo", [*mixture, *POOLS, *embedded, named]).models["policy"]
-    assert dict(served_parts(size_of(MIXTURE), policy))["adapters"] == 2 * 48 * 128 * 2048 * 768
+    both = (EMBEDDED, "models.policy.serve.lora=adapter", "models.policy.serve.dtype=bfloat16")
+    policy = compile_graph("grpo", [*mixture, *POOLS, *both, named]).models["policy"]
+    assert dict(served_parts(size_of(MIXTURE), policy))["adapters"] == 2 * 48 * 128 * 8 * (2048 + 768)
+
+
+def model_line(plan: Plan, number: int) -> str:
+    """A line of the plan's text behind the first about the policy."""
+    lines = plan_text(plan).splitlines()
+    (first,) = [at for at, line in enumerate(lines) if line.startswith("  model policy:")]
+    return lines[first + number]
+
+
+ONCE = "    generates with the frozen weights of its train engine, held once"
+
+
+def test_on_the_devices_of_the_train_engine_frozen_weights_are_held_once() -> None:
+    plan = planned(EMBEDDED, devices=1)
+    assert way(plan) == "adapter" and sync(plan).action.path == "memory"
+    assert model_line(plan, 1) == ONCE
+    items, size = held(plan), size_of(EIGHT)
+    assert items[Item("policy", "serve", "adapters")] == ADAPTER
+    assert Item("policy", "serve", "base") not in items and Item("policy", "serve", "weights") not in items
+    assert items[Item("policy", "train", "parameters")] == 2 * size.parameters + 2 * ADAPTER
+    assert "serve weights" not in plan.peak["main"].parts
+    footprint = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
+    (rollout,) = [step for step in plan.steps if step.generates]
+    assert Item("policy", "train", "parameters") in footprint.needs("main", rollout)
+    replicas = planned(EMBEDDED, "models.policy.train.shard=1", devices=8)
+    assert model_line(replicas, 1) == ONCE and way(replicas) == "adapter"
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "why"),
+    [
+        ([], 1, "sglang has processes of its own"),
+        ([EMBEDDED], 8, "to train, 8 devices share one copy (train.shard: 1 gives each a copy for both)"),
+        ([EMBEDDED, "models.policy.serve.lora=merged"], 1, "serve.lora is merged"),
+        (
+            [EMBEDDED, "models.policy.serve.dtype=float32"],
+            1,
+            "train.dtype is bfloat16 and serve.dtype float32",
+        ),
+    ],
+)
+def test_a_plan_says_why_frozen_weights_are_held_twice(settings: list[str], devices: int, why: str) -> None:
+    small = ["rollout.n=2", "models.policy.serve.cache_tokens=100000"]
+    plan = planned(*settings, *small, devices=devices)
+    assert model_line(plan, 1) == f"    frozen weights are held a second time to generate: {why}"
+    assert way(plan) == "merged" and Item("policy", "serve", "weights") in held(plan)
+
+
+def test_weights_stay_for_as_long_as_either_engine_needs_them() -> None:
+    """Between the steps that need them they may leave: then they leave once, and come back once."""
+    settings = (EMBEDDED, "models.critic.path=Qwen/Qwen3-4B", "models.ref.path=Qwen/Qwen3-0.6B")
+    plan = compile_graph(
+        "ppo",
+        [f"models.policy.path={EIGHT}", "models.policy.train.lora={rank: 32}", *settings],
+        1,
+        Target("h100-8", margin=0.05),
+    )
+    needed = [step for step in plan.steps if step.generates or isinstance(step.action, Sync)]
+    footprint = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
+    weights = Item("policy", "train", "parameters")
+    moves = [step.action for step in plan.steps if isinstance(step.action, MoveEngine)]
+    assert any((move.model, move.engine, *move.parts) == ("policy", "train", "parameters") for move in moves)
+    off_device = weights in {*away_items(plan, "main")}
+    for step in footprint.in_order():
+        move = step.action if isinstance(step.action, MoveEngine) else None
+        if move and (move.model, move.engine) == ("policy", "train") and "parameters" in move.parts:
+            off_device = move.direction == "off"
+        assert not (off_device and weights in footprint.needs("main", step)), step.node
+        assert not (off_device and step in needed), step.node
+
+
+def test_four_billion_weights_with_an_adapter_fit_on_24_gb() -> None:
+    four = ["models.policy.path=Qwen/Qwen3-4B", "models.policy.train.lora={rank: 32, alpha: 64}"]
+    plan = compile_graph("grpo", four, None, Target("4090-1"))
+    engine = "models.policy.serve.engine"
+    assert chosen_settings(plan) == {engine: "transformers"}
+    assert f"{engine}=transformers; without, it does not fit" in headline(plan)["chosen"]
+    assert model_line(plan, 1) == ONCE
+    assert not [step for step in plan.steps if isinstance(step.action, MoveEngine)]
+    assert plan.peak and plan.peak["main"].fits
+    typed = compile_graph("grpo", [*four, f"{engine}=transformers"], None, Target("4090-1"))
+    assert (typed.models, typed.steps, typed.peak) == (plan.models, plan.steps, plan.peak)
+    assert not chosen_settings(typed) and plan.digest != typed.digest
+    with pytest.raises(GraphError, match="does not fit on 4090-1") as refused:
+        compile_graph("grpo", [*four, f"{engine}=sglang"], None, Target("4090-1"))
+    assert f"\n    {engine}=transformers  # " in refused.value.problems[0].remedy
+    roomy = compile_graph("grpo", four, None, Target("h100-1"))
+    assert not chosen_settings(roomy) and roomy.digest == plan.digest
 
 
 def test_adapters_of_experts_are_planned() -> None:

@@ -23,13 +23,14 @@ from torch.distributed.tensor import DTensor, Shard
 
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Request, Sampling
+from rlgraph.runtime.engines.decoder_layers import decoder_layers
 from rlgraph.runtime.engines.fsdp import shards
 from rlgraph.runtime.engines.fsdp.batching import micro_batches
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.fsdp.load import decoder_layers, quiet
-from rlgraph.runtime.engines.fsdp.lora import adapted
+from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.packing import attention_share
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
+from rlgraph.runtime.engines.weights.lora import adapted
 
 CPU = torch.device("cpu")
 FAMILIES = ["qwen3_moe", "mixtral"]

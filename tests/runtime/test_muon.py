@@ -26,8 +26,8 @@ from rlgraph.costs.models.fields import Family
 from rlgraph.costs.muon import exchanged, experts_on_device, matrices_on_device
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.runtime.demo import make, questions
+from rlgraph.runtime.engines.decoder_layers import decoder_layers
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.fsdp.load import decoder_layers
 from rlgraph.runtime.engines.fsdp.muon import ITERATIONS, body_matrices, orthogonal
 from rlgraph.runtime.engines.weights.naming import views_of
 from rlgraph.runtime.worker.process_groups import hybrid_mesh

@@ -26,10 +26,10 @@ from rlgraph.costs.memory import SAMPLING, SORTED
 from rlgraph.costs.model_size import CARDS, Size, size_of
 from rlgraph.costs.models.config import Config
 from rlgraph.ops import Sampling
+from rlgraph.runtime.engines.decoder_layers import decoder_layers
 from rlgraph.runtime.engines.fsdp import scoring
-from rlgraph.runtime.engines.fsdp.load import decoder_layers
-from rlgraph.runtime.engines.fsdp.lora import add_adapters, is_adapter
 from rlgraph.runtime.engines.transformers.sampling import draw
+from rlgraph.runtime.engines.weights.lora import add_adapters, is_adapter
 from rlgraph.syntax.model_settings import Lora
 from rlgraph.syntax.source import read
 

@@ -18,8 +18,8 @@ from rlgraph.nodes.loss.policy import reinforce, sft
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.nodes.update.update import policy_objective
 from rlgraph.ops import Loss
+from rlgraph.runtime.engines.decoder_layers import decoder_layers
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
-from rlgraph.runtime.engines.fsdp.load import decoder_layers
 from rlgraph.runtime.engines.fsdp.shards import gather_full
 from rlgraph.runtime.engines.fsdp.terms import Term
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,8 @@ from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import interfaces
 from rlgraph.ops.interfaces import Batch, Objective, Recorder, Totals
 from rlgraph.runtime.engines.balance import Balance
+from rlgraph.runtime.engines.contract import LentWeights
 from rlgraph.runtime.engines.fsdp import checkpoint
-from rlgraph.runtime.engines.fsdp import lora as adapters
 from rlgraph.runtime.engines.fsdp.batching import Budget, MiniBatch, micro_batches, mini_batches, placeholder
 from rlgraph.runtime.engines.fsdp.host_optimizer import exact
 from rlgraph.runtime.engines.fsdp.load import ShardedModel, load_sharded
@@ -33,7 +34,6 @@ from rlgraph.runtime.engines.fsdp.ranks import ModelRanks
 from rlgraph.runtime.engines.fsdp.scoring import Entropy, values
 from rlgraph.runtime.engines.fsdp.shards import (
     apart,
-    frozen_weights,
     gather_full,
     gathered,
     local,
@@ -49,7 +49,10 @@ from rlgraph.runtime.engines.model_files import ModelFiles, rope_limit
 from rlgraph.runtime.engines.routing import Routing
 from rlgraph.runtime.engines.sequence.groups import ALONE, RowGroup, SequenceGroup, over_heads
 from rlgraph.runtime.engines.term import Term
-from rlgraph.runtime.engines.weights.naming import WeightViews, as_stored
+from rlgraph.runtime.engines.weights import lora as adapters
+from rlgraph.runtime.engines.weights.four_bit import four_bit_layers, whole_parameters
+from rlgraph.runtime.engines.weights.frozen import frozen_weights
+from rlgraph.runtime.engines.weights.naming import WeightViews, as_stored, base_name
 from rlgraph.runtime.engines.weights.transfer import WIDE, cast
 
 if TYPE_CHECKING:
@@ -108,7 +111,8 @@ class FsdpEngine:
         self.rows = ranks.same_rows
 
         borrowed = frozen_weights(base.model, base.views) if base else {}
-        sharded = load_sharded(files, options, ranks, borrowed)
+        borrowed_layers = four_bit_layers(base.model, base.views) if base else {}
+        sharded = load_sharded(files, options, ranks, borrowed, borrowed_layers)
         self.model: PreTrainedModel = sharded.model
         self.views: WeightViews = sharded.views
         self.shards = sharded.shards
@@ -132,6 +136,8 @@ class FsdpEngine:
         # taken last: an optimizer on the host has replaced the parameters' memory
         frozen = frozen_weights(self.model, self.views)
         borrowed_parameters = {id(frozen[key]) for key in frozen.keys() & borrowed.keys()}
+        for layer in borrowed_layers.values():
+            borrowed_parameters |= {id(p) for p in layer.parameters()}
         self.owned = [p for p in self.model.parameters() if id(p) not in borrowed_parameters]
         components = {SHARED: self._parameter_tensors, "optimizer": self._optimizer_tensors}
         base_residency = base.residency if base else None
@@ -390,12 +396,26 @@ class FsdpEngine:
         )
         return ((adapters.in_files(name), tensor) for name, tensor in full)
 
+    def lend(self) -> LentWeights:
+        """Return the weights that do not train, for an engine that generates on this device.
+
+        Each rank has to hold a whole copy of the model.
+        """
+        assert self.copy_group.size() == 1, "a rank that holds a shard has no whole weights to lend"
+        frozen = frozen_weights(self.model, self.views)
+        lent = {key: local(parameter).detach() for key, parameter in frozen.items()}
+        for name, buffer in self.model.named_buffers():
+            if name in self.persistent:
+                lent[tuple(self.views[base_name(name)])] = buffer
+        layers = four_bit_layers(self.model, self.views)
+        return LentWeights(lent, layers, partial(self.residency.need, [SHARED]))
+
     def _full(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Return ``weights`` as the model's own parameters."""
         self.residency.need(["parameters"], "weights")
         narrow = self._narrowed(getattr(torch, dtype)) if dtype and not self.lora else {}
         parameters = (
-            (n, apart(self._as_reader_holds(p, narrow.get(n)))) for n, p in self.model.named_parameters()
+            (n, apart(self._as_reader_holds(p, narrow.get(n)))) for n, p in whole_parameters(self.model)
         )
         buffers = ((name, apart(b)) for name, b in self.model.named_buffers() if name in self.persistent)
         full = gather_full(chain(parameters, buffers), self.copy_group, narrow, self.layer_parts)

@@ -17,15 +17,18 @@ from torch.utils.checkpoint import checkpoint
 from rlgraph.costs.limits import SMALL
 from rlgraph.runtime.engines import experts
 from rlgraph.runtime.engines.attention import GRAPHS, attend_without_mask, repeat_shared_heads
-from rlgraph.runtime.engines.fsdp import lora, scoring, tensor
+from rlgraph.runtime.engines.decoder_layers import decoder_layers
+from rlgraph.runtime.engines.fsdp import scoring, tensor
 from rlgraph.runtime.engines.fsdp.options import Head, TrainOptions
 from rlgraph.runtime.engines.fsdp.ranks import ModelRanks
-from rlgraph.runtime.engines.fsdp.shards import FrozenWeights, borrow
+from rlgraph.runtime.engines.fsdp.shards import borrow
 from rlgraph.runtime.engines.fsdp.tensor import ExpertGroup, LayerParts, divide
 from rlgraph.runtime.engines.memory.activations import ActivationOffload
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sequence import attention as sequence
-from rlgraph.runtime.engines.weights import naming, pretrained
+from rlgraph.runtime.engines.weights import four_bit, lora, naming, pretrained
+from rlgraph.runtime.engines.weights.four_bit import FourBitLayers, FourBitLinear, put_layers
+from rlgraph.runtime.engines.weights.frozen import FrozenWeights
 from rlgraph.runtime.engines.weights.naming import WeightViews
 
 if TYPE_CHECKING:
@@ -54,11 +57,16 @@ class ShardedModel:
 
 
 def load_sharded(
-    files: ModelFiles, options: TrainOptions, ranks: ModelRanks, borrowed: FrozenWeights | None = None
+    files: ModelFiles,
+    options: TrainOptions,
+    ranks: ModelRanks,
+    borrowed: FrozenWeights | None = None,
+    borrowed_layers: FourBitLayers | None = None,
 ) -> ShardedModel:
     """Load a model and shard it over a mesh; where its files allow, each rank reads its rows alone.
 
-    ``borrowed`` are frozen weights that another model holds on the same ranks, which this one reads there.
+    ``borrowed`` are frozen weights that another model holds on the same ranks, which this one reads there;
+    ``borrowed_layers`` those of them that lie in 4 bits.
 
     Raises:
         ValueError: models of this type can't be trained, or their tokens not shared, or their layers or
@@ -90,6 +98,12 @@ def load_sharded(
         reshard = sum(p.numel() for p in model.parameters()) > SMALL
     if ranks.experts.group:
         placement = _placement_of_experts(model, layer_parts, ranks.experts)
+    if borrowed_layers:
+        put_layers(model, views, borrowed_layers)
+    elif options.lora and options.lora.quantize:
+        _hold_in_four_bits(model, views, unread, device)
+    if options.lora and options.lora.quantize:
+        lora.compute_in_type_of_inputs(model)
     is_sharded = _needs_shards(model, options, ranks)
     shards: list[FSDPModule] = []
     if is_sharded:
@@ -110,12 +124,32 @@ def _needs_shards(model: PreTrainedModel, options: TrainOptions, ranks: ModelRan
     """Return whether FSDP2 has something to do on these ranks.
 
     On a rank alone there is nothing to gather or to sum, and FSDP2 would hold every parameter a second time.
+    Weights in 4 bits are on a rank alone, and adapters beside them are cast by their layers.
     """
+    if any(isinstance(module, FourBitLinear) for module in model.modules()):
+        assert ranks.mesh.size() == 1, "weights in 4 bits are not sharded"
+        return False
     if ranks.copy_group.size() > 1:
         return True
     if not options.is_frozen and ranks.mesh.size() > 1:
         return True
     return any(p.dtype != options.compute for p in model.parameters())
+
+
+def _hold_in_four_bits(
+    model: PreTrainedModel,
+    views: WeightViews,
+    unread: pretrained.StoredWeights | None,
+    device: torch.device,
+) -> None:
+    """Hold the weights below adapters in 4 bits, each as soon as it is read."""
+
+    def weight_of(name: str, parameter: torch.Tensor) -> torch.Tensor:
+        if unread is None:
+            return parameter.to(device)
+        return pretrained.read_parameter(parameter, views[naming.base_name(name)], unread, device)
+
+    four_bit.quantize(model, weight_of)
 
 
 def _new_weights(head: Head) -> tuple[str, ...]:
@@ -309,11 +343,3 @@ def compile_layers(model: torch.nn.Module) -> None:
     dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS)
     for layer in decoder_layers(model):
         layer.forward = torch.compile(layer.forward, dynamic=True)
-
-
-def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the repeated blocks: those that transformers would not split, else the longest ModuleList."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    blocks = [module for module in model.modules() if type(module).__name__ in names]
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return blocks or list(max(lists, key=len, default=[]))

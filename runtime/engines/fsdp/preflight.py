@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from rlgraph.runtime.engines import experts
-from rlgraph.runtime.engines.fsdp import lora, scoring, tensor
-from rlgraph.runtime.engines.fsdp.load import decoder_layers, quiet
+from rlgraph.runtime.engines.decoder_layers import decoder_layers
+from rlgraph.runtime.engines.fsdp import scoring, tensor
+from rlgraph.runtime.engines.fsdp.load import quiet
 from rlgraph.runtime.engines.fsdp.options import Head
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.sequence import attention as sequence
-from rlgraph.runtime.engines.weights import naming, pretrained
+from rlgraph.runtime.engines.weights import four_bit, lora, naming, pretrained
 from rlgraph.syntax.model_settings import Lora, Train
 
 
@@ -22,6 +23,8 @@ def unfit(files: ModelFiles, head: Head, train: Train) -> str:
 
     The model is built without memory for its weights, of which no more than names and shapes are read.
     """
+    if train.lora and train.lora.quantize and (law := four_bit.unfit()):
+        return law
     config = files.config()
     if law := pretrained.unfit(config, head):
         return law

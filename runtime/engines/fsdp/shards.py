@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from rlgraph.costs.limits import buckets
 from rlgraph.runtime.engines.fsdp.tensor import WHOLE, LayerParts
-from rlgraph.runtime.engines.weights.naming import WeightView, WeightViews, base_name
+from rlgraph.runtime.engines.weights.frozen import FrozenWeights, frozen_weights
+from rlgraph.runtime.engines.weights.naming import WeightViews
 from rlgraph.runtime.engines.weights.transfer import Named
 
 
@@ -22,24 +23,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def gradient_shards(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
     """Return this rank's part of the gradient of each parameter that has one."""
     return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-
-
-FrozenWeights = Mapping[
-    tuple[WeightView, ...], torch.Tensor
-]  # parameters, by their weights of the checkpoint
-
-
-def frozen_weights(model: torch.nn.Module, views: WeightViews) -> FrozenWeights:
-    """Return the parameters that do not train, by the weights of the checkpoint that they hold.
-
-    These are the same for a language model and for one with a value head, with or without an adapter.
-    """
-    frozen: dict[tuple[WeightView, ...], torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
-        parameter_views = views.get(base_name(name))
-        if parameter_views and not parameter.requires_grad:
-            frozen[tuple(parameter_views)] = parameter
-    return frozen
 
 
 def borrow(model: torch.nn.Module, views: WeightViews, lender_weights: FrozenWeights) -> None:

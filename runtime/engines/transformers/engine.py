@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from rlgraph.costs.limits import PREFILL
 from rlgraph.engines.registry import EMBEDDED, SERVING
 from rlgraph.ops.interfaces import Enough, Generation, Request, Sampling
+from rlgraph.runtime.engines.decoder_layers import decoder_layers
 from rlgraph.runtime.engines.memory.offload import chosen_parts, distinct_storages
 from rlgraph.runtime.engines.memory.saver import SavedMemory
 from rlgraph.runtime.engines.model_files import ModelFiles, attention_kinds, context_of
@@ -33,12 +34,15 @@ from rlgraph.runtime.engines.transformers.fused import fused
 from rlgraph.runtime.engines.transformers.kv_cache import Decode, SlotCache
 from rlgraph.runtime.engines.transformers.load import cache_name, copy_into, empty_model, named_weights
 from rlgraph.runtime.engines.transformers.stop_texts import StopTexts
-from rlgraph.runtime.engines.weights.adapters import MergedAdapter
+from rlgraph.runtime.engines.weights.four_bit import put_layers
+from rlgraph.runtime.engines.weights.frozen import put_on
+from rlgraph.runtime.engines.weights.lora import serve_adapters
 from rlgraph.runtime.engines.weights.naming import as_stored, views_of
 from rlgraph.runtime.engines.weights.pretrained import read_weight, reads_by_rows, weights_of
+from rlgraph.syntax.model_settings import Lora
 
 if TYPE_CHECKING:
-    from rlgraph.runtime.engines.contract import HostedServeEngine
+    from rlgraph.runtime.engines.contract import HostedServeEngine, LentWeights
 
 PARTS = frozenset({"weights"})  # what may sleep
 
@@ -60,8 +64,9 @@ class TransformersEngine:
             always does.
         prefill_tokens: padded prompt tokens in one forward; a longer prompt goes alone.
         config, trust_remote_code: as ``models.NAME``.
-        adapter: as ``models.NAME.train.lora``, where syncs bring the adapter alone: weights are those of
-            ``path``, into which it is merged here, and never sleep.
+        adapter: as ``models.NAME.train.lora``, where syncs bring the adapter alone: all other weights are
+            those of ``path``, and never sleep.
+        base: these weights, where a train engine in this process holds them: they are not read again.
 
     Raises:
         ValueError: the model has layers that this engine does not run.
@@ -82,6 +87,7 @@ class TransformersEngine:
         config: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
         adapter: Mapping[str, Any] | None = None,
+        base: LentWeights | None = None,
     ) -> None:
         self.path = path
         self.device = torch.device(device)
@@ -90,11 +96,18 @@ class TransformersEngine:
         self.prefill_tokens = prefill_tokens
         self.files = ModelFiles(path, config or {}, trust_remote_code)
         self.tokenizer = self.files.tokenizer()
-        self.model = empty_model(self.files, self.device, getattr(torch, dtype))
+        self.base = base
+        self.model = empty_model(self.files, self.device, getattr(torch, dtype), has_memory=base is None)
         self.cached = cache_name(type(self.model)) or "past_key_values"
         self.views = views_of(self.model, weights_of(path))
-        self.fused = fused(self.model)
+        if base:
+            put_on(self.model, self.views, base.weights)
         self.weights = named_weights(self.model)
+        # an adapter's tensors by their names in peft's files; none where syncs bring all weights
+        self.adapter: dict[str, Tensor] = {}
+        if adapter:
+            self.adapter = self._with_adapter(Lora.model_validate(adapter))
+        self.fused = fused(self.model, joins=not adapter)
         text = self.model.config.get_text_config()
         self.context = context_of(text)
         self.attentions = attention_kinds(text)
@@ -109,9 +122,16 @@ class TransformersEngine:
         self._memory = SavedMemory(self.device)
         self._last_places: Tensor | None = None
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
-        self.adapter = MergedAdapter(self.model, adapter) if adapter else None
-        if adapter:
+
+    def _with_adapter(self, options: Lora) -> dict[str, Tensor]:
+        """Give the model an adapter of zeros beside the weights of its files; return its tensors by name."""
+        if self.base is None:
             self._load_files()
+        layers = decoder_layers(self.model)
+        tensors = serve_adapters(self.model, layers, options, self.device, self.model.dtype)
+        if self.base:
+            put_layers(self.model, self.views, self.base.layers)
+        return tensors
 
     def sleep(self, components: Iterable[str]) -> None:
         """Free the memory of ``weights``, the only component, and of slots that were kept.
@@ -154,26 +174,24 @@ class TransformersEngine:
         self._need("load_weights")
         self.version = -1
         self.kept = None
-        (self.adapter.load if self.adapter else self._load)(named)
+        if self.adapter:
+            _copy_all(named, self.adapter)
+        else:
+            self._load(named)
         self.version = version
 
     def _load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        waiting = dict(as_stored(self.weights.items(), self.views))
-        known = frozenset(waiting)
-        for name, tensor in named:
-            if name not in waiting:
-                law = "came twice" if name in known else "is not in the model"
-                raise ValueError(f"weight {name!r} {law}")
-            copy_into(name, tensor, waiting.pop(name))
-        if waiting:
-            names = ", ".join(list(waiting)[:3]) + (", ..." if len(waiting) > 3 else "")
-            raise ValueError(f"{len(waiting)} of {len(known)} weights were not given: {names}")
+        _copy_all(named, dict(as_stored(self.weights.items(), self.views)))
 
     def load_pretrained(self) -> None:
-        """Take the weights that lie at ``path``, as version 0."""
+        """Take the weights that lie at ``path``, as version 0; an adapter becomes zeros."""
         self._need("load_pretrained")
         self.kept = None
-        self._load_files()
+        if self.adapter:
+            for tensor in self.adapter.values():
+                tensor.zero_()
+        else:
+            self._load_files()
         self.version = 0
 
     def _load_files(self) -> None:
@@ -277,6 +295,8 @@ class TransformersEngine:
         if self.sleeping:
             law = f"{call} when weights are asleep; call wake(['weights']) and load_weights first"
             raise RuntimeError(f"{self.path}: {law}")
+        if self.base:
+            self.base.need(call)
 
     def prefill(self, prompts: Sequence[Sequence[int]], cache: SlotCache) -> Tensor:
         """Return the logits ``[prompts, vocabulary]`` after each prompt, and fill the cache.
@@ -339,6 +359,23 @@ class TransformersEngine:
             return None
         rows = torch.arange(len(self._last_places), device=self.device)
         return (inputs[0][rows, self._last_places][:, None],)
+
+
+def _copy_all(named: Iterable[tuple[str, Tensor]], targets: Mapping[str, Tensor]) -> None:
+    """Copy every named tensor into its target.
+
+    Raises:
+        ValueError: an unknown name, one that came twice, a wrong shape, or targets that got nothing.
+    """
+    waiting = dict(targets)
+    for name, tensor in named:
+        if name not in waiting:
+            law = "came twice" if name in targets else "is not in the model"
+            raise ValueError(f"weight {name!r} {law}")
+        copy_into(name, tensor, waiting.pop(name))
+    if waiting:
+        names = ", ".join(list(waiting)[:3]) + (", ..." if len(waiting) > 3 else "")
+        raise ValueError(f"{len(waiting)} of {len(targets)} weights were not given: {names}")
 
 
 if TYPE_CHECKING:  # mypy: it has every member that a worker calls

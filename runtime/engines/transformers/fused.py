@@ -12,7 +12,7 @@ Shapes: rows (prompts, or running samples), length (tokens of a row in this forw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,12 @@ from rlgraph.runtime.engines.transformers.kv_cache import SlotCache
 FAMILIES = ("llama", "qwen2", "qwen3")
 
 
-def fused(model: PreTrainedModel) -> Fused | None:
-    """Return the model's forward over its parameters, which become views; None where not covered."""
+def fused(model: PreTrainedModel, joins: bool = True) -> Fused | None:
+    """Return the model's forward over its parameters; None where not covered.
+
+    Where it ``joins`` projections of the same input, their parameters become views of one. Where another
+    model reads the same memory, or layers have adapters, each layer computes its own.
+    """
     family = model.config.model_type
     if family not in FAMILIES or type(model).__module__ != f"transformers.models.{family}.modeling_{family}":
         return None
@@ -37,18 +41,18 @@ def fused(model: PreTrainedModel) -> Fused | None:
     for parameter in model.parameters():
         if parameter.dtype != torch.float32 or not parameter.is_cpu:
             return None
-    return Fused(model)
+    return Fused(model, joins)
 
 
 class Fused:
     """The fused forward of a model."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, joins: bool = True) -> None:
         decoder = model.model
         self.embed = decoder.embed_tokens
         self.rotary = decoder.rotary_emb
         self.head = model.lm_head
-        self.layers = [_Layer(layer) for layer in decoder.layers]
+        self.layers = [_Layer(layer, joins) for layer in decoder.layers]
         self.norm = _Norm(decoder.norm)
 
     def __call__(
@@ -82,7 +86,7 @@ class Fused:
 class _Layer:
     """One decoder layer."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, joins: bool) -> None:
         attention = layer.self_attn
         mlp = layer.mlp
         self.size = attention.head_dim
@@ -93,15 +97,16 @@ class _Layer:
         self.second = _Norm(layer.post_attention_layernorm)
         names = [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
         self.head_norms = [_Norm(getattr(attention, name)) for name in names]
-        self.project = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.widen = _joined(mlp.gate_proj, mlp.up_proj)
+        side_by_side = _joined if joins else _each
+        self.project = side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.widen = side_by_side(mlp.gate_proj, mlp.up_proj)
         self.out = attention.o_proj
         self.down = mlp.down_proj
         self.activate = mlp.act_fn
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, slots: Any) -> Tensor:
         """Return the hidden states ``[rows, length, hidden]`` behind this layer."""
-        projected = F.linear(self.is_first(hidden), *self.project).unflatten(-1, (-1, self.size))
+        projected = self.project(self.is_first(hidden)).unflatten(-1, (-1, self.size))
         turned, values = projected.split((self.queries + self.keys, self.keys), 2)
         queries, keys = self._turned(turned, cos, sin).split((self.queries, self.keys), 2)
         seen_keys, seen_values = slots.update(keys.transpose(1, 2), values.transpose(1, 2))
@@ -115,7 +120,7 @@ class _Layer:
             enable_gqa=self.queries != self.keys,
         )
         hidden = self.out(attended.transpose(1, 2).flatten(2)).add_(hidden)
-        gate, up = F.linear(self.second(hidden), *self.widen).chunk(2, -1)
+        gate, up = self.widen(self.second(hidden)).chunk(2, -1)
         widened: Tensor = self.down(self.activate(gate).mul_(up))
         return widened.add_(hidden)
 
@@ -143,10 +148,20 @@ class _Norm:
         return (x * mean.rsqrt_()).mul_(self.weight)
 
 
-def _joined(*layers: Linear) -> tuple[Tensor, Tensor | None]:
-    """Join weights and biases of linear layers, each as one tensor; the layers' own become views of it."""
+def _joined(*layers: Linear) -> Callable[[Tensor], Tensor]:
+    """Return what computes the outputs of linear layers side by side, as one product.
+
+    Their weights and biases are joined, each as one tensor; the layers' own become views of it.
+    """
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    return _shared([layer.weight for layer in layers]), _shared(biases) if biases else None
+    weight = _shared([layer.weight for layer in layers])
+    bias = _shared(biases) if biases else None
+    return lambda inputs: F.linear(inputs, weight, bias)
+
+
+def _each(*layers: Linear) -> Callable[[Tensor], Tensor]:
+    """Return what computes the outputs of linear layers side by side, as each layer does by itself."""
+    return lambda inputs: torch.cat([layer(inputs) for layer in layers], -1)
 
 
 def _shared(parts: Sequence[Tensor]) -> Tensor:

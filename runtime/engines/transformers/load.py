@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -20,8 +23,12 @@ WINDOWED = "create_sliding_window_causal_mask"  # by which transformers' models 
 ATTENTIONS = ("full_attention", "sliding_attention")
 
 
-def empty_model(files: ModelFiles, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def empty_model(
+    files: ModelFiles, device: torch.device, dtype: torch.dtype, has_memory: bool = True
+) -> PreTrainedModel:
     """Return the model with uninitialised weights; buffers that no checkpoint holds are computed.
+
+    Its parameters lie on the meta device unless the model ``has_memory`` of its own.
 
     Raises:
         ValueError: it has layers that the engine does not run.
@@ -29,7 +36,7 @@ def empty_model(files: ModelFiles, device: torch.device, dtype: torch.dtype) -> 
     config = files.config()
     if law := unfit(config):
         raise ValueError(law)
-    with device, no_init_weights():
+    with device, no_init_weights(), nullcontext() if has_memory else _parameters_without_memory():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=files.trusted
         )
@@ -38,6 +45,22 @@ def empty_model(files: ModelFiles, device: torch.device, dtype: torch.dtype) -> 
     model.eval()
     model.requires_grad_(False)
     return model
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Move the parameters of modules that are made in a block to the meta device, each as it is made."""
+
+    def moved(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter | None:
+        if parameter is None or parameter.is_meta:  # a tied one stays the same object
+            return None
+        return torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    hook = register_module_parameter_registration_hook(moved)  # type: ignore[arg-type]  # it may return one
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def unfit(config: Any) -> str:

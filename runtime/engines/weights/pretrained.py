@@ -258,7 +258,7 @@ def fill(
         tensor_views = views.get(base_name(name), [])
         has_memory = isinstance(tensor, torch.nn.Parameter) and not tensor.is_meta
         if _stored(tensor_views, files) and not has_memory:
-            filled[id(tensor)] = _read_tensor(tensor, tensor_views, files, device, cut_of(name))
+            filled[id(tensor)] = read_parameter(tensor, tensor_views, files, device, cut_of(name))
     filled_state = {name: filled.get(id(tensor), tensor) for name, tensor in state.items()}
     model.load_state_dict(filled_state, assign=True)
 
@@ -270,7 +270,7 @@ def shortened_list(names: list[str], limit: int = 5) -> str:
 
 
 @torch.no_grad()
-def _read_tensor(
+def read_parameter(
     tensor: torch.Tensor,
     views: Sequence[WeightView],
     files: StoredWeights,

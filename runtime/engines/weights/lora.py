@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from rlgraph.errors import nearest
 from rlgraph.runtime.engines.experts import mixtures_of
@@ -33,16 +34,7 @@ def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, s
     Raises:
         ValueError: a target that no decoder layer has.
     """
-    from peft import LoraConfig, inject_adapter_in_model
-
-    linear, experts = targets_of(model, layers, options.targets)
-    config = LoraConfig(
-        r=options.rank,
-        lora_alpha=options.alpha,  # type: ignore[arg-type]  # peft divides it by the rank: any number will do
-        target_modules=linear,
-        target_parameters=experts or None,
-    )
-    inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
+    _inject(model, layers, options)
     generator = torch.Generator().manual_seed(seed)
     for layer in adapted(model).values():
         down = layer.lora_A[NAME]
@@ -53,6 +45,40 @@ def add_adapters(model: Any, layers: Iterable[torch.nn.Module], options: Lora, s
         up.weight = torch.nn.Parameter(torch.zeros(up.weight.shape))
         if hasattr(layer, "parameter_name"):
             layer.forward = partial(_experts, layer)
+
+
+def serve_adapters(
+    model: Any, layers: Iterable[torch.nn.Module], options: Lora, device: torch.device, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Give a model that only generates adapters of zeros, in place; return their tensors by ``in_files``.
+
+    What the model computes without them stays as it is, in the memory where it lies.
+
+    Raises:
+        ValueError: a target that no decoder layer has.
+    """
+    _inject(model, layers, options)
+    for layer in adapted(model).values():
+        for factors in (layer.lora_A, layer.lora_B):
+            zeros = torch.zeros(factors[NAME].weight.shape, device=device, dtype=dtype)
+            factors[NAME].weight = torch.nn.Parameter(zeros, requires_grad=False)
+        forward = _experts if hasattr(layer, "parameter_name") else _linear
+        layer.forward = partial(forward, layer)
+    return {in_files(name): p.data for name, p in model.named_parameters() if is_adapter(name)}
+
+
+def _inject(model: Any, layers: Iterable[torch.nn.Module], options: Lora) -> None:
+    """Freeze a model, and give its targets adapters without memory, in place."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    linear, experts = targets_of(model, layers, options.targets)
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,  # type: ignore[arg-type]  # peft divides it by the rank: any number will do
+        target_modules=linear,
+        target_parameters=experts or None,
+    )
+    inject_adapter_in_model(config, model, adapter_name=NAME, low_cpu_mem_usage=True)
 
 
 def adapted(model: torch.nn.Module) -> dict[str, Any]:
@@ -128,6 +154,31 @@ def _merge(tensors: Mapping[str, torch.Tensor], scale: float, layers: Mapping[st
             (base_weight,) = (tensor for other_name, tensor in tensors.items() if other_name.endswith(weight))
             transposed = getattr(layer.get_base_layer(), "is_transposed", False)
             add(base_weight, tensors[f"{owner}.lora_A.{NAME}.weight"], up, scale, transposed)
+
+
+def compute_in_type_of_inputs(model: Any) -> None:
+    """Have the adapters of linear layers compute in the data type of their inputs, as FSDP2 has them do.
+
+    peft would keep the inputs in the type of the adapters, float32, for the backward pass.
+    """
+    for layer in adapted(model).values():
+        layer.forward = partial(_trained_linear, layer)
+
+
+def _trained_linear(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Return what a linear layer makes of ``inputs [..., size]`` with its adapter, cast to their type."""
+    out: torch.Tensor = layer.base_layer(inputs)
+    down, up = (factor[NAME].weight.to(inputs.dtype) for factor in (layer.lora_A, layer.lora_B))
+    added = F.linear(F.linear(inputs, down), up)
+    return out + added * float(layer.scaling[NAME])
+
+
+def _linear(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
+    """Return what a linear layer with its adapter makes of ``inputs [..., size]``, as peft does, with fewer
+    operations."""
+    out: torch.Tensor = layer.base_layer(inputs)
+    narrow = F.linear(inputs, layer.lora_A[NAME].weight)
+    return out.add_(F.linear(narrow, layer.lora_B[NAME].weight), alpha=layer.scaling[NAME])
 
 
 def _experts(outer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
