@@ -209,7 +209,7 @@ def predicted(setting: Setting) -> tuple[Counter[str], str]:
     model = "ref" if setting.step == "ref" else "policy"
     held = Counter(
         {
-            {"parameters": "weights"}.get(item.part, item.part): size
+            {"parameters": "weights"}.get(item.name, item.name): size
             for item, size in footprint.items("main").items()
             if (item.model, item.engine) == (model, "train")
         }

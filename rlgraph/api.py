@@ -21,7 +21,7 @@ from rlgraph.frontend.graph_diff import diff_text, diff_trees, diff_yaml
 from rlgraph.frontend.shipped import shipped_graphs
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.measured import read_metrics
+from rlgraph.reports.measured import metrics_so_far, read_metrics
 from rlgraph.request import PlanRequest
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.yaml_text import flow, show_text
@@ -30,7 +30,7 @@ from rlgraph.view.drawings.dot import dot, picture
 from rlgraph.view.drawings.drawing_options import DrawingOptions
 from rlgraph.view.drawings.mermaid import mermaid
 from rlgraph.view.page import page
-from rlgraph.view.recorded import metrics_so_far, read_timeline
+from rlgraph.view.recorded import read_timeline
 from rlgraph.view.subject import Subject, recorded
 from rlgraph.view.trace import trace
 
@@ -140,10 +140,22 @@ class Algorithm:
     def _compilation(
         self, devices: int | None = None, target: Target | None = None, device: str = "cpu"
     ) -> Compilation:
-        edited = self.written()
+        edited = self._with_heading(self.written())
         return Compilation(
             PlanRequest(self.graph, self.settings, devices, target, device=device, edited=edited)
         )
+
+    def _with_heading(self, tree: Tree) -> Tree:
+        """Return the edited graph with an ``about`` that says so, unless an edit has written one.
+
+        That of its file describes what the graph was before.
+        """
+        about = tree.get("about")
+        is_of_file = about == as_written(self.graph, self.settings).get("about")
+        if not self.edits or not is_of_file:
+            return tree
+        kinds = dict.fromkeys(kind for edit in self.edits for kind in edit)
+        return tree.with_item("about", Tree.of(f"{self.graph} with edits in Python ({', '.join(kinds)})"))
 
     def save(self, path: str | Path) -> Algorithm:
         """Write it as a graph that extends this one by its edits, and load that."""

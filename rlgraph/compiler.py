@@ -50,7 +50,7 @@ class Compilation:
         try:
             return interpolate(self.written)
         except GraphError as error:
-            problems = [*error.problems, *self._problems_beside(error.rest)]
+            problems = [*error.problems, *self._problems_beside(error.valid_tree)]
             raise GraphError(dict.fromkeys(problems)) from None
 
     @cached_property

@@ -120,11 +120,12 @@ class RlgraphError(Exception):
 class GraphError(RlgraphError):
     """The graph is wrong. ``problems`` holds every problem that was found, each once.
 
-    ``rest`` is the graph's tree without what is wrong, where more can be found in it.
+    ``valid_tree`` is the graph's tree without the parts that are wrong; None if no further problems can be
+    found in it.
     """
 
-    def __init__(self, problems: Iterable[Problem], rest: Any = None):
-        self.problems, self.rest = tuple(dict.fromkeys(problems)), rest
+    def __init__(self, problems: Iterable[Problem], valid_tree: Any = None):
+        self.problems, self.valid_tree = tuple(dict.fromkeys(problems)), valid_tree
         super().__init__("\n\n".join(problem.render() for problem in self.problems))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import RunError
+from rlgraph.errors import RlgraphError, RunError
 
 SUMS = "SHA256SUMS"  # a file in a folder: what `sha256sum --check` reads
 ASIDE = ".writing"  # the end of a name: the file or folder is not complete
@@ -46,6 +46,16 @@ def unusable_file(error: OSError) -> str:
         return ""
     name = os.fsdecode(error.filename)
     return f"{name} can't be used: {str(error.strerror).lower()}\n  {_remedy(error, name)}"
+
+
+def failure(error: Exception) -> tuple[str, int] | None:
+    """Return what a command prints in place of a traceback, and its exit code; None if a traceback is due."""
+    if isinstance(error, RlgraphError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        text = unusable_file(error)
+        return (text, 1) if text else None
+    return None
 
 
 def _remedy(error: OSError, name: str) -> str:

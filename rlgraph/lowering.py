@@ -24,6 +24,7 @@ from rlgraph.planning.model_limits import with_axis_sizes
 from rlgraph.planning.overlap import pipeline
 from rlgraph.planning.shared_weights import share_weights
 from rlgraph.records import dataclass
+from rlgraph.syntax.model_settings import SERVE_AUTO, TRAIN_AUTO
 from rlgraph.syntax.source import Tree
 from rlgraph.syntax.validate import Binder
 
@@ -117,16 +118,24 @@ def _decisive_of_model(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a model that decide numbers."""
     decisive = {key: value for key, value in model.items() if key not in INDECISIVE_OF_MODELS}
     if isinstance(model.get("serve"), dict):
-        decisive["serve"] = _without_sections(model["serve"])
-    train = model.get("train") or {}
-    if INDECISIVE_OF_TRAINING.isdisjoint(train):
-        return decisive
-    settings = {key: value for key, value in train.items() if key not in INDECISIVE_OF_TRAINING}
-    if settings:
-        decisive["train"] = settings
-    else:  # a run without any train settings has the same digest
-        del decisive["train"]
+        decisive["serve"] = _given(_without_sections(model["serve"]), SERVE_AUTO)
+    if isinstance(model.get("train"), dict):
+        settings = _given(model["train"], TRAIN_AUTO)
+        decisive["train"] = {k: value for k, value in settings.items() if k not in INDECISIVE_OF_TRAINING}
+    for section in ("serve", "train"):  # one without settings that decide is as one that is not there
+        if decisive.get(section) == {}:
+            del decisive[section]
     return decisive
+
+
+def _given(settings: Mapping[str, Any], may_be_auto: frozenset[str]) -> dict[str, Any]:
+    """Return the settings of an engine without those that are ``auto``: so are those that are left out."""
+    given = {}
+    for key, value in settings.items():
+        is_open = value == "auto" and key in may_be_auto
+        if not is_open:
+            given[key] = value
+    return given
 
 
 def _without_sections(serve: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What to plan: a graph with its settings, and the devices that it is for."""
+"""A request for a plan: a graph with its settings, and the devices that it is for."""
 
 from __future__ import annotations
 

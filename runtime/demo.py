@@ -12,9 +12,14 @@ from __future__ import annotations
 import operator
 import random
 import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from rlgraph.errors import visible
+from rlgraph.files import failure
 
 CHARACTERS = "0123456789+-*/=() ."
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
@@ -113,13 +118,39 @@ def write_parquet(file: Path, rows: list[dict[str, str]]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
 
 
-def main(arguments: list[str]) -> None:
-    """Make the files, and say so in one line; print nothing where they are there already."""
-    directory = arguments[0] if arguments else "demo_files"
-    if make(directory):
-        train, test = questions(0)
-        sizes = f"train.parquet ({len(train)}), test.parquet ({len(test)})"
-        print(f"{directory}: model (0.6 M parameters), {sizes}")
+def make_for_command(
+    arguments: Sequence[str], module: str, directory: str, make_files: Callable[[str], bool], contents: str
+) -> None:
+    """Make the files of a demo as a command does: one line, no line if they are there already, no traceback.
+
+    Args:
+        arguments: the words of the command line.
+        module: the name of the module that is run.
+        directory: where the files go unless the command line names another place.
+        make_files: makes them, and returns whether there were any to make.
+        contents: what they are, in words.
+    """
+    parser = ArgumentParser(prog=f"python -m {module}", description=f"Make {contents}.")
+    parser.add_argument("directory", nargs="?", default=directory, metavar="DIR", help="[%(default)s]")
+    place = parser.parse_args(arguments).directory
+    try:
+        is_new = make_files(place)
+    except Exception as error:
+        described = failure(error)
+        if described is None:
+            raise
+        text, exit_code = described
+        print(visible(text), file=sys.stderr)
+        sys.exit(exit_code)
+    if is_new:
+        print(f"{place}: {contents}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make the files of the demo, as ``make_for_command`` does."""
+    train, test = questions(0)
+    contents = f"model (0.6 M parameters), train.parquet ({len(train)}), test.parquet ({len(test)})"
+    make_for_command(arguments, "rlgraph.runtime.demo", "demo_files", make, contents)
 
 
 if __name__ == "__main__":

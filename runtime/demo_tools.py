@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.runtime.demo import model_config, questions, write_model, write_parquet
+from rlgraph.runtime.demo import make_for_command, model_config, questions, write_model, write_parquet
 
 SPECIAL = {"pad_token": "<pad>", "eos_token": "<|end|>"}
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -103,13 +103,12 @@ def make_tokenizer() -> Any:
     )
 
 
-def main(arguments: list[str]) -> None:
-    """Make the files, and say so in one line; print nothing where they are there already."""
-    directory = arguments[0] if arguments else "demo_tool_files"
-    if make(directory):
-        train, test = questions(0, "*")
-        sizes = f"traces.parquet, train.parquet ({len(train)}), test.parquet ({len(test)})"
-        print(f"{directory}: model (0.6 M parameters), {sizes}")
+def main(arguments: Sequence[str]) -> None:
+    """Make the files of calculator_tool, as ``make_for_command`` does."""
+    train, test = questions(0, "*")
+    contents = f"model (0.6 M parameters), traces.parquet, train.parquet ({len(train)}), "
+    contents += f"test.parquet ({len(test)})"
+    make_for_command(arguments, "rlgraph.runtime.demo_tools", "demo_tool_files", make, contents)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ seconds_now = time.monotonic  # a test may set another clock
 
 @dataclass(frozen=True)
 class Clocks:
-    """How far a run is: iterations done, seconds, and the rows that each source has given."""
+    """The progress of a run: iterations done, seconds, and the rows that each source has given."""
 
     iteration: int
     seconds: float

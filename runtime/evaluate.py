@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlgraph.errors import RunError
 from rlgraph.files import read_json
+from rlgraph.frontend.graph_of_run import graph_of_run
 from rlgraph.ir.plan import Target
 from rlgraph.reports.plan_file import load
 from rlgraph.request import PlanRequest
@@ -60,8 +61,8 @@ def evaluate(
     graph = subject
     if origin:
         weights = whole_checkpoint(folder, checkpoint, "--checkpoint").resolve()
-        graph = origin.graph
-        overrides = (*origin.overrides, *overrides)
+        graph, before = graph_of_run(folder.path, origin.graph, origin.overrides)
+        overrides = (*before, *overrides)
         target = target or origin.target
     elif checkpoint:
         raise RunError(

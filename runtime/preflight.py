@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,10 +36,13 @@ from rlgraph.runtime.engines.tokenizer_files import TokenizerError
 from rlgraph.syntax.source import Tree
 from rlgraph.variables import with_values
 
+# an attribute in the remedy of an error of data, and the value that it is to have, if one is named
+ATTRIBUTE = re.compile(r"\b(\w+):(?: (\{[^}]*\}|\[[^\]]*\]|\w+(?=[,; ]|$)))?(?=[,; ]|$)")
+
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a run's files say.
+    """The findings about a run's files.
 
     Attributes:
         iterations: how many the run's epochs are; None where it is not given in epochs.
@@ -379,12 +383,36 @@ class Preflight:
             missing = [file for file in files if not Path(file).exists()]
             hint = "".join(map(_how_to_make, missing))[:200]
             place = place_of_user(self._attribute_marks(phase, node), mark)
-            self.problem("data", f"node `{node}`: {error}", place or mark, hint.strip(" ;"))
+            law, _, remedy = str(error).rpartition("; ")
+            if not law:
+                law, remedy = remedy, ""
+            remedy = self._with_paths(remedy, phase, node, function)
+            remedies = [text for text in (remedy, hint.strip(" ;")) if text]
+            self.problem("data", f"node `{node}`: {law}", place or mark, "; ".join(remedies))
             return
         self._left_out(phase, node, function, data)
         self._without_answers(phase, node, function, data)
         for reader in self._readers(phase, function):
             self._check_context(node, function, reader, data, mark)
+
+    def _with_paths(self, remedy: str, phase: str, node: str, function: Function) -> str:
+        """Return the remedy of an error of data with the attributes of its node as they are typed.
+
+        ``set template: plain`` becomes ``set prompts.template=plain``. An evaluation takes what it does not
+        change from training, so the path begins with ``eval`` only for what it changes.
+        """
+        changed = self.tree.find(("eval", "nodes", node)) if phase == "eval" else None
+
+        def typed(match: re.Match[str]) -> str:
+            name, value = match[1], match[2]
+            if name not in function.attributes:
+                return match[0]
+            path = f"{node}.{name}"
+            if changed and changed.get(name):
+                path = f"eval.nodes.{path}"
+            return f"{path}={value}" if value else path
+
+        return ATTRIBUTE.sub(typed, remedy)
 
     def _attribute_marks(self, phase: str, node: str) -> Iterator[Mark | None]:
         """Yield the places of a node's attributes, those of the command line before those of files."""

@@ -20,6 +20,8 @@ import numpy as np
 from rlgraph.errors import RunError, nearest
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import compose
+from rlgraph.frontend.graph_of_run import graph_of_run
+from rlgraph.frontend.kept_graph import GRAPH
 from rlgraph.ir.actions import Copy, Sync
 from rlgraph.ir.dependencies import reached
 from rlgraph.ir.mesh import ON_ONE_DEVICE
@@ -91,7 +93,7 @@ class Replayed:
 
 
 class EntryState(NamedTuple):
-    """What a checkpoint has for the next iteration, without weights and optimizers."""
+    """The contents of a checkpoint for the next iteration, without weights and optimizers."""
 
     versions: dict[str, int]
     positions: dict[str, int]
@@ -102,7 +104,7 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None = None)
     """Run an iteration of a run again from one of its nodes on.
 
     Args:
-        run_dir: of the run; its graph must still be where it was, and the same.
+        run_dir: of the run; its folder is enough, but for the files that its graph names.
         iteration: counted from 1.
         node: the first that runs; those after it in the plan run too.
         export: a directory for the models as the iteration leaves them, as transformers loads them.
@@ -166,11 +168,13 @@ def _plan_again(run_dir: Path) -> Plan:
         for key, value in ON_ONE_DEVICE.items():
             if getattr(model.train, key, value) != value:
                 one_device.append(f"models.{name}.train.{key}={json.dumps(value)}")
-    tree = compose(saved.origin.graph, (*saved.origin.overrides, *one_device))
+    graph, settings = graph_of_run(run_dir, saved.origin.graph, saved.origin.overrides)
+    tree = compose(graph, (*settings, *one_device))
     plan = fixed(plan_tree(as_planned(tree, saved), 1, saved.device))
     if plan.digest != saved.digest:
-        law = f"{saved.origin.graph} is no longer the graph that {run_dir} was made from"
-        raise RunError(f"{law}\n  compare it with {run_dir}/graph.yaml: rlgraph diff")
+        law = f"{graph} is no longer the graph that {run_dir} was made from"
+        remedy = f"put back what {run_dir / GRAPH} was, or use rlgraph {saved.origin.rlgraph}, which ran it"
+        raise RunError(f"{law}\n  {remedy}")
     return plan
 
 

@@ -281,7 +281,7 @@ class TrainingRun:
         return bool(self.signals.reasons or self.early.reached)
 
     def _check_early_stop(self, values: Mapping[str, Any], end: int) -> None:
-        """Where the metric of ``schedule.stop`` is reached, end the run with the iterations in flight.
+        """End the run where the metric of ``schedule.stop`` is reached, with the iterations in flight.
 
         These end at iteration ``end`` at most.
         """
@@ -541,7 +541,7 @@ class TrainingRun:
 
     @contextmanager
     def _saving_on_error(self, end: int) -> Iterator[None]:
-        """Where the block fails, save what is trained before its error ends the run.
+        """Save what is trained if the block fails, before its error ends the run.
 
         The block does what comes behind an iteration: an evaluation, a line of metrics, the timeline, a file
         of samples, or what is printed: none changes weights. Where steps of an iteration before ``end`` may

@@ -1,4 +1,4 @@
-"""What all sources of files share: their attributes, the rows that an iteration takes, and their metrics.
+"""The common part of all sources of files: attributes, the rows that an iteration takes, and metrics.
 
 A batch is a function of the seed and of how many rows earlier iterations took, so nothing but that number
 needs saving.

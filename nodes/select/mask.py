@@ -16,7 +16,7 @@ from rlgraph.ops import Context, Tokenizer, boolean, float32, int64, op, samples
 def observations(
     turn: int64[samples, tokens], loss_mask: boolean[samples, tokens]
 ) -> boolean[samples, tokens]:
-    """What a policy was answered: the tokens behind the prompt that tools and users wrote.
+    """A mask of the tokens that answer a policy: those behind the prompt that tools and users wrote.
 
     True where ``turn`` is above 0 and ``loss_mask`` is false. What stands around an answer, as the chat
     template writes it, is part of it. A loss on these tokens has the policy predict what its actions lead to
@@ -36,7 +36,7 @@ def steps(
     *,
     end: Annotated[str, Field(min_length=1)] = "\n\n",
 ) -> boolean[samples, tokens]:
-    """Where the steps of a response end: at tokens that complete the text ``end``, and at the last.
+    """A mask of the tokens that end a step of a response: those that complete the text ``end``, and the last.
 
     Of the tokens in ``loss_mask``, whose texts are laid end to end, those that hold the last character of an
     ``end``, and the last one. False elsewhere.

@@ -23,7 +23,7 @@ CAME, NUMBER, PRIORITY = "the iteration", "the number", "the priority"  # column
 
 
 class Given(NamedTuple):
-    """What is known of each row beside the columns that it came with."""
+    """The facts about each row beside the columns that it came with."""
 
     age: int64[samples]
 

@@ -1,4 +1,4 @@
-"""What a chat template reads of messages: arguments of calls as mappings or texts, and which keys at all."""
+"""Finds out how a chat template reads messages: arguments of calls as mappings or texts, and which keys."""
 
 import functools
 import json

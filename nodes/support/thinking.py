@@ -1,4 +1,4 @@
-"""What a response says outside of its thinking, by the marks that current model families write."""
+"""The part of a response outside of its thinking, by the marks that current model families write."""
 
 import re
 

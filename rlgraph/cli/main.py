@@ -12,8 +12,7 @@ from rlgraph.cli.reference import graphs, nodes
 from rlgraph.cli.run import doctor, evaluate, export, replay, resume, run
 from rlgraph.cli.sweep import sweep
 from rlgraph.cli.view import report, view
-from rlgraph.errors import RlgraphError
-from rlgraph.files import unusable_file
+from rlgraph.files import failure
 from rlgraph.version import VERSION
 
 # in the order in which --help lists them
@@ -44,15 +43,13 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except RlgraphError as error:
-            say(str(error), err=True)
-            ctx.exit(error.exit_code)
-        except OSError as error:
-            text = unusable_file(error)
-            if not text:
+        except Exception as error:
+            described = failure(error)
+            if described is None:
                 raise
+            text, exit_code = described
             say(text, err=True)
-            ctx.exit(1)
+            ctx.exit(exit_code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

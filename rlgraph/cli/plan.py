@@ -127,7 +127,7 @@ PICTURES = ("svg", "png", "dot", "mermaid")
 @click.option(
     "--autoplace",
     is_flag=True,
-    help="Search pools, groups and micro-batches for the fastest layout on --cluster; -o saves its plan.",
+    help="Search pools, groups and micro-batches for the fastest placement on --cluster; -o saves its plan.",
 )
 @click.option(
     "--brief",
@@ -240,7 +240,7 @@ def _brief(plan: Plan, form: str) -> str:
 
 
 def _best_layout(request: PlanRequest) -> Compilation:
-    """Return the compilation of the best layout that a search finds; its findings are printed beside it."""
+    """Return the compilation of the best placement that a search finds; print the findings beside it."""
     from rlgraph.autoplace import autoplace, offer
     from rlgraph.cli.search_progress import SearchProgress
     from rlgraph.search.text import contest_text

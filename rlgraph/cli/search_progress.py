@@ -1,4 +1,4 @@
-"""How far a search is, on stderr: in place on a terminal, else a line now and then."""
+"""Shows the progress of a search on stderr: in place on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLEAR = "\r\033[K"  # goes to the line's begin and erases it (ECMA-48)
 
 
 class SearchProgress:
-    """Says how many layouts a search knows, and which part of them it has tried.
+    """Says how many placements a search knows, and which part of them it has tried.
 
     Invariants:
         - Messages are at least ``interval`` seconds apart, and a short search writes none.
@@ -28,14 +28,14 @@ class SearchProgress:
         """Write a message if one is due.
 
         Args:
-            tried: layouts that are planned and priced.
-            known: layouts that the search has found worth a try so far, those among them.
+            tried: placements that are planned and priced.
+            known: placements that the search has found worth a try so far, those among them.
         """
         now = time.monotonic()
         if now - self.last < self.interval:
             return
         self.last = now
-        text = f"{known:,} layouts, {tried / known:.0%} tried"
+        text = f"{known:,} placements, {tried / known:.0%} tried"
         if self.in_place:
             self.stream.write(f"{CLEAR}{text}")
             self.has_line = True

@@ -100,7 +100,8 @@ def _serve(request: PlanRequest, compared: Sequence[Subject], port: int, follow:
 
 def _trace(subject: Subject) -> str:
     """Return a timeline for ui.perfetto.dev; of a run with what was measured."""
-    from rlgraph.view.recorded import metrics_so_far, read_timeline
+    from rlgraph.reports.measured import metrics_so_far
+    from rlgraph.view.recorded import read_timeline
     from rlgraph.view.trace import trace
 
     if subject.run_dir is None:

@@ -1,9 +1,9 @@
 """Peak memory of a device in bytes, each of them attributed to a part, as engines come and go.
 
-What an engine can put off the device is an ``Item``: the parameters and the optimizer of a train engine, the
-weights of a serve engine. The counts follow the engines of ``runtime/``: float32 masters and AdamW averages
-in shards; what a micro-batch takes at its worst moment (``moments``); a serve engine with all weights on each
-device. Columns are small and left out.
+What an engine can put off the device is an ``EngineComponent``: the parameters and the optimizer of a train
+engine, the weights of a serve engine. The counts follow the engines of ``runtime/``: float32 masters and
+AdamW averages in shards; what a micro-batch takes at its worst moment (``moments``); a serve engine with all
+weights on each device. Columns are small and left out.
 
 One file, because what engines hold, what a step needs of it and what it takes in addition are one account.
 """
@@ -48,12 +48,12 @@ PARTS = (
 )  # fmt: skip
 
 
-class Item(NamedTuple):
-    """A part that an engine can put off its device: ``("policy", "train", "optimizer")``."""
+class EngineComponent(NamedTuple):
+    """A part of an engine that it can put off its device, as ``("policy", "train", "optimizer")``."""
 
     model: str
     engine: Literal["train", "serve"]
-    part: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ class Footprint:
         """Return the training steps in the order in which they run while the pipeline is full."""
         return [self.plan.steps[number - 1] for number in self.plan.slot]
 
-    def items(self, pool: str) -> Mapping[Item, int]:
+    def items(self, pool: str) -> Mapping[EngineComponent, int]:
         """Return what the engines of a pool hold, in bytes of a device."""
         return self._items[pool]
 
     @cached_property
-    def _items(self) -> dict[str, dict[Item, int]]:
-        items: dict[str, dict[Item, int]] = {}
+    def _items(self) -> dict[str, dict[EngineComponent, int]]:
+        items: dict[str, dict[EngineComponent, int]] = {}
         for pool in self.plan.pools:
             items[pool] = {}
             for name in self.plan.models:
@@ -137,7 +137,7 @@ class Footprint:
                     items[pool] |= self._serve_items(name, size, pool)
         return items
 
-    def _train_items(self, name: str, size: Size, pool: str) -> dict[Item, int]:
+    def _train_items(self, name: str, size: Size, pool: str) -> dict[EngineComponent, int]:
         """Return the shards of a model's train engine on a device of a pool; none unless it is there."""
         model = self.plan.models[name]
         train = model.train
@@ -160,15 +160,15 @@ class Footprint:
                 parameters += size.on_device(mesh.shard) * weight_bytes
         if train.lora:
             parameters += trained_on_device(size, model, mesh.shard) * MASTER
-        items: dict[Item, int] = {}
+        items: dict[EngineComponent, int] = {}
         if parameters:
-            items[Item(name, "train", "parameters")] = parameters
+            items[EngineComponent(name, "train", "parameters")] = parameters
         if not model.frozen and not optimizer_on_host:
             averages = averages_on_device(size, model, mesh.shard)
-            items[Item(name, "train", "optimizer")] = averages * MASTER
+            items[EngineComponent(name, "train", "optimizer")] = averages * MASTER
         return items
 
-    def _serve_items(self, name: str, size: Size, pool: str) -> dict[Item, int]:
+    def _serve_items(self, name: str, size: Size, pool: str) -> dict[EngineComponent, int]:
         """Return the weights of a model's serve engine on a device of a pool; none unless it is there.
 
         Where an engine has servers of its own, their cache is there as long as they are awake.
@@ -177,14 +177,14 @@ class Footprint:
         serve = model.serve
         if serve is None or serve.addresses or not self.plan.serves(name, pool):
             return {}
-        items: dict[Item, int] = {}
+        items: dict[EngineComponent, int] = {}
         has_base_of_train_engine = shares_base(self.plan, name, pool)
         for label, nbytes in served_parts(size, model):
             if label == "base" and has_base_of_train_engine:
                 continue
-            items[Item(name, "serve", label)] = nbytes
+            items[EngineComponent(name, "serve", label)] = nbytes
         if serving(serve).own_servers:
-            items[Item(name, "serve", "kv")] = cache_on_device(size, serve, WIDTH[serve.dtype])
+            items[EngineComponent(name, "serve", "kv")] = cache_on_device(size, serve, WIDTH[serve.dtype])
         return items
 
     def _trains(self, model: str) -> bool:
@@ -199,42 +199,45 @@ class Footprint:
                 return True
         return False
 
-    def needs(self, pool: str, step: Step) -> set[Item]:
+    def needs(self, pool: str, step: Step) -> set[EngineComponent]:
         """Return what must be on a pool's devices in a step; in a region, in any of the region's steps."""
         if not step.region:
             return self._needs_of(pool, step)
-        items: set[Item] = set()
+        items: set[EngineComponent] = set()
         for candidate in (*self.plan.steps, *self.plan.eval_steps):
             if candidate.region == step.region:
                 items |= self._needs_of(pool, candidate)
         return items
 
-    def _needs_of(self, pool: str, step: Step) -> set[Item]:
-        items: set[Item] = set()
+    def _needs_of(self, pool: str, step: Step) -> set[EngineComponent]:
+        items: set[EngineComponent] = set()
         match step.action:
             case Sync(model=model, source=source):
                 if step.pool == pool:
-                    items.add(Item(model, "serve", "weights"))
+                    items.add(EngineComponent(model, "serve", "weights"))
                 if pool == (source or step.pool):
                     items |= self._parameters(model)
             case RunOp(engine="serve"):
                 is_lent = step.unfinished > 0 and pool in self.plan.lenders
                 if step.pool == pool or is_lent:
                     for name in step.models:
-                        items |= {Item(name, "serve", "weights"), Item(name, "serve", "kv")}
+                        items |= {
+                            EngineComponent(name, "serve", "weights"),
+                            EngineComponent(name, "serve", "kv"),
+                        }
                         if shares_base(self.plan, name, pool):
                             items |= self._parameters(name)
             case RunOp(engine="train", joins=""):
                 for name in step.models:
                     items |= self._parameters(name)
                 if step.updated:
-                    items.add(Item(step.updated, "train", "optimizer"))
+                    items.add(EngineComponent(step.updated, "train", "optimizer"))
         return items & self.items(pool).keys()
 
-    def _parameters(self, model: str) -> set[Item]:
+    def _parameters(self, model: str) -> set[EngineComponent]:
         """Return the parameters of a train engine, and of the engine that holds its frozen ones, if any."""
         owner = self.plan.models[model].shares
-        return {Item(model, "train", "parameters"), Item(owner, "train", "parameters")}
+        return {EngineComponent(model, "train", "parameters"), EngineComponent(owner, "train", "parameters")}
 
     def transient(self, pool: str, step: Step) -> Counter[str]:
         """Return what a step takes on a pool in addition to what is resident.
@@ -346,13 +349,13 @@ class Footprint:
             return bucket * 2
         return bucket * (2 + gathered // served)
 
-    def resident(self, pool: str, off_device: set[Item]) -> Counter[str]:
+    def resident(self, pool: str, off_device: set[EngineComponent]) -> Counter[str]:
         """Return what engines hold on a device, part by part, without the items that are off it."""
         sizes: Counter[str] = Counter({"reserve": int(self.cluster.reserve)})
         for item, nbytes in self.items(pool).items():
             if item not in off_device:
-                sizes[LABELS[item.part, item.engine]] += nbytes
-            if item.part == "kv" and self.cluster.device == "cuda":
+                sizes[LABELS[item.name, item.engine]] += nbytes
+            if item.name == "kv" and self.cluster.device == "cuda":
                 sizes["server"] += SERVER
         return sizes
 
@@ -390,8 +393,8 @@ class Footprint:
         return peaks
 
 
-def _moved_items(move: MoveEngine) -> set[Item]:
-    return {Item(move.model, move.engine, part) for part in move.parts}
+def _moved_items(move: MoveEngine) -> set[EngineComponent]:
+    return {EngineComponent(move.model, move.engine, part) for part in move.parts}
 
 
 LABELS = {
@@ -404,13 +407,13 @@ LABELS = {
 }
 
 
-def away_items(plan: Plan, pool: str) -> Iterator[Item]:
+def away_items(plan: Plan, pool: str) -> Iterator[EngineComponent]:
     """Yield what is off a pool's devices between two iterations."""
     for model in plan.models:
         for label in plan.away.get(plan.engine_key(model, "train", pool), ()):
-            yield Item(model, "train", label)
+            yield EngineComponent(model, "train", label)
         for label in plan.away.get(plan.engine_key(model, "serve", pool), ()):
-            yield Item(model, "serve", label)
+            yield EngineComponent(model, "serve", label)
 
 
 def master(model: ModelPlan) -> int:

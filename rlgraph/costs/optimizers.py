@@ -15,7 +15,7 @@ from rlgraph.ir.plan import ModelPlan
 
 @dataclass(frozen=True)
 class StepCost:
-    """What an optimizer step takes beyond one of AdamW, on each device that has a shard of the model.
+    """The cost of an optimizer step beyond one of AdamW, on each device that has a shard of the model.
 
     Attributes:
         seconds: how much longer it takes.

@@ -13,7 +13,7 @@ from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
 from rlgraph.costs.formulas import Tokens
 from rlgraph.costs.layer_memory import wide_head
 from rlgraph.costs.lora_size import adapter_sizes, served_alone, trained_on_device
-from rlgraph.costs.memory import Footprint, Item, gathered_width, master
+from rlgraph.costs.memory import EngineComponent, Footprint, gathered_width, master
 from rlgraph.costs.model_size import Size
 from rlgraph.costs.optimizers import extra_step_cost
 from rlgraph.costs.plan_size import part_of, planned_size, sent_share
@@ -272,7 +272,7 @@ class Pricing(Footprint):
         move = step.action
         assert isinstance(move, MoveEngine)
         items = self.items(step.pool)
-        nbytes = float(sum(items[Item(move.model, move.engine, part)] for part in move.parts))
+        nbytes = float(sum(items[EngineComponent(move.model, move.engine, part)] for part in move.parts))
         if move.engine == "serve":
             if self.plan.device != "cuda":
                 return 0.0, 0.0

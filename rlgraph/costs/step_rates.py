@@ -1,4 +1,4 @@
-"""Which calibrated rate prices a step."""
+"""The calibrated rate that prices a step."""
 
 from typing import Literal, assert_never
 

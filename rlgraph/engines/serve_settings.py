@@ -12,7 +12,7 @@ from rlgraph.section import Count, Natural, Positive, Section, option
 
 
 class ServerSettings(Section):
-    """What engines share that send requests to servers."""
+    """The settings that all engines share which send requests to servers."""
 
     request_timeout: Positive | None = None
     """seconds that a sample may take; then it is ended, and asked for again. null: half of

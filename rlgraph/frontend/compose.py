@@ -45,13 +45,13 @@ def as_written(graph: str, overrides: Sequence[str] = ()) -> Tree:
     try:
         tree = _load(graph, None, ())
     except GraphError as error:
-        if error.rest is None:
+        if error.valid_tree is None:
             raise
-        tree, problems = error.rest, error.problems
+        tree, problems = error.valid_tree, error.problems
     try:
         tree = overridden(tree, overrides)
     except GraphError as error:
-        raise GraphError([*problems, *error.problems], error.rest) from None
+        raise GraphError([*problems, *error.problems], error.valid_tree) from None
     if problems:
         raise GraphError(problems, tree)
     return tree
@@ -187,7 +187,7 @@ def _edited(tree: Tree, edits: Sequence[Tree]) -> Tree:
     """Return a tree after edits, one after the other.
 
     Raises:
-        GraphError: with the problems of all edits, and the rest where only values could not be set.
+        GraphError: with the problems of all edits, and a valid tree if only values could not be set.
     """
     problems: list[Problem] = []
     can_go_on = True
@@ -195,7 +195,7 @@ def _edited(tree: Tree, edits: Sequence[Tree]) -> Tree:
         try:
             tree = apply(tree, edit)
         except GraphError as error:
-            tree = error.rest or tree
+            tree = error.valid_tree or tree
             problems += error.problems
             if [*edit.items] != ["set"]:  # others make what is read further on
                 can_go_on = False

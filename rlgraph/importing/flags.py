@@ -12,7 +12,7 @@ from rlgraph.importing.shell import Command, LaunchedProgram, commands_of, flags
 
 @dataclass(frozen=True)
 class FlagSettings:
-    """What a user gave as flags.
+    """The settings that a user gave as flags.
 
     Attributes:
         program: the one that is launched, of those that were asked for.

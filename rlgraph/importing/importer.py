@@ -112,7 +112,7 @@ def refuse_unknown(name: str, known: Collection[str], law: str, remedy: str = ""
 
 @dataclass(frozen=True)
 class KeyOutcome:
-    """What became of a key.
+    """The outcome for a key: taken, equal to the default, without equivalent, or by hand.
 
     Attributes:
         key: the key as the user spelled it.

@@ -22,7 +22,7 @@ LONGEST_CHAIN = 100  # references, each to a key with the next
 
 
 class Options:
-    """What a user gave, with a framework's defaults behind it.
+    """The options that a user gave, with a framework's defaults behind them.
 
     Invariants:
 

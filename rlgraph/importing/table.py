@@ -28,7 +28,7 @@ BELOW = ".*"
 
 @dataclass(frozen=True)
 class KeyRow:
-    """What becomes of a key; ``entry`` has the words of the table, which are attributes too."""
+    """The rule for a key; ``entry`` has the words of the table, which are attributes too."""
 
     key: str
     section: str

@@ -85,7 +85,7 @@ def _group_stays_on_host(view: GroupView) -> Iterator[Problem]:
 
 
 def _group_begins_at_multiple(view: GroupView) -> Iterator[Problem]:
-    """Where hosts are of unknown size, they are assumed to have a multiple of the group's size."""
+    """Take hosts of unknown size to have a multiple of the group's size."""
     size = devices_per_host(view.serve)
     if view.cluster is not None or view.devices.start % size == 0:
         return

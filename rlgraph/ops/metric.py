@@ -25,6 +25,8 @@ from rlgraph.records import dataclass
 UNIT = 1074  # a finite float64 is a whole number of 2**-1074
 BINS = 512  # per power of two: what a percentile tells apart
 SPREAD = ("mean", "std", "min", "max")
+# what data sources record of their rows, as ``eval/rows``: counts and shares, which are not scores
+OF_ROWS = ("rows", "overlong", "filtered", "equal")
 
 
 def _larger(a: Any, b: Any) -> Any:

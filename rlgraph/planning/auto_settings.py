@@ -223,11 +223,11 @@ def _useful(footprint: Footprint, model: str) -> int:
 
 def _while_generating(footprint: Footprint, model: str, alone: bool) -> int:
     """Return the most bytes of a device in the steps that need a model's serve engine and its cache."""
-    from rlgraph.costs.memory import Item
+    from rlgraph.costs.memory import EngineComponent
 
     plan = footprint.plan
     pool = footprint.serve(model).pool
-    cache = Item(model, "serve", "kv")
+    cache = EngineComponent(model, "serve", "kv")
     rollouts = _rollouts(plan, model)
 
     def needs_cache(step: Step) -> bool:

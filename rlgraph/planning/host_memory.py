@@ -129,7 +129,7 @@ def _leaving_bytes(footprint: Footprint, pool: str) -> int:
             moved |= {(step.action.model, part) for part in step.action.parts}
     total = host_bytes(footprint, pool).total()
     for item, size in footprint.items(pool).items():
-        is_moved = (item.model, item.part) in moved
+        is_moved = (item.model, item.name) in moved
         if item.engine == "train" and is_moved:
             total += size
     return total

@@ -1,4 +1,4 @@
-"""What a model lets devices do with it: share its rows, divide its layers or experts, balance or serve these.
+"""The limits of a model: how devices may share its rows, divide its layers or experts, or balance it.
 
 Sizes of models decide it. Where they are not known, an engine asks the model itself, once it has read it.
 The sizes of columns' fixed axes (``rlgraph/ops/column_types.py``) come from attributes, and from models, too.

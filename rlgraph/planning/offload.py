@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import Literal
 
-from rlgraph.costs.memory import Footprint, Item, away_items
+from rlgraph.costs.memory import EngineComponent, Footprint, away_items
 from rlgraph.ir.actions import Collect, MoveEngine, Sync
 from rlgraph.ir.plan import Plan, Step
 from rlgraph.ir.renumber import renumbered, surrounded, with_order
@@ -39,7 +39,7 @@ MovesAround = dict[int, tuple[list[Step], list[Step]]]  # step -> the moves befo
 class Gap:
     """Positions, within a pool's steps, at which an item is not needed."""
 
-    item: Item
+    item: EngineComponent
     size: int  # bytes of a device
     inside: tuple[int, ...]
     start: int | None  # the item leaves behind this step, -1 before the first; None: it is away already
@@ -71,7 +71,7 @@ def reside(footprint: Footprint) -> Plan:
         for gap in gaps_of_pool:
             if gap.around:
                 engine = plan.engine_key(gap.item.model, gap.item.engine, pool)
-                off_device[engine] = (*off_device.get(engine, ()), gap.item.part)
+                off_device[engine] = (*off_device.get(engine, ()), gap.item.name)
     around = _moves(footprint, order, gaps)
     if around:
         steps, slot = surrounded(plan.steps, around), surrounded(order, around)
@@ -143,7 +143,7 @@ def _in_evaluation(footprint: Footprint, pool: str, steps: Sequence[Step]) -> Ga
     return gaps, anyway
 
 
-def _uses(footprint: Footprint, pool: str, item: Item, steps: Sequence[Step]) -> list[int]:
+def _uses(footprint: Footprint, pool: str, item: EngineComponent, steps: Sequence[Step]) -> list[int]:
     return [place for place, step in enumerate(steps) if item in footprint.needs(pool, step)]
 
 
@@ -153,9 +153,9 @@ def _is_possible(gap: Gap, steps: Sequence[Step]) -> bool:
     Weights that a serve engine drops come back only by a sync, and those that no sync brings stay, as do
     adapters beside them.
     """
-    if not gap.inside or gap.item.part in ("base", "adapters"):
+    if not gap.inside or gap.item.name in ("base", "adapters"):
         return False
-    if gap.item.part != "weights" or gap.end is None:
+    if gap.item.name != "weights" or gap.end is None:
         return True
     if gap.end == len(steps):
         return False
@@ -289,7 +289,7 @@ def _needs_room(footprint: Footprint, pool: str, gap: Gap, steps: Sequence[Step]
 
 
 def _move(
-    direction: Literal["off", "back"], pool: str, footprint: Footprint, item: Item, because: str
+    direction: Literal["off", "back"], pool: str, footprint: Footprint, item: EngineComponent, because: str
 ) -> Step:
     return Step(
         id=0,
@@ -303,7 +303,7 @@ def _move(
         layout=NONE,
         because=because,
         after=(),
-        action=MoveEngine(item.model, item.engine, direction, (item.part,)),
+        action=MoveEngine(item.model, item.engine, direction, (item.name,)),
     )
 
 

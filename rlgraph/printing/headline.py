@@ -112,24 +112,25 @@ def _spread(plan: Plan, node: str) -> float:
 
 
 def _filters(plan: Plan) -> Iterator[str]:
-    """Yield which share of its rows each filter is assumed to keep, and what follows for sampling."""
+    """Yield which share of its rows each filter is assumed to keep, and what follows for sampling.
+
+    A filter that is assumed to keep all rows has no line: nothing follows from it.
+    """
     kept_rows: Mapping[str, float] = {}
     if plan.origin and plan.origin.target:
         kept_rows = plan.origin.target.kept_rows
     makers = [domain.maker for domain in plan.domains["train"].values() if domain.filtered]
     for maker in dict.fromkeys(makers):
         region = plan.regions.get(maker)
-        if region is None:
-            share = kept_rows.get(maker, kept_rows.get("", 1.0))
-            yield f"`{maker}` keeps {_share(share)} (--kept-rows)"
+        share = region.expected if region else kept_rows.get(maker, kept_rows.get("", 1.0))
+        if share == 1:
             continue
-        rows_per_kept = number_text(1 / region.expected)
-        sampling = f"{rows_per_kept} x the rows are drawn (refill.expected)"
-        yield f"`{maker}` keeps {_share(region.expected)}: {sampling}"
-
-
-def _share(share: float) -> str:
-    return "every row" if share == 1 else f"{_percent(share)} of its rows"
+        kept = f"`{maker}` keeps {_percent(share)} of its rows"
+        if region is None:
+            yield f"{kept} (--kept-rows)"
+            continue
+        rows_per_kept = number_text(1 / share)
+        yield f"{kept}: {rows_per_kept} x the rows are drawn (refill.expected)"
 
 
 def _memory(peak: Peak) -> str:

@@ -87,18 +87,15 @@ def title(step: Step) -> str:
     if not step.inserted:
         return step.node
     columns = ", ".join(step.reads)
-    match step.action:
-        case MoveEngine(parts=parts):
-            return f"{step.kind} {' and '.join(parts)} of {step.model}"
-        case Repartition():
-            return f"move {columns}"
+    if isinstance(step.action, MoveEngine):
+        return f"{step.kind} {' and '.join(step.action.parts)} of {step.model}"
     return f"{step.kind} {columns or step.model}"
 
 
 def sentence(step: Step) -> str:
     """Return a step as a line: what it does, with which model, where, and in which iterations if not all.
 
-    Moved copies of a column carry the name of their layout: ``tokens@balanced/4``.
+    Repartitioned copies of a column carry the name of their layout: ``tokens@balanced/4``.
     """
     if step.when:
         return f"{_action_text(step)}, {words(step.when)}"
@@ -123,7 +120,7 @@ def _action_text(step: Step) -> str:
         case Merge():
             return f"merge the rows of {columns} on {location}"
         case Repartition():
-            return f"move {columns} to {location}"
+            return f"repartition {columns} onto {location}"
         case Lend(model=model, version=version):
             return f"lend {location} to generation with {model}@{version}, while it waits for rows"
         case Sync(model=model, version=version, path=path, source=source):

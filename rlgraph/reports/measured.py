@@ -23,6 +23,7 @@ from rlgraph.costs.step_rates import rate_of
 from rlgraph.costs.workload import Workload, workload
 from rlgraph.errors import RunError
 from rlgraph.frontend.compose import as_written
+from rlgraph.frontend.graph_of_run import graph_of_run
 from rlgraph.ir.chosen import chosen_settings
 from rlgraph.ir.plan import Plan, Target
 from rlgraph.lowering import plan_tree
@@ -35,6 +36,7 @@ from rlgraph.syntax.source import Tree
 from rlgraph.units import middle
 
 MetricsLine = Mapping[str, Any]
+METRICS = "metrics.jsonl"  # the file of a run's metrics
 SAY = "say what it ran on: --cluster NAME_OR_FILE"
 PERCENTILES = ("p10", "p50", "p90", "p99")  # of response lengths, that rollouts record
 
@@ -47,8 +49,13 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         RunError: the folder holds no metrics.
     """
-    lines = map(json.loads, whole_lines(_file(run_dir, "metrics.jsonl")))
+    lines = map(json.loads, whole_lines(_file(run_dir, METRICS)))
     return [{name: value for name, value in line.items() if value is not None} for line in lines]
+
+
+def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the metrics as ``read_metrics`` does; none where the run has not come so far."""
+    return read_metrics(run_dir) if (run_dir / METRICS).is_file() else []
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -274,10 +281,11 @@ class Priced:
         """Return what plans and predicts the run's graph with other settings, calibrated on these iterations.
 
         Raises:
-            GraphError: the graph is not there any more, or is wrong.
+            GraphError: the graph is wrong, or neither its file nor the copy in the run's folder is there.
         """
-        origin = self.plan.origin
-        assert origin
+        assert self.plan.origin
+        graph, overrides = graph_of_run(self.run_dir, self.plan.origin.graph, self.plan.origin.overrides)
+        origin = replace(self.plan.origin, graph=graph, overrides=overrides)
 
         def make_plan(tree: Tree, devices: int) -> Plan:
             plan = plan_tree(as_planned(tree, self.plan), devices, self.plan.device)
@@ -302,7 +310,7 @@ class Priced:
             law = f"{self.run_dir} has too few iterations to calibrate on: {len(timed)}"
             raise RunError(f"{law}\n  the first warms up: run two or more")
         lines = timed[1:]
-        written = (self.run_dir / "metrics.jsonl").stat().st_mtime
+        written = (self.run_dir / METRICS).stat().st_mtime
         date = datetime.fromtimestamp(written, UTC).date().isoformat()
         devices = sum(self.plan.pools.values())
         devices_text = "1 device" if devices == 1 else f"{devices} devices"

@@ -1,4 +1,7 @@
-"""Says in a few words what a run has reached: its scores, how long it took, how fast it was, and when."""
+"""Says in a few words what a run has reached: its scores, how long it took, how fast it was, and when.
+
+The end of a run on the console, its live table and the headline of its page all take it from here.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,23 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
+from rlgraph.ops.metric import OF_ROWS
 from rlgraph.reports.measured import MetricsLine, counted
 from rlgraph.units import seconds_text
 
 REWARD = "reward/mean"
-# metrics of an evaluation that count its rows: they are no scores
-COUNTS = ("eval/rows", "eval/overlong", "eval/filtered", "eval/equal")
 PARTS_OF_RUN = ("time/step", "time/eval", "time/save")  # seconds that follow one another
 
 
 def is_score(metric: str) -> bool:
-    """Return whether a metric is what an evaluation reports.
+    """Return whether a metric is one of those for which an evaluation is made.
 
     Example:
         >>> [is_score(name) for name in ("eval/accuracy", "eval/rows", "eval/rollout/length", "loss")]
         [True, False, False, False]
     """
-    return metric.startswith("eval/") and metric.count("/") == 1 and metric not in COUNTS
+    phase, _, name = metric.partition("/")
+    return phase == "eval" and "/" not in name and name not in OF_ROWS
 
 
 def outcome(lines: Sequence[MetricsLine], environment: Mapping[str, Any] | None) -> dict[str, str]:
@@ -47,22 +50,27 @@ def outcome(lines: Sequence[MetricsLine], environment: Mapping[str, Any] | None)
     """
     if not lines:
         return {}
-    texts = _changes(lines)
+    texts = score_changes(lines)
     timed = counted(lines)
     if timed:
         seconds = sum(line.get(part, 0.0) for line in lines for part in PARTS_OF_RUN)
         iterations = max(line["step"] for line in timed)
         noun = "iteration" if iterations == 1 else "iterations"
         texts["took"] = f"{seconds_text(seconds)}, {iterations:,} {noun}"
-        texts["speed"] = _speed(timed)
+        texts["speed"] = speed_text(lines)
     started = (environment or {}).get("started")
     if started:
         texts["started"] = datetime.fromisoformat(started).strftime("%Y-%m-%d %H:%M UTC")
     return texts
 
 
-def _changes(lines: Sequence[MetricsLine]) -> dict[str, str]:
-    """Return the first and the last value of each score; without one, of the reward, else of the loss."""
+def score_changes(lines: Sequence[MetricsLine]) -> dict[str, str]:
+    """Return the first and the last value of each score; without one, of the reward, else of the loss.
+
+    Example:
+        >>> score_changes([{"eval/accuracy": 0.25, "eval/rows": 64.0}, {"reward/mean": 0.5}])
+        {'accuracy': '0.25'}
+    """
     names = dict.fromkeys(name for line in lines for name in line)
     scores = [name for name in names if is_score(name)]
     if not scores:
@@ -79,8 +87,14 @@ def _changes(lines: Sequence[MetricsLine]) -> dict[str, str]:
     return changes
 
 
-def _speed(timed: Sequence[MetricsLine]) -> str:
-    """Return the median seconds of an iteration, and how many tokens were generated per second."""
+def speed_text(lines: Sequence[MetricsLine]) -> str:
+    """Return the median seconds of an iteration, and how many tokens were generated per second.
+
+    Args:
+        lines: those of ``metrics.jsonl``, one iteration or more among them. The first, which warms up, counts
+            only if it is alone.
+    """
+    timed = counted(lines)
     text = f"{seconds_text(median([line['time/step'] for line in timed]))} per iteration"
     tokens = sum(line.get("tokens/generated", 0.0) for line in timed)
     if tokens:

@@ -189,7 +189,7 @@ def _evaluations(lines: Sequence[MetricsLine]) -> dict[str, list[tuple[int, floa
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the time of an iteration went, apart from its single steps."""
+    """The time of an iteration, apart from its single steps."""
 
     outside: ReportRow | None = None
     critical_path: tuple[CriticalStep, ...] = ()

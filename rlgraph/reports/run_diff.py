@@ -10,7 +10,7 @@ from rlgraph.files import read_json
 from rlgraph.frontend.graph_diff import diff_text
 from rlgraph.frontend.kept_graph import START
 from rlgraph.printing.plan_diff import changed_values, differences, value_text
-from rlgraph.reports.measured import read_metrics
+from rlgraph.reports.measured import metrics_so_far
 from rlgraph.reports.plan_file import load
 from rlgraph.syntax.source import Tree
 
@@ -67,10 +67,9 @@ def _changed_starts(a: Path, b: Path) -> Iterator[str]:
 def _last_values(run: Path) -> dict[str, float]:
     """Return the last value of each metric; none where the run has not come so far."""
     values: dict[str, float] = {}
-    if (run / "metrics.jsonl").is_file():
-        for line in read_metrics(run):
-            numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
-            values |= numbers
+    for line in metrics_so_far(run):
+        numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
+        values |= numbers
     return values
 
 

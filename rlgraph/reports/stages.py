@@ -1,4 +1,4 @@
-"""Where a region that streams is held up: what each of its stages did, and which is the bottleneck."""
+"""The bottleneck of a region that streams, and the time of each of its stages."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Candidate:
 
     @property
     def prediction(self) -> Prediction:
-        """What is predicted; only for a candidate that has a plan."""
+        """The prediction; only for a candidate that has a plan."""
         assert self.plan and self.plan.predicted
         return self.plan.predicted
 
@@ -54,7 +54,7 @@ class Candidate:
 
     @cached_property
     def moves(self) -> int:
-        """How often an engine leaves its devices in an iteration."""
+        """The number of times that engines leave their devices in an iteration."""
         if self.plan is None:
             return 0
         count = 0
@@ -65,7 +65,7 @@ class Candidate:
 
     @cached_property
     def fits(self) -> bool:
-        """Whether no device holds more than it can."""
+        """Return whether no device holds more than it can."""
         if not self.peaks:
             return False
         return all(peak.fits for peak in self.peaks.values())
@@ -79,14 +79,14 @@ class Candidate:
 
     @property
     def family(self) -> str:
-        """How the layout divides the devices, in words."""
+        """Return in words how the layout divides the devices."""
         if self.layout is None:
             return "as the graph says"
         return self.layout.family
 
     @property
     def why_not(self) -> str:
-        """Why it is not chosen whatever its speed: it is refused, or does not fit; else nothing."""
+        """Return why it is not chosen whatever its speed: it is refused, or does not fit; else nothing."""
         if self.fits or not self.peaks:
             return self.refusal
         pool, peak = max(self.peaks.items(), key=lambda item: item[1].lacks)

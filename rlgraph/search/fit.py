@@ -175,7 +175,7 @@ def _evaluated(settings: Settings, plan: Plan, evaluator: Evaluator) -> Remedy:
 
 
 class MemoryTest:
-    """Whether a plan with other settings fits on its devices and hosts: memory alone, without prices.
+    """Tests whether a plan with other settings fits on its devices and hosts: memory alone, without prices.
 
     ``levers`` are those that may be pulled, and ``open_settings`` the paths that they may set; None: any.
 

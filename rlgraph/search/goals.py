@@ -1,4 +1,4 @@
-"""What the searches look for: each goal is a sort key, and the candidate with the smallest key is best."""
+"""The goals of searches: each is a sort key, and the candidate with the smallest key is best."""
 
 from __future__ import annotations
 

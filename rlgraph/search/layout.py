@@ -38,7 +38,7 @@ class PoolLayout:
 
     @property
     def family(self) -> str:
-        """How the devices are shared out, in words."""
+        """Return in words how the devices are shared out."""
         if not self.generating:
             return "together"
         if not self.scorers:
@@ -47,7 +47,7 @@ class PoolLayout:
 
     @property
     def ways(self) -> int:
-        """How many devices share a row or, where they divide a model, do that."""
+        """Return how many devices share a row or, where they divide a model, do that."""
         if self.divided:
             return self.divided[1]
         return self.sequence or 1

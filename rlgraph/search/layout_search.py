@@ -114,7 +114,7 @@ class LayoutSearch:
 
     @property
     def something_fits(self) -> bool:
-        """Whether a layout that was tried, or the graph as it is, fits."""
+        """Return whether a layout that was tried, or the graph as it is, fits."""
         return any(candidate.fits for candidate in self.tried)
 
     def best(self, generating: int | None = None) -> PoolLayout | None:

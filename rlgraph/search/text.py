@@ -1,4 +1,4 @@
-"""What a search found, as text: remedies, single changes, a table of layouts and why the others lost."""
+"""The findings of a search, as text: remedies, single changes, a table of layouts and why the others lost."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def contest_text(candidates: Sequence[Candidate], width: int = 100, offer: Candi
 
     console = Console(width=width, record=True, file=io.StringIO(), highlight=False)
     fitting = [candidate for candidate in candidates if candidate.fits]
-    console.print(f"{len(candidates)} layouts tried, {len(fitting)} of them fit")
+    console.print(f"{len(candidates)} placements tried, {len(fitting)} of them fit")
     rows = _distinct(fitting)[:ROWS]
     if rows:
         console.print(_table(rows))

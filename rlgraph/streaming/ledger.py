@@ -17,7 +17,7 @@ from rlgraph.streaming.rules import Arrange, Window
 
 @dataclass
 class GroupLedger:
-    """Which groups of a region have begun, which rows wait, and what may happen next.
+    """The groups of a region that have begun, the rows that wait, and the events that may come next.
 
     Invariants:
         - A prompt is begun once: its number is below ``next_prompt``, and numbers are given in order.

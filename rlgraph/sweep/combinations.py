@@ -1,4 +1,4 @@
-"""Which runs a sweep has: a list where the graph takes one value is swept, each value with all others."""
+"""The runs of a sweep: a list where the graph takes one value is swept, each value with all others."""
 
 import itertools
 import re
@@ -101,9 +101,9 @@ def _swept(graph: str, settings: Sequence[str]) -> dict[str, tuple[str, list[str
     try:
         composed = as_written(graph, single)
     except GraphError as error:
-        if error.rest is None:
+        if error.valid_tree is None:
             raise
-        composed = error.rest
+        composed = error.valid_tree
     swept = {}
     for text, tree in lists.items():
         name, _ = setting(text)

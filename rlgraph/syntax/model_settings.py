@@ -1,6 +1,6 @@
 """The section of a model: its weights, its optimizer, and the engines that serve and train it."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, Field
 
@@ -214,3 +214,23 @@ class ModelSection(Section):
     files tokenizer.json say, or else their names on the hub."""
     serve: Serve = option(defaults(Serve), "the engine that generates with it.")
     train: Train = option(defaults(Train), "the engine that trains it, and scores with it.")
+
+
+def _may_be_auto(section: type[Section]) -> frozenset[str]:
+    """Return the settings of a section that ``auto`` leaves to the planner, as if they were left out."""
+    names = set()
+    for name, field in section.model_fields.items():
+        if _has_auto(field.annotation):
+            names.add(name)
+    return frozenset(names)
+
+
+def _has_auto(annotation: Any) -> bool:
+    """Return whether ``auto`` is among the words that an annotation lists; a text may be any word."""
+    if get_origin(annotation) is Literal:
+        return "auto" in get_args(annotation)
+    return any(_has_auto(part) for part in get_args(annotation))
+
+
+SERVE_AUTO = _may_be_auto(SharedServe)
+TRAIN_AUTO = _may_be_auto(Train)

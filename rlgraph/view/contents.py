@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, assert_never
 
 from rlgraph.costs.memory import PARTS
 from rlgraph.errors import GraphError
 from rlgraph.frontend.compose import compose
 from rlgraph.frontend.graph_diff import diff_text
+from rlgraph.frontend.graph_of_run import graph_of_run
 from rlgraph.ir.actions import MoveEngine, OnColumns, RunOp, Sync
 from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
@@ -53,7 +55,7 @@ def contents(new: Subject, *compared: Subject) -> Contents:
     """
     plan = new.plan
     document = PlanDocument(plan)
-    graph = _composed_graph(plan)
+    graph = _composed_graph(plan, new.run_dir)
     return {
         "rlgraph": VERSION,
         "graph": plan.graph,
@@ -161,13 +163,19 @@ def _attributes(
             yield name, value, "as sampled" if name == sampled else ""
 
 
-def _composed_graph(plan: Plan) -> Tree | None:
-    """Return the graph of a plan with the place of each value; None if its file is gone or has changed."""
+def _composed_graph(plan: Plan, run_dir: Path | None) -> Tree | None:
+    """Return the graph of a plan with the place of each value; None if its file is gone or has changed.
+
+    The graph of a run is that which its folder keeps if its file is gone or has changed.
+    """
     if plan.origin is None:
         return None
     # a saved plan may be looked at on a machine that does not have its graph
     with suppress(GraphError):
-        tree = compose(plan.origin.graph, plan.origin.overrides)
+        graph, overrides = plan.origin.graph, plan.origin.overrides
+        if run_dir:
+            graph, overrides = graph_of_run(run_dir, graph, overrides)
+        tree = compose(graph, overrides)
         if tree.written().plain() == plan.origin.composed:
             return tree
     return None

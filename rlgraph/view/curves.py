@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlgraph.view.recorded import POINTS, metrics_so_far, thinned_series
+from rlgraph.reports.measured import metrics_so_far
+from rlgraph.view.recorded import POINTS, thinned_series
 from rlgraph.view.subject import Subject
 
 LEAST_POINTS = 100  # of a curve, however many runs a page has

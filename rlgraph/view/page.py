@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rlgraph.ops.metric import OF_ROWS
+
 ASSETS = Path(__file__).parent / "assets"
 VENDORED = ("dagre.min.js", "uPlot.iife.min.js")
 SCRIPTS = (
@@ -24,6 +26,7 @@ SCRIPTS = (
 )  # fmt: skip
 SWEEP_VENDORED = ("uPlot.iife.min.js",)
 SWEEP_SCRIPTS = ("elements.js", "charts.js", "sweep.js")
+CONSTANTS = f"const OF_ROWS = {json.dumps(OF_ROWS)};"  # what scripts share with Python
 STYLES = ("vendor/uPlot.min.css", "page.css")
 UNSAFE = re.compile("[<>&\u2028\u2029]")
 
@@ -45,7 +48,8 @@ def sweep_page(contents: dict[str, Any]) -> str:
 def _document(
     title: str, vendored: Sequence[str], sources: Sequence[str], data: dict[str, Any], follow: str = ""
 ) -> str:
-    scripts = [_read(f"vendor/{name}") for name in vendored] + ["\n".join(map(_read, sources))]
+    own = "\n".join([CONSTANTS, *map(_read, sources)])
+    scripts = [*(_read(f"vendor/{name}") for name in vendored), own]
     licences = [f"{name.partition('.')[0]}.LICENSE" for name in vendored]
     policy = _policy(scripts, follow)
     lines = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.ir.plan import Plan
-from rlgraph.reports.measured import counted, mean_of, objects, read_metrics, whole_lines
+from rlgraph.reports.measured import counted, mean_of, metrics_so_far, objects, whole_lines
 from rlgraph.reports.outcome import outcome
 from rlgraph.reports.plan_file import load
 from rlgraph.reports.stages import bottleneck, stages
@@ -116,11 +116,6 @@ def _environment(run_dir: Path) -> Any:
 def outcome_of(run_dir: Path) -> dict[str, str]:
     """Return what was measured of a run so far, as label -> text."""
     return outcome(metrics_so_far(run_dir), _environment(run_dir))
-
-
-def metrics_so_far(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the metrics as ``read_metrics`` does; none where the run has not come so far."""
-    return read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
 
 
 def thinned_series(lines: Sequence[Mapping[str, Any]], points: int = POINTS) -> dict[str, list[Any]]:

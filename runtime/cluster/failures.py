@@ -143,9 +143,11 @@ def words(error: Exception) -> str:
     if disk_problem:
         message = f"{disk_problem}\n{message}"
     shown = [frame for frame in frames if _is_of_user(frame["file"])] or frames
-    lines = []
+    lines: list[str] = []
     for frame in shown[-FRAMES:]:
-        lines.append(f"{_seen_from_here(frame['file'])}:{frame['line']}: {(frame['code'] or '').strip()}")
+        line = f"{_seen_from_here(frame['file'])}:{frame['line']}: {(frame['code'] or '').strip()}"
+        if lines[-1:] != [line]:  # a comprehension has a frame of its own before Python 3.12
+            lines.append(line)
     return "\n".join([*lines, shortened(message)])
 
 

@@ -18,7 +18,7 @@ class WorkerCluster(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether workers can read each other's shared memory."""
+        """Return whether workers can read each other's shared memory."""
 
     def call(self, place: Place, method: str, *args: Any, returns: int = 1) -> list[Any]:
         """Start a worker's method; return a reference per return value. ``args`` may hold references."""

@@ -3,6 +3,9 @@
 A segment is reused once nobody reads its column, so that its pages are touched only once. If an op keeps
 values that it read, its worker seals the segment (``keep``), and another segment takes its place.
 
+Readers map a segment copy-on-write: what an op writes into a column by mistake changes pages of its own
+process alone, which the kernel can name (``is_written``), and the process does not die of it.
+
 A worker unlinks its segments when it closes. If it was killed, Python's resource tracker does; if Ray killed
 that as well, or the driver was killed, ``runtime/cluster/sweeper.py`` does; if all of them were killed, the
 next worker that starts on the host does: a segment is locked while its worker runs.
@@ -30,6 +33,9 @@ FOLDER = Path("/dev/shm")  # Linux has POSIX shared memory there
 PREFIX = "rlgraph"  # of the names of all sessions
 LEAST = 1 << 20  # bytes of values from which on a column is shared
 CORES = len(os.sched_getaffinity(0))
+PAGE_MAP = Path("/proc/self/pagemap")  # 8 bytes per page of this process (Linux, admin-guide/mm/pagemap)
+NAMES_WRITTEN_PAGES = os.access(PAGE_MAP, os.R_OK)
+PRESENT, SWAPPED, OF_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))  # of these 8 bytes
 KIND = "shared_memory"  # the resource tracker's name for it; there a segment's name has a slash in front
 COPIERS = ThreadPoolExecutor(CORES)  # copy long columns
 MAPPED: dict[str, mmap.mmap] = {}  # segments that this process has mapped, until they are unlinked
@@ -118,7 +124,7 @@ class SharedColumns:
 
 
 def read(column: str, segment: Segment) -> Any:
-    """Return the values of a segment, mapped read-only without a copy.
+    """Return the values of a segment, mapped without a copy. They must not be written.
 
     Raises:
         AwayError: the worker that made it is gone.
@@ -131,7 +137,43 @@ def read(column: str, segment: Segment) -> Any:
             MAPPED[segment.name] = _mapped(segment.name)
         except OSError as error:
             raise AwayError(f"the column {column} can't be read in shared memory: {error}") from error
-    return np.ndarray(segment.shape, segment.dtype, MAPPED[segment.name])
+    values: Any = np.ndarray(segment.shape, segment.dtype, MAPPED[segment.name])
+    values.flags.writeable = False  # torch and another array of the same memory do not heed it
+    return values
+
+
+def is_written(values: Any) -> bool:
+    """Return whether this process wrote into values that it has read from a segment.
+
+    If it did, the segment is unmapped, since the written pages no longer show what its owner writes there.
+
+    Args:
+        values: a contiguous numpy array. If it lies elsewhere, nothing is known, and the answer is False.
+    """
+    start = values.ctypes.data
+    name = _segment_at(start)
+    if name is None or not NAMES_WRITTEN_PAGES:
+        return False
+    first = start // mmap.PAGESIZE
+    last = (start + max(values.nbytes, 1) - 1) // mmap.PAGESIZE
+    with PAGE_MAP.open("rb", buffering=0) as file:
+        file.seek(8 * first)
+        pages = np.frombuffer(file.read(8 * (last - first + 1)), np.uint64)
+    in_memory = (pages & (PRESENT | SWAPPED)) != 0
+    is_copied = in_memory & ((pages & OF_FILE) == 0)
+    if not is_copied.any():
+        return False
+    del MAPPED[name]
+    return True
+
+
+def _segment_at(address: int) -> str | None:
+    """Return the name of the segment that this process has mapped at an address; None if it is none."""
+    for name, mapping in MAPPED.items():
+        start = np.frombuffer(mapping, np.uint8).ctypes.data
+        if start <= address < start + len(mapping):
+            return name
+    return None
 
 
 def new_session() -> str:
@@ -170,8 +212,12 @@ def _created(session: str, size: int) -> OwnSegment:
 
 
 def _mapped(name: str) -> mmap.mmap:
-    """Map a segment read-only; no handle of it stays open."""
+    """Map a segment copy-on-write, or read-only where written pages are not known; no handle stays open."""
     with open(FOLDER / name, "rb") as file:
+        if NAMES_WRITTEN_PAGES:
+            # refused where vm.overcommit_memory=2 and there is no memory for a copy of all of it
+            with suppress(OSError):
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 

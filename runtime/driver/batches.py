@@ -32,7 +32,7 @@ class StartedStep:
 
 @dataclass(frozen=True)
 class ShareSummary:
-    """What matters of a worker's share of the started steps when another step is to join it."""
+    """The properties of a worker's share of the started steps that decide whether another step joins it."""
 
     only_copies: bool  # whether it only moves columns
     execution: int  # the number of the execution of its last step

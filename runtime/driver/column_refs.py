@@ -1,4 +1,4 @@
-"""Where the chunks of an execution's columns are, and which steps still read them."""
+"""The places of the chunks of an execution's columns, and the steps that still read them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Driver:
         self._run_until(lambda: execution.done, execution)
 
     def settle(self) -> None:
-        """Where weights change only between groups, go on until none is begun; raises as ``finish``."""
+        """Go on until no group is begun, if weights change only between groups; raises as ``finish``."""
         for region in self.regions.values():
             if region.iteration:
                 self._run_until(region.is_settled, region.iteration)

@@ -13,7 +13,7 @@ GroupSpan = tuple[str, str, float, float]  # lane, name, start and end in second
 
 
 class StageSeconds(NamedTuple):
-    """How a stage of a stream spent its time, in seconds."""
+    """The time of a stage of a stream by how it was spent, in seconds."""
 
     busy: float
     starved: float  # it waited for rows
@@ -21,7 +21,7 @@ class StageSeconds(NamedTuple):
 
 
 class IntakeTimes(NamedTuple):
-    """When an iteration of a stream waited for its rows, in seconds since the epoch."""
+    """The times at which an iteration of a stream waited for its rows, in seconds since the epoch."""
 
     start: float  # when the iteration before had its rows
     request: float  # when it asked for its own

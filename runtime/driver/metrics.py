@@ -15,7 +15,7 @@ from rlgraph.costs.model_size import Size, size_of
 from rlgraph.errors import GraphError
 from rlgraph.ir.actions import Sync
 from rlgraph.ir.plan import Plan, Step
-from rlgraph.ops.metric import Metric, add_up, conflict
+from rlgraph.ops.metric import OF_ROWS, Metric, add_up, conflict
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.messages.report import Usage
 
@@ -88,9 +88,6 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
-OF_SOURCES = ("rows", "overlong", "filtered", "equal")
-
-
 def evaluation_details(plan: Plan, finished: Sequence[FinishedStep]) -> dict[str, float]:
     """Return the metrics of an evaluation other than the means of its reported columns.
 
@@ -102,7 +99,7 @@ def evaluation_details(plan: Plan, finished: Sequence[FinishedStep]) -> dict[str
     details: dict[str, float] = {}
     for name, value in recorded.items():
         namespace, _, source_metric = name.partition("/")
-        is_of_source = source_metric.partition("/")[0] in OF_SOURCES
+        is_of_source = source_metric.partition("/")[0] in OF_ROWS
         if namespace == "data" and is_of_source:
             details[f"eval/{source_metric}"] = value
     for metric, column in plan.report.items():

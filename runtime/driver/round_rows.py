@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """What a round begins with. An iteration and an evaluation have none of it."""
+    """The rows that a round begins with. An iteration and an evaluation have none of it."""
 
     steps: tuple[Step, ...]
     source: Step  # it gives the prompts

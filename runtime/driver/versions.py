@@ -11,7 +11,7 @@ from rlgraph.runtime.driver.step_calls import WorkerCall
 
 
 class ServedVersions:
-    """Which version of each model was sent last to a pool that serves it.
+    """The version of each model that was sent last to a pool that serves it.
 
     Invariants:
         - A model is in ``versions`` from a sync between pools until its engine gives its weights up.

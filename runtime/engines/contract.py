@@ -12,11 +12,11 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import torch
 
-from rlgraph.engines.registry import SERVING, TRAINING
+from rlgraph.engines.registry import Serving, Training
 from rlgraph.errors import RunError
 from rlgraph.ops import interfaces
 from rlgraph.runtime.engines.term import Term
@@ -139,27 +139,23 @@ class HostedServeEngine(interfaces.ServeEngine, Protocol):
         """End what it started."""
 
 
-def load_train_engine(name: str, path: str, **options: Any) -> HostedTrainEngine:
-    """Return the train engine of a name in the registry, for the model at ``path``.
+@overload
+def load_engine(record: Training, name: str, path: str, **options: Any) -> HostedTrainEngine: ...
+
+
+@overload
+def load_engine(record: Serving, name: str, path: str, **options: Any) -> HostedServeEngine: ...
+
+
+def load_engine(record: Training | Serving, name: str, path: str, **options: Any) -> Any:
+    """Return the engine of a record in the registry, whose ``name`` errors give, for the model at ``path``.
 
     Raises:
-        EngineContractError: it lacks members of ``HostedTrainEngine``.
+        EngineContractError: it lacks members of ``HostedTrainEngine`` or ``HostedServeEngine``.
     """
-    builder = TRAINING[name].builder
-    engine: HostedTrainEngine = resolve_name(builder)(path, **options)
-    check_members(engine, HostedTrainEngine, name, builder)
-    return engine
-
-
-def load_serve_engine(name: str, path: str, **options: Any) -> HostedServeEngine:
-    """Return the serve engine of a name in the registry, for the model at ``path``.
-
-    Raises:
-        EngineContractError: it lacks members of ``HostedServeEngine``.
-    """
-    builder = SERVING[name].builder
-    engine: HostedServeEngine = resolve_name(builder)(path, **options)
-    check_members(engine, HostedServeEngine, name, builder)
+    contract = HostedTrainEngine if isinstance(record, Training) else HostedServeEngine
+    engine = resolve_name(record.builder)(path, **options)
+    check_members(engine, contract, name, record.builder)
     return engine
 
 

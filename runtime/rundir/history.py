@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from rlgraph.files import write
+from rlgraph.reports.measured import METRICS
 
 
 def truncate(folder: Path, iteration: int) -> None:
@@ -36,4 +37,4 @@ def _traced(line: str) -> float:
 
 
 ALARMS = "alarms.jsonl"
-HISTORY = {"metrics.jsonl": _step, ALARMS: _step, "timeline.json": _traced}  # file -> the iteration of a line
+HISTORY = {METRICS: _step, ALARMS: _step, "timeline.json": _traced}  # file -> the iteration of a line

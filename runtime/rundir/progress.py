@@ -4,7 +4,7 @@ grpo       iteration 12 of 400 ━━━━╺━━━━━━━━━━━�
 train      update_policy 1.2 s
 gen        rollout 0.4 s
 last       reward 0.531  3,210 tokens/s  5.16 s
-eval       accuracy 0.326 -> 0.610
+eval       accuracy 0.326 -> 0.61
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from rich.text import Text
 
 from rlgraph.errors import visible
 from rlgraph.ir.plan import Plan, Step
+from rlgraph.reports.measured import METRICS, counted, metrics_so_far
+from rlgraph.reports.outcome import score_changes, speed_text
 from rlgraph.runtime.driver.metrics import finite
 from rlgraph.variables import hidden
 
@@ -34,7 +37,7 @@ QUIET_S = 10  # seconds between lines if there is no terminal
 LABEL_WIDTH = 16  # at most, in characters
 BAR_WIDTH = 24
 SAMPLE_WIDTH = 80  # characters of a prompt, and of a response
-EVALUATION_LINES = 6  # metrics of evaluations in the table
+EVALUATION_LINES = 6  # scores of evaluations in the table
 
 
 class Progress:
@@ -49,8 +52,6 @@ class Progress:
         message: what the run does beside iterations, as loading or saving.
         message_stays: whether the message stays beyond the next step.
         numbers: the newest metrics as text.
-        speed: that of the newest iteration, in words.
-        rewards: the mean reward of the first iteration and of the newest.
         end_reason: why the run ended before its last iteration, "" if it did not.
         best: a line that says which checkpoint is best.
         running: the current step of each pool, and when it began.
@@ -72,8 +73,6 @@ class Progress:
         self.message = ""
         self.message_stays = False
         self.numbers = ""
-        self.speed = ""
-        self.rewards: list[float] = []
         self.end_reason = ""
         self.best = ""
         self.running: dict[str, tuple[Step, float]] = {}
@@ -145,10 +144,6 @@ class Progress:
         """Note that an iteration is done; ``failed`` samples of how many have no reward."""
         self.done = int(values["step"])
         self.numbers = numbers(values, failed)
-        self.speed = speed(values)
-        reward = finite(values).get("reward/mean")
-        if reward is not None:
-            self.rewards = [*self.rewards[:1], reward]
         if self.is_live:
             return
         now = time.monotonic()
@@ -174,10 +169,11 @@ class Progress:
         self._print(f"\n{self.plan.graph} is done after {self._reached()}")
         if self.end_reason:
             self._print(f"  {self.end_reason}")
-        for name, change in self._changes():
+        lines = metrics_so_far(self.folder)  # also of what it did before it was resumed
+        for name, change in score_changes(lines).items():
             self._print(f"  {name}: {change}")
-        if self.speed:
-            self._print(f"  {self.speed}")
+        if counted(lines):
+            self._print(f"  {speed_text(lines)}")
         folder = shlex.quote(str(self.folder))
         commands = {
             f"rlgraph view {folder}": "a page with curves, samples and times, to open in a browser",
@@ -206,30 +202,13 @@ class Progress:
             return f"{text}, {self.done - done_then} of them since it was resumed, in {duration}"
         return f"{text} in {duration}"
 
-    def _changes(self) -> list[tuple[str, str]]:
-        """Return each metric of the evaluations, and the reward, with its first and its newest value."""
-        changes = self._evaluated()
-        if self.rewards:
-            changes.append(("reward/mean", _change(self.rewards[0], self.rewards[-1])))
-        return changes
-
     def _print(self, text: str) -> None:
         """Print text literally: brackets in names and errors are not markup, and escapes are spelled out."""
         self.console.print(visible(hidden(text)), soft_wrap=True, markup=False)
 
-    def _evaluated(self) -> list[tuple[str, str]]:
-        """Return each metric of the evaluations, and its first and newest value."""
-        evaluations = self.evaluations
-        if not evaluations:
-            return []
-        oldest: Mapping[str, float] = {}
-        if len(evaluations) > 1:
-            oldest = evaluations[min(evaluations)]
-        newest = evaluations[max(evaluations)]
-        changes: list[tuple[str, str]] = []
-        for name, value in newest.items():
-            changes.append((name, _change(oldest.get(name), value)))
-        return changes
+    def _evaluated(self) -> dict[str, str]:
+        """Return each score of the evaluations of this start, with its first and its newest value."""
+        return score_changes([values for _, values in sorted(self.evaluations.items())])
 
     def _table(self) -> Group:
         """Return the current table; the drawing thread calls this a few times per second."""
@@ -242,8 +221,8 @@ class Progress:
             lines.add_row(Text(pool), self._current_step(pool))
         if self.numbers:
             lines.add_row("last", self.numbers)
-        for name, change in self._evaluated()[:EVALUATION_LINES]:
-            lines.add_row("eval", Text(f"{name.removeprefix('eval/')} {change}"))
+        for name, change in islice(self._evaluated().items(), EVALUATION_LINES):
+            lines.add_row("eval", Text(f"{name} {change}"))
         return Group(self._head(), lines)
 
     def _head(self) -> Table:
@@ -277,13 +256,6 @@ class Progress:
         return text
 
 
-def _change(first: float | None, last: float) -> str:
-    """Return a metric's first and last value as text."""
-    if first is None:
-        return f"{last:.3f}"
-    return f"{first:.3f} -> {last:.3f}"
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -315,7 +287,7 @@ def sample_text(row: Mapping[str, Any]) -> str:
 
 
 RESULTS = {
-    "metrics.jsonl": "reward, loss, times: one line per iteration",
+    METRICS: "reward, loss, times: one line per iteration",
     "samples/*": "what the model wrote",
     "plan.txt": "what ran, step by step",
     "alarms.jsonl": "what went wrong, and what to try",
@@ -352,12 +324,3 @@ def _reward_text(mean: float, failed: int, samples: int) -> str:
     """Return the mean reward, a dash where no sample has one, and how many samples have none."""
     text = f"{mean:.3f}" if math.isfinite(mean) else "-"
     return f"{text} ({failed} of {samples} failed)" if failed else text
-
-
-def speed(values: Mapping[str, Any]) -> str:
-    """Return how fast an iteration was, in words."""
-    seconds = values["time/step"]
-    text = f"the last iteration took {seconds:.2f} s"
-    if "tokens/generated" in values:
-        text += f", at {values['tokens/generated'] / seconds:,.0f} generated tokens per second"
-    return text

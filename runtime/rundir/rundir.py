@@ -44,7 +44,7 @@ from rlgraph.ir.plan import Plan
 from rlgraph.nodes.support.record_file import FOLDER, step_folder, steps_of
 from rlgraph.printing.plan_diff import ABSENT
 from rlgraph.printing.plan_text import plan_text
-from rlgraph.reports.measured import read_metrics
+from rlgraph.reports.measured import METRICS, metrics_so_far
 from rlgraph.runtime.driver.iteration import FinishedStep
 from rlgraph.runtime.driver.metrics import as_json, finite
 from rlgraph.runtime.rundir.changes import ChangedSetting
@@ -177,7 +177,7 @@ class RunDir:
 
     def metrics(self, values: Mapping[str, Any]) -> None:
         """Append a line of metrics, and give its numbers to the trackers."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(as_json(values), allow_nan=False) + "\n")
         numbers = finite(values)
         numbers.pop("step", None)
@@ -185,7 +185,7 @@ class RunDir:
 
     def earlier(self) -> list[dict[str, Any]]:
         """Return the metrics of earlier iterations; there are some if the run is resumed."""
-        return read_metrics(self.path) if (self.path / "metrics.jsonl").is_file() else []
+        return metrics_so_far(self.path)
 
     def timeline(self, finished: Sequence[FinishedStep], iteration: int, spans: bool) -> None:
         """Append the steps of an iteration as trace events: pools are processes, devices threads.

@@ -1,4 +1,4 @@
-"""How a run was started, in ``start.json`` of its folder: enough to go on with it, or to run it again.
+"""The start of a run, in ``start.json`` of its folder: enough to go on with it, or to run it again.
 
 The graph itself is in ``graph.yaml``. Paths of the command line are relative to ``folder``, the working
 folder of then.
@@ -18,6 +18,7 @@ from typing import Any
 from rlgraph.errors import GraphError, RunError
 from rlgraph.files import read_json
 from rlgraph.frontend.compose import as_written, overridden, setting
+from rlgraph.frontend.graph_of_run import graph_of_run
 from rlgraph.frontend.kept_graph import GRAPH, START, folders_of
 from rlgraph.ir.plan import Target
 from rlgraph.request import PlanRequest
@@ -26,7 +27,7 @@ from rlgraph.syntax.source import Tree
 
 @dataclass(frozen=True)
 class Start:
-    """What a run was given when it was started, or was resumed last.
+    """The arguments of a run when it was started, or was resumed last.
 
     Attributes:
         graph: as it was named.
@@ -82,23 +83,13 @@ class Start:
     def request(self, run_dir: Path, overrides: Sequence[str]) -> PlanRequest:
         """Return the request for the run's graph with further settings, seen from the folder of the start.
 
-        The request names the file that the run was started with if it still says the same, so that errors and
-        reports do. Otherwise it names the copy that the run keeps.
+        Its graph is that of ``graph_of_run``.
 
         Raises:
             GraphError: the kept graph can't be read, or a setting is wrong.
         """
-        kept_graph = str(run_dir / GRAPH)
-        kept = as_written(kept_graph)
-        graph = kept_graph
-        before: Sequence[str] = ()
-        try:
-            if as_written(self.graph, self.overrides).plain() == kept.plain():
-                graph = self.graph
-                before = self.overrides
-        except GraphError:
-            pass  # the file is gone, or is wrong now
-        overridden(kept, overrides)
+        graph, before = graph_of_run(run_dir, self.graph, self.overrides)
+        overridden(as_written(str(run_dir / GRAPH)), overrides)
         return PlanRequest(graph, (*before, *overrides), self.devices, self.target)
 
 

@@ -18,8 +18,7 @@ from rlgraph.ops.metric import Metric
 from rlgraph.runtime.engines.contract import (
     HostedServeEngine,
     HostedTrainEngine,
-    load_serve_engine,
-    load_train_engine,
+    load_engine,
 )
 from rlgraph.runtime.engines.memory.allocator import release
 from rlgraph.runtime.engines.weights.delta import Delta
@@ -110,7 +109,9 @@ class EngineHost:
 
     def _trainer(self, name: str, model: ModelPlan, section: TrainPlan) -> HostedTrainEngine:
         """Return the train engine of one model."""
-        return load_train_engine(
+        record = TRAINING[section.engine]
+        return load_engine(
+            record,
             section.engine,
             model.path,
             head=model.head,
@@ -121,7 +122,7 @@ class EngineHost:
             config=model.config,
             trust_remote_code=model.trust_remote_code,
             base=self.train.get(model.shares),
-            **section.model_dump(include={*TRAINING[section.engine].options}),
+            **section.model_dump(include={*record.options}),
         )
 
     def _served(self, name: str, model: ModelPlan, section: ServePlan) -> HostedServeEngine:
@@ -142,7 +143,7 @@ class EngineHost:
         for key, value in section.model_dump(include={*record.options}, exclude_none=True).items():
             options[record.options[key]] = value
         options |= {"config": model.config, "trust_remote_code": model.trust_remote_code}
-        return load_serve_engine(section.engine, model.path, **options)
+        return load_engine(record, section.engine, model.path, **options)
 
     def _adapter(self, name: str) -> dict[str, Any] | None:
         """Return the settings of the adapter that syncs of a model bring alone; None: of all weights."""

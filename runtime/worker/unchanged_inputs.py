@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.runtime.columns.shared_memory import is_written as is_written_segment
 from rlgraph.runtime.worker.outputs import ColumnError
 
 SMALL = 64 * 1024  # bytes of a tensor on the host up to which its values are compared, too
@@ -16,8 +17,9 @@ class UnchangedInputs:
     """The columns that a call reads, as they are before it.
 
     A tensor counts the operations that wrote into it, which costs nothing to compare. What NumPy or ``.data``
-    writes is not counted, so the values of small tensors on the host are compared as well. Of a list the
-    elements are compared by identity: what is written inside an element is not found.
+    writes is not counted, so the values of small tensors on the host are compared as well, and of columns in
+    shared memory the kernel tells. Of a list the elements are compared by identity: what is written inside an
+    element is not found.
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,8 @@ class UnchangedInputs:
             ColumnError: one was; the message names the op, its parameter and the column.
         """
         for parameter, column, value, state in self._before:
-            if _state(value) == state:
+            is_written = _is_written_in_shared_memory(value)
+            if _state(value) == state and not is_written:
                 continue
             law = f"{op} writes into its input `{parameter}`, the column `{column}`, which other steps read"
             raise ColumnError(f"{law}\n  change a copy: {parameter} = {_copy_text(parameter, value)}")
@@ -50,6 +53,14 @@ def _state(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _tensor_state(value)
     return [*map(id, value)] if isinstance(value, list) else None
+
+
+def _is_written_in_shared_memory(value: Any) -> bool:
+    """Return whether a column in shared memory was written into."""
+    tensor = value.values if isinstance(value, Ragged) else value
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        return False
+    return is_written_segment(tensor.detach().numpy())
 
 
 def _tensor_state(tensor: torch.Tensor) -> tuple[int, bytes]:

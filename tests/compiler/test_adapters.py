@@ -7,7 +7,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.lora_size import SLOTS, adapters_on_device, served_parts
-from rlgraph.costs.memory import Footprint, Item, away_items
+from rlgraph.costs.memory import EngineComponent, Footprint, away_items
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of, sync_buckets, sync_least
 from rlgraph.costs.workload import workload
@@ -86,9 +86,9 @@ def test_memory_has_room_for_slots_and_weights_that_stay() -> None:
     plan = planned(*small, devices=1)
     footprint = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
     items = footprint.items("main")
-    assert items[Item("policy", "serve", "adapters")] == SLOTS * ADAPTER
-    assert items[Item("policy", "serve", "base")] == 2 * size_of(EIGHT).parameters
-    assert Item("policy", "serve", "weights") not in items
+    assert items[EngineComponent("policy", "serve", "adapters")] == SLOTS * ADAPTER
+    assert items[EngineComponent("policy", "serve", "base")] == 2 * size_of(EIGHT).parameters
+    assert EngineComponent("policy", "serve", "weights") not in items
     assert plan.peak["main"].parts["serve weights"] == 2 * size_of(EIGHT).parameters
     moves = [step.action for step in plan.steps if isinstance(step.action, MoveEngine)]
     asleep = {part for move in moves if move.kind is Kind.SLEEP for part in move.parts}
@@ -140,7 +140,7 @@ def test_what_can_not_be_served_is_refused(settings: list[str], law: str) -> Non
         compile_graph("grpo", ["models.policy.serve.engine=sglang", *settings], 8)
 
 
-def held(plan: Plan, pool: str = "main") -> dict[Item, int]:
+def held(plan: Plan, pool: str = "main") -> dict[EngineComponent, int]:
     return {**Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan)).items(pool)}
 
 
@@ -149,8 +149,8 @@ def test_on_another_pool_the_embedded_engine_has_frozen_weights_and_an_adapter_o
     assert sync(plan).bytes == ADAPTER and "adapter beside frozen weights)" in plan_text(plan)
     assert plan.peak["gen"].parts["adapters"] == ADAPTER
     items = held(plan, "gen")
-    assert items[Item("policy", "serve", "adapters")] == ADAPTER
-    assert items[Item("policy", "serve", "base")] == 2 * size_of(EIGHT).parameters
+    assert items[EngineComponent("policy", "serve", "adapters")] == ADAPTER
+    assert items[EngineComponent("policy", "serve", "base")] == 2 * size_of(EIGHT).parameters
     assert "frozen weights" not in model_line(plan, 1), "each pool holds them, and no device holds them twice"
     named = "models.policy.train.lora={rank: 8, targets: [experts.down_proj]}"
     mixture = [f"models.{name}.path={MIXTURE}" for name in ("policy", "ref")]
@@ -174,13 +174,16 @@ def test_on_the_devices_of_the_train_engine_frozen_weights_are_held_once() -> No
     assert way(plan) == "adapter" and sync(plan).action.path == "memory"
     assert model_line(plan, 1) == ONCE
     items, size = held(plan), size_of(EIGHT)
-    assert items[Item("policy", "serve", "adapters")] == ADAPTER
-    assert Item("policy", "serve", "base") not in items and Item("policy", "serve", "weights") not in items
-    assert items[Item("policy", "train", "parameters")] == 2 * size.parameters + 2 * ADAPTER
+    assert items[EngineComponent("policy", "serve", "adapters")] == ADAPTER
+    assert (
+        EngineComponent("policy", "serve", "base") not in items
+        and EngineComponent("policy", "serve", "weights") not in items
+    )
+    assert items[EngineComponent("policy", "train", "parameters")] == 2 * size.parameters + 2 * ADAPTER
     assert "serve weights" not in plan.peak["main"].parts
     footprint = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
     (rollout,) = [step for step in plan.steps if step.generates]
-    assert Item("policy", "train", "parameters") in footprint.needs("main", rollout)
+    assert EngineComponent("policy", "train", "parameters") in footprint.needs("main", rollout)
     replicas = planned(EMBEDDED, "models.policy.train.shard=1", devices=8)
     assert model_line(replicas, 1) == ONCE and way(replicas) == "adapter"
 
@@ -202,7 +205,7 @@ def test_a_plan_says_why_frozen_weights_are_held_twice(settings: list[str], devi
     small = ["rollout.n=2", "models.policy.serve.cache_tokens=100000"]
     plan = planned(*settings, *small, devices=devices)
     assert model_line(plan, 1) == f"    frozen weights are held a second time to generate: {why}"
-    assert way(plan) == "merged" and Item("policy", "serve", "weights") in held(plan)
+    assert way(plan) == "merged" and EngineComponent("policy", "serve", "weights") in held(plan)
 
 
 def test_weights_stay_for_as_long_as_either_engine_needs_them() -> None:
@@ -216,7 +219,7 @@ def test_weights_stay_for_as_long_as_either_engine_needs_them() -> None:
     )
     needed = [step for step in plan.steps if step.generates or isinstance(step.action, Sync)]
     footprint = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
-    weights = Item("policy", "train", "parameters")
+    weights = EngineComponent("policy", "train", "parameters")
     moves = [step.action for step in plan.steps if isinstance(step.action, MoveEngine)]
     assert any((move.model, move.engine, *move.parts) == ("policy", "train", "parameters") for move in moves)
     off_device = weights in {*away_items(plan, "main")}

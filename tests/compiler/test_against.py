@@ -67,7 +67,7 @@ def test_more_devices_are_said_once() -> None:
     assert after(devices=3) == ["pools.main: 2 -> 3"]
     lines = after(devices=1)
     assert lines[0] == "pools.main: 2 -> 1"
-    assert "removed  step 2, move prompt to main[0-1]" in lines
+    assert "removed  step 2, repartition prompt onto main[0-1]" in lines
 
 
 def step(name: str, **changes: object) -> Plan:

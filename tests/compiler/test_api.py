@@ -58,6 +58,17 @@ def test_edits_make_the_same_graph_as_a_file_of_them(tmp_path: Path) -> None:
     assert again.tree().items["seed"].value == 4
 
 
+def test_an_edited_graph_says_that_it_is_edited() -> None:
+    edited = rlgraph.load("ppo").edit(remove=FEWER).edit(replace={"advantages": {"op": "advantage.grpo"}})
+    about = "ppo with edits in Python (remove, replace)"
+    assert str(edited.plan(devices=2)).startswith(f"plan of ppo: {about}\n")
+    assert f'\nabout: "{about}"\n' in str(edited) and about in edited.plan(devices=2).html()
+    assert "about" not in str(rlgraph.diff("ppo", edited)), "it is no edit"
+    named = edited.edit(set={"about": "Mine"})
+    assert str(named.plan(devices=2)).startswith("plan of ppo: Mine\n")
+    assert "with a critic" in str(rlgraph.load("ppo", "rollout.n=16").plan(devices=2))
+
+
 def test_a_change_leaves_the_graph_as_it_was() -> None:
     graph = rlgraph.load("grpo")
     graph.edit("rollout.n=16")

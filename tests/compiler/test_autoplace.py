@@ -202,7 +202,7 @@ def test_the_command_prints_a_table_and_saves_the_best(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     said = call("plan", "grpo", "--cluster", "h100-8", "--autoplace", *SEVEN, "-o", str(path))
     assert said.exit_code == 0, said.output
-    assert "layouts tried" in said.output and "why the others lost" in said.output
+    assert "placements tried" in said.output and "why the others lost" in said.output
     plan = load(path)
     assert plan.origin and plan.origin.target == Target("h100-8")
     assert any(setting.startswith("pools=") for setting in plan.origin.overrides)

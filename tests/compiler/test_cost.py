@@ -28,7 +28,7 @@ from rlgraph.costs.formulas import (
 )
 from rlgraph.costs.hardware import Cluster
 from rlgraph.costs.layer_memory import Layer, logits_bytes
-from rlgraph.costs.memory import Footprint, Item
+from rlgraph.costs.memory import EngineComponent, Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of, sync_least
 from rlgraph.costs.train_memory import Pass
@@ -245,13 +245,13 @@ def test_training_holds_16_bytes_a_parameter() -> None:
     footprint = Footprint(plan, H100, workload(plan), sizes_of(plan))
     held = footprint.items("main")
     policy = {
-        item.part: size for item, size in held.items() if (item.model, item.engine) == ("policy", "train")
+        item.name: size for item, size in held.items() if (item.model, item.engine) == ("policy", "train")
     }
     gradients = Pass(SEVEN, plan.models["policy"], devices=8, tokens=1).update()["head"]["gradients"]
     assert sum(policy.values()) + gradients == pytest.approx(16 * N / 8)
     # the facts page: optimizer offload for 7.6B on 8 GPUs is 11.4 GB: averages and masters
     assert sum(policy.values()) == pytest.approx(11.4e9, rel=3e-3)
-    assert held[Item("ref", "train", "parameters")] == pytest.approx(2 * N / 8)
+    assert held[EngineComponent("ref", "train", "parameters")] == pytest.approx(2 * N / 8)
 
 
 def test_logits_are_held_a_chunk_at_a_time() -> None:

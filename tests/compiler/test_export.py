@@ -154,9 +154,9 @@ def test_types_inserted_steps_and_the_direction_are_options() -> None:
         return result.stdout
 
     plain = written()
-    assert "rankdir=TB" in plain and "int64" not in plain and "move prompt" not in plain
+    assert "rankdir=TB" in plain and "int64" not in plain and "repartition prompt" not in plain
     assert "rankdir=LR" in written("--direction", "right")
-    assert "float32[samples]" in written("--types") and "move prompt" in written("--inserted")
+    assert "float32[samples]" in written("--types") and "repartition prompt" in written("--inserted")
     refused = CliRunner().invoke(main, ["plan", "grpo", "--types"])
     assert refused.exit_code == 2 and "for pictures" in refused.stderr
 

@@ -7,7 +7,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.lora_size import adapters_on_device
-from rlgraph.costs.memory import Footprint, Item
+from rlgraph.costs.memory import EngineComponent, Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
@@ -32,9 +32,9 @@ def test_a_weight_takes_half_a_byte_and_its_share_of_a_scale() -> None:
     footprint = Footprint(plan, load_cluster("h100-1"), workload(plan), sizes_of(plan))
     others = 2 * (size_of(EIGHT).parameters - LINEAR)
     adapter = 4 * adapters_on_device(size_of(EIGHT), Lora(rank=32), 1)
-    weights = footprint.items("main")[Item("policy", "train", "parameters")]
+    weights = footprint.items("main")[EngineComponent("policy", "train", "parameters")]
     assert weights == LINEAR // 2 + 4 * LINEAR // 64 + others + adapter
-    assert Item("policy", "serve", "base") not in footprint.items("main")
+    assert EngineComponent("policy", "serve", "base") not in footprint.items("main")
     for step in plan.steps:
         if step.models and step.generates:
             assert footprint.transient("main", step)["gathered weights"] == 2 * 4096 * 12288

@@ -126,7 +126,7 @@ def test_the_cache_of_a_pool_that_is_lent_is_off_it_while_it_trains() -> None:
     names = [(step.node.partition(":")[0], step.pool) for step in plan.steps]
     order = [names.index((name, "train")) for name in ("lend", "wake", "collect", "sleep", "update_policy")]
     assert order == sorted(order)
-    assert [item.part for item in away_items(plan, "train")] == ["kv"]
+    assert [item.name for item in away_items(plan, "train")] == ["kv"]
     assert not [*away_items(plan, "gen")], "the other pool has its own"
 
 

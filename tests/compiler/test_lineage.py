@@ -48,7 +48,7 @@ def block(text: str, phase: str) -> list[str]:
 
 def test_a_copy_by_its_own_name() -> None:
     text = call("show", "demo", "--column", "tokens@balanced/2", "--devices", "2").stdout
-    assert "written  step 8, move tokens, loss_mask to main[0-1]" in text
+    assert "written  step 8, repartition tokens, loss_mask onto main[0-1]" in text
     assert "read     step 9, old_logprobs (logprobs)\n" in text
 
 

@@ -12,7 +12,7 @@ from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED, WORST, Rates
 from rlgraph.costs.formulas import Tokens, replica_bytes, score_bytes, update_bytes, update_seconds
 from rlgraph.costs.hardware import FOLDER
-from rlgraph.costs.memory import Footprint, Item
+from rlgraph.costs.memory import EngineComponent, Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
@@ -98,9 +98,16 @@ def test_a_device_holds_its_part_of_one_copy() -> None:
         held.append(footprint.items("main"))
         update = footprint.passing(step_of(plan, "update_policy"))["head"]
         held[-1] = {**held[-1], "gradients": update["gradients"]}
-    for item in (Item("policy", "train", "parameters"), Item("policy", "train", "optimizer"), "gradients"):
+    for item in (
+        EngineComponent("policy", "train", "parameters"),
+        EngineComponent("policy", "train", "optimizer"),
+        "gradients",
+    ):
         assert held[0][item] == 8 * held[1][item]
-    assert held[0][Item("ref", "train", "parameters")] == 8 * held[1][Item("ref", "train", "parameters")]
+    assert (
+        held[0][EngineComponent("ref", "train", "parameters")]
+        == 8 * held[1][EngineComponent("ref", "train", "parameters")]
+    )
 
 
 def test_bytes_and_seconds_of_replicas_by_hand() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import BEST, WORST
-from rlgraph.costs.memory import Item
+from rlgraph.costs.memory import EngineComponent
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.muon import exchanged, experts_on_device, matrices_on_device
 from rlgraph.costs.pricing import Pricing, sizes_of
@@ -32,7 +32,7 @@ def priced(*overrides: str, model: str = SEVEN, devices: int = 8) -> tuple[Prici
 
 @pytest.mark.parametrize("model", [SEVEN, MIXTURE])
 def test_muon_keeps_one_average_of_a_matrix(model: str) -> None:
-    item, size = Item("policy", "train", "optimizer"), size_of(model)
+    item, size = EngineComponent("policy", "train", "optimizer"), size_of(model)
     kept = [priced(*more, model=model)[0].items("main")[item] for more in ([], [MUON])]
     matrices = sum(rows * columns for rows, columns in exchanged(size))
     matrices += sum(rows * columns * count for (rows, columns), count in experts_on_device(size, 1))

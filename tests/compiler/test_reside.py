@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.hardware import Cluster
-from rlgraph.costs.memory import Footprint, Item, away_items
+from rlgraph.costs.memory import EngineComponent, Footprint, away_items
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
 from rlgraph.errors import GraphError
@@ -36,10 +36,10 @@ def footprint(plan: Plan, cluster: Cluster) -> Footprint:
     return Footprint(plan, cluster, workload(plan), sizes_of(plan))
 
 
-def moved(step: Step) -> set[Item]:
+def moved(step: Step) -> set[EngineComponent]:
     move = step.action
     assert isinstance(move, MoveEngine)
-    return {Item(move.model, move.engine, part) for part in move.parts}
+    return {EngineComponent(move.model, move.engine, part) for part in move.parts}
 
 
 def assert_sound(plan: Plan, cluster: Cluster) -> None:
@@ -125,7 +125,7 @@ def test_no_fewer_moves_would_do(share: float) -> None:
 
 
 def gap(size: int, inside: Sequence[int]) -> Gap:
-    return Gap(Item(f"m{size}", "train", "parameters"), size, tuple(inside), None, None)
+    return Gap(EngineComponent(f"m{size}", "train", "parameters"), size, tuple(inside), None, None)
 
 
 @examples(200)

@@ -29,7 +29,7 @@ from rlgraph.planning.auto_settings import PAGE, as_planned
 from rlgraph.printing.plan_text import plan_text
 from rlgraph.reports.plan_file import compile_again, parse
 from rlgraph.request import PlanRequest
-from rlgraph.syntax.model_settings import ModelSection, Serve, Train
+from rlgraph.syntax.model_settings import SERVE_AUTO, TRAIN_AUTO, ModelSection, Serve, Train
 from usual_settings import usual
 
 EIGHT_B = "models.policy.path=Qwen/Qwen3-8B"
@@ -181,7 +181,7 @@ def test_a_group_shares_the_heads_of_the_keys(group: int, parts: int) -> None:
     given = ("models.policy.path=Qwen/Qwen2.5-7B", f"models.policy.serve.tensor_parallel={group}")
     plan = planned(*given, "models.policy.serve.cache_tokens=100000")
     footprint = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
-    kv = next(size for item, size in footprint.items("main").items() if item.part == "kv")
+    kv = next(size for item, size in footprint.items("main").items() if item.name == "kv")
     assert kv == 100_000 * size_of("Qwen/Qwen2.5-7B").kv_bytes(2) / parts
 
 
@@ -375,3 +375,15 @@ def test_the_devices_are_part_of_what_decides_a_run() -> None:
     assert planned().digest != compile_graph("grpo").digest
     assert planned().digest == compile_graph("grpo", target=Target("h200-8")).digest
     assert compile_graph("demo").digest == compile_graph("demo", ["schedule.save_every=9"], 2).digest
+
+
+@pytest.mark.parametrize(("name", "settings"), [("serve", SERVE_AUTO), ("train", TRAIN_AUTO)])
+def test_a_setting_that_is_auto_is_as_one_that_is_left_out(name: str, settings: frozenset[str]) -> None:
+    plain = compile_graph("grpo", devices=1)
+    assert "dtype" in settings and "pool" not in settings, "a pool may have this name"
+    for setting in settings:
+        plan = compile_graph("grpo", [f"models.policy.{name}.{setting}=auto"], 1)
+        assert plan.models == plain.models, setting
+        assert plan.digest == plain.digest, f"a run may go on with {setting}=auto or without"
+    other = compile_graph("grpo", [f"models.policy.{name}.dtype=bfloat16"], 1)
+    assert other.digest != plain.digest

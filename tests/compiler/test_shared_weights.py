@@ -10,7 +10,7 @@ import pytest
 from rlgraph.compiler import compile_graph
 from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.lora_size import adapters_on_device
-from rlgraph.costs.memory import Footprint, Item
+from rlgraph.costs.memory import EngineComponent, Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.pricing import sizes_of
 from rlgraph.costs.workload import workload
@@ -114,22 +114,35 @@ def test_memory_has_the_weights_once_and_each_adapter() -> None:
     shared, apart = held
     lm, value = size_of(EIGHT), size_of(EIGHT, "value")
     own = 4 * adapters_on_device(value, Lora(rank=16), 8)
-    assert shared[Item("policy", "train", "parameters")] == apart[Item("policy", "train", "parameters")]
-    assert shared[Item("policy", "train", "parameters")] > 2 * lm.on_device(8)
-    assert shared[Item("critic", "train", "parameters")] == own
-    assert apart[Item("critic", "train", "parameters")] == own + 2 * value.on_device(8)
-    assert Item("ref", "train", "parameters") not in shared
-    assert shared[Item("critic", "train", "optimizer")] == apart[Item("critic", "train", "optimizer")]
+    assert (
+        shared[EngineComponent("policy", "train", "parameters")]
+        == apart[EngineComponent("policy", "train", "parameters")]
+    )
+    assert shared[EngineComponent("policy", "train", "parameters")] > 2 * lm.on_device(8)
+    assert shared[EngineComponent("critic", "train", "parameters")] == own
+    assert apart[EngineComponent("critic", "train", "parameters")] == own + 2 * value.on_device(8)
+    assert EngineComponent("ref", "train", "parameters") not in shared
+    assert (
+        shared[EngineComponent("critic", "train", "optimizer")]
+        == apart[EngineComponent("critic", "train", "optimizer")]
+    )
 
 
 def test_a_step_needs_the_weights_and_its_own_parameters() -> None:
     plan = planned(*BOTH)
     footprint = Footprint(plan, load_cluster("h100-8"), workload(plan), sizes_of(plan))
     steps = {step.node: step for step in plan.steps}
-    both = {Item("policy", "train", "parameters"), Item("critic", "train", "parameters")}
+    both = {
+        EngineComponent("policy", "train", "parameters"),
+        EngineComponent("critic", "train", "parameters"),
+    }
     assert footprint.needs("main", steps["values"]) == both
-    assert footprint.needs("main", steps["update_critic"]) == both | {Item("critic", "train", "optimizer")}
-    assert footprint.needs("main", steps["ref_logprobs"]) == {Item("policy", "train", "parameters")}
+    assert footprint.needs("main", steps["update_critic"]) == both | {
+        EngineComponent("critic", "train", "optimizer")
+    }
+    assert footprint.needs("main", steps["ref_logprobs"]) == {
+        EngineComponent("policy", "train", "parameters")
+    }
 
 
 def test_the_plan_says_so_in_text_and_json(golden: Callable[[str, str], None]) -> None:

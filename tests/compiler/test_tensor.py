@@ -15,7 +15,7 @@ from rlgraph.costs.detect import load_cluster
 from rlgraph.costs.efficiency import ASSUMED, BEST, WORST, Rates
 from rlgraph.costs.formulas import reduction_bytes, reduction_seconds, sync_bound, sync_bytes
 from rlgraph.costs.layer_memory import staging
-from rlgraph.costs.memory import Footprint, Item
+from rlgraph.costs.memory import EngineComponent, Footprint
 from rlgraph.costs.model_size import size_of
 from rlgraph.costs.plan_size import part_of
 from rlgraph.costs.pricing import sizes_of
@@ -136,9 +136,9 @@ def test_a_device_holds_shards_of_its_part() -> None:
     plan = planned(2, cluster="h100-8")
     held = Footprint(plan, CLUSTER, workload(plan), sizes_of(plan)).items("main")
     part = part_of(size_of(EIGHT), 2)
-    assert held[Item("policy", "train", "parameters")] == 4 * part.on_device(4)
-    assert held[Item("policy", "train", "optimizer")] == 8 * part.on_device(4)
-    assert held[Item("ref", "train", "parameters")] == 2 * part.on_device(4)
+    assert held[EngineComponent("policy", "train", "parameters")] == 4 * part.on_device(4)
+    assert held[EngineComponent("policy", "train", "optimizer")] == 8 * part.on_device(4)
+    assert held[EngineComponent("ref", "train", "parameters")] == 2 * part.on_device(4)
 
 
 def test_sums_of_hidden_states_are_counted() -> None:

@@ -165,7 +165,7 @@ def test_columns_of_the_data_reach_whoever_names_them(graph: str) -> None:
         ("extra_info.levl", "did you mean `extra_info.level`?"),
         (
             "data_source",
-            "train.parquet:1: 'data_source' is no float32, but 'sums'; correct the row, or type:",
+            "train.parquet:1: 'data_source' is no float32, but 'sums'",
         ),
     ],
 )

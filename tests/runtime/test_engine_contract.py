@@ -18,8 +18,7 @@ from rlgraph.runtime.engines.contract import (
     HostedServeEngine,
     HostedTrainEngine,
     check_members,
-    load_serve_engine,
-    load_train_engine,
+    load_engine,
     members_of,
 )
 from rlgraph.runtime.worker import engine_host, joining, nan_guard, op_call
@@ -80,10 +79,9 @@ def test_mypy_checks_the_types_of_every_engines_members(name: str) -> None:
 
 
 def test_an_engine_that_lacks_members_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SERVING, "stub", Serving("a stub", f"{__name__}:Stub", {}))
     monkeypatch.setattr(contract, "resolve_name", lambda _: Stub)
     with pytest.raises(EngineContractError) as caught:
-        load_serve_engine("stub", "a/model")
+        load_engine(Serving("a stub", f"{__name__}:Stub", {}), "stub", "a/model")
     law, remedy = str(caught.value).split("\n")
     assert law.startswith("the engine `stub` (")
     assert all(f" {member}" in law for member in LACKING)
@@ -99,10 +97,9 @@ def test_each_member_counts(lacking: str) -> None:
 
 
 def test_a_train_engine_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRAINING, "stub", Training("a:Stub", (), "a:unfit"))
     monkeypatch.setattr(contract, "resolve_name", lambda _: Stub)
     with pytest.raises(EngineContractError, match=r"has no logprobs, .*begin_save"):
-        load_train_engine("stub", "a/model")
+        load_engine(Training("a:Stub", (), "a:unfit"), "stub", "a/model")
 
 
 def calls_on_engines() -> Iterator[str]:

@@ -20,6 +20,8 @@ from rlgraph.reports.report import make_report, report_text
 from rlgraph.runtime.evaluate import evaluate
 from rlgraph.runtime.export import export
 from rlgraph.runtime.run import run_graph
+from rlgraph.view.contents import contents
+from rlgraph.view.subject import recorded
 
 ONE = str(Path(__file__).parent / "ones.yaml")
 SCHEDULE = "schedule={iterations: 3, save_every: 1, keep: 3}"
@@ -55,6 +57,35 @@ def test_a_checkpoint_is_evaluated_as_the_run_did(capsys: pytest.CaptureFixture[
     assert files("a") == before, "the run is as it was"
     assert not os.listdir("runs/ones-eval/checkpoints") and not Path("runs/ones-eval/models").exists()
     assert "eval/accuracy" in report_text(make_report(Path("runs/ones-eval")))
+
+
+def test_the_folder_of_a_run_is_enough(tmp_path: Path) -> None:
+    """The file of its graph may say something else now, or be gone. The page of the run reads the copy."""
+    parent = f"graph: mine\nextends: {ONE}\n"
+    rows = "edits: [{set: {eval.nodes.prompts.files: [rows.jsonl]}}]\n"
+    Path("graphs").mkdir()
+    Path("graphs/rows.jsonl").write_text('{"question": "10+10=", "answer": "20"}\n' * 4)
+    graph = Path("graphs/mine.yaml")
+    graph.write_text(parent + rows)
+    settings = (SCHEDULE, "schedule.iterations=1")
+    run_graph(str(graph), settings, 1, run_dir=Path("a"), inline=True)
+    run = tmp_path / "a"
+    last = evaluated(metrics(str(run))[-1])
+    assert last["eval/rows"] == 4
+
+    def places() -> set[str]:
+        (step, *_) = contents(recorded(run))["phases"]["train"]["steps"]
+        return {place.rpartition(":")[0] for _, _, place in step["attributes"] if place}
+
+    graph.write_text(parent)
+    assert evaluated(metrics(str(evaluate(str(run), (), 1, inline=True)))[-1]) == last
+    graph.unlink()
+    assert evaluated(metrics(str(evaluate(str(run), (), 1, inline=True)))[-1]) == last
+    assert places() == {"graph.yaml"}
+    (tmp_path / "elsewhere").mkdir()
+    os.chdir(tmp_path / "elsewhere")
+    assert evaluated(metrics(str(evaluate(str(run), (), 1, inline=True)))[-1]) == last
+    assert places() == {"graph.yaml"}
 
 
 def test_a_model_is_evaluated_by_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:

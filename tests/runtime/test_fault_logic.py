@@ -139,3 +139,18 @@ def test_an_error_that_ray_cannot_make_again_is_the_op_s() -> None:
     error = failure("plan", "step 1 failed", UnserializableException("Traceback: the abacus broke" * 1000))
     assert isinstance(error, StepError) and "the abacus broke" in str(error)
     assert "characters in all" in str(error) and len(str(error)) < 9000
+
+
+def divided(responses: list[str]) -> list[float]:
+    return [1 / len(response) for response in responses]
+
+
+def test_the_line_of_a_comprehension_is_shown_once() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        divided([""])
+    lines = failures.words(raised.value).splitlines()
+    assert [line.rpartition(": ")[2] for line in lines[-2:]] == [
+        "return [1 / len(response) for response in responses]",
+        "division by zero",
+    ]
+    assert len({*lines}) == len(lines)

@@ -15,7 +15,7 @@ import fake_engine
 import memory_fake
 from fake_engine import Setting
 
-from rlgraph.costs.memory import Item
+from rlgraph.costs.memory import EngineComponent
 from share import rest_nightly
 
 EIGHT, MIXTURE = "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"
@@ -157,7 +157,7 @@ def test_exchanges_of_rings_are_what_is_predicted(setting: Setting) -> None:
 def test_an_optimizer_step_holds_what_is_predicted(setting: Setting) -> None:
     footprint, step = memory_fake.priced(setting)
     held, counted = fake_engine.stepped(setting), footprint.passing(step)["optimizer step"]
-    averages = footprint.items("main")[Item("policy", "train", "optimizer")]
+    averages = footprint.items("main")[EngineComponent("policy", "train", "optimizer")]
     assert averages == pytest.approx(held["optimizer"], rel=1e-3)
     for part, size in counted.items():
         assert size == pytest.approx(held[part], rel=1e-3), part

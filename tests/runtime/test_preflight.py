@@ -80,6 +80,27 @@ def test_what_is_missing_is_named_with_its_remedy(values: dict[str, str], said: 
         assert piece in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        (["prompts.template=chat"], "set prompts.template=plain"),
+        (["prompts.question=problem"], "name one of them with prompts.question, prompts.answer, "),
+        (["eval.nodes.prompts.template=chat"], "set eval.nodes.prompts.template=plain"),
+    ],
+)
+def test_the_remedy_of_an_error_in_data_can_be_typed(settings: list[str], remedy: str) -> None:
+    """It says where its line goes: which node's attribute it is, in training or in the evaluation."""
+    evaluation = "eval: {report: {reward: rewards}, nodes: {prompts: {batch: all}}}"
+    head = GRAPH.replace("MODEL", "demo_files/model").replace("FILE", "demo_files/train.parquet")
+    Path("evaluated.yaml").write_text(f"{head}  - set: {{{evaluation}}}\n")
+    checked = CliRunner().invoke(main, ["check", "evaluated.yaml", "--files", *settings])
+    assert checked.exit_code == 1 and f"\n  {remedy}" in checked.output, checked.output
+    if remedy.startswith("set "):
+        typed = [*settings, remedy.removeprefix("set ")]
+        mended = CliRunner().invoke(main, ["check", "evaluated.yaml", "--files", *typed])
+        assert mended.exit_code == 0, mended.output
+
+
 def test_a_check_of_files_finds_what_a_run_would_without_starting_it() -> None:
     Path("small.yaml").write_text(GRAPH.replace("MODEL", "absent/model/here").replace("FILE", "absent.jsonl"))
     refused_check = CliRunner().invoke(main, ["check", "small.yaml", "--files", "--format", "json"])

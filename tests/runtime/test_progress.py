@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -17,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from rlgraph.compiler import compile_graph
+from rlgraph.reports.outcome import outcome
 from rlgraph.runtime.demo import questions, write_parquet
+from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.progress import Progress
 
 HERE = Path(__file__).parent
@@ -72,7 +75,7 @@ def test_a_failing_run_takes_its_table_away_and_says_all_of_the_error() -> None:
     shown = words(table)
     assert re.search(r"ones +iteration 1 of 4 ", shown) and re.search(r"main +evaluate: rollout \d", shown)
     assert re.search(r"last +reward [\d.]+ +[\d,]+ tokens/s ", shown) and re.search(
-        r"eval +accuracy \d\.\d{3}\s", shown
+        r"eval +accuracy (0|0\.\d+)\s", shown
     )
     # as many lines are taken away as the table had when it was drawn last
     last = table.rpartition("\x1b[2K")[2]
@@ -88,6 +91,21 @@ def test_ctrl_c_in_a_terminal_ends_the_run_in_words_and_gives_the_cursor_back() 
     text, code = on_a_terminal(*settings, wait_for="iteration [1-9]", then=CTRL_C)
     assert code == 1 and text.count(HIDE) == text.count(SHOW) == 1
     assert "continue with: rlgraph resume a" in words(text.partition(SHOW)[2])
+
+
+@pytest.mark.parametrize(("answer", "is_kept"), [(b"y\r", True), (b"\r", True), (b"n\r", False)])
+def test_a_setting_that_is_left_out_of_a_resume_is_asked_about(answer: bytes, is_kept: bool) -> None:
+    settings = (ONES, "schedule={iterations: 2, save_every: 1}", "rollout.n=2")
+    run_graph(
+        settings[0], (*settings[1:], "rollout.temperature=0.9"), 1, steps=1, run_dir=Path("a"), inline=True
+    )
+    resume = (*settings, "--inline", "--resume", "--run-dir", "a")
+    text, code = on_a_terminal(*resume, wait_for=r"Keep it\? \[Y/n\]", then=answer)
+    said = words(text)
+    assert code == 0, said
+    assert "a was started with rollout.temperature=0.9, which is left out now. Keep it? [Y/n]" in said
+    assert ("changed from here on: nodes.rollout.temperature: 0.9 -> 1.0" not in said) == is_kept
+    assert "resumed after iteration 1" in said
 
 
 def test_elsewhere_it_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +126,32 @@ def test_elsewhere_it_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "iteration 2/2  reward 0.250  300 tokens/s  0.10 s",
         "after 2 iterations: eval/accuracy 0.500",
     ]
+
+
+def test_the_end_says_what_the_headline_of_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counts what was before a resume, no counts of rows, and the speed of all iterations."""
+    lines: list[dict[str, float]] = [
+        {"step": 0, "eval/accuracy": 0.125, "eval/rows": 64},
+        {"step": 1, "reward/mean": 0.25, "tokens/generated": 300, "time/step": 9},
+        {"step": 2, "reward/mean": 0.5, "tokens/generated": 300, "time/step": 1},
+        {"step": 3, "reward/mean": 0.5, "tokens/generated": 300, "time/step": 1},
+        {"step": 4, "reward/mean": 0.75, "tokens/generated": 300, "time/step": 4},
+        {"step": 4, "eval/accuracy": 0.5, "eval/rows": 64},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with Progress(compile_graph(ONES, (), 1), 4, tmp_path) as progress:
+        progress.resumed(3)
+        progress.iteration(lines[4])
+        progress.evaluation(4, {"eval/accuracy": 0.5, "eval/rows": 64})
+    capsys.readouterr()
+    progress.farewell()
+    reached = outcome(lines, None)
+    assert reached["accuracy"] == "0.125 -> 0.5"
+    assert reached["speed"] == "1 s per iteration, 150 tokens per second"
+    said = capsys.readouterr().out.partition("\n\nlook at it")[0]
+    assert said.splitlines()[2:] == [f"  accuracy: {reached['accuracy']}", f"  {reached['speed']}"]
 
 
 def test_what_it_prints_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

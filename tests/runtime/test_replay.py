@@ -114,13 +114,30 @@ def test_what_can_not_run_again_is_named(iteration: int, node: str, said: str) -
         replay(Path("run"), iteration, node)
 
 
-def test_another_graph_than_that_of_the_run_is_refused() -> None:
-    Path("watched.yaml").write_text(GRAPH.replace("lr: 1e-3", "lr: 1e-4"))
+@pytest.mark.parametrize("text", [GRAPH.replace("lr: 1e-3", "lr: 1e-4"), None])
+def test_the_folder_of_a_run_is_enough_wherever_one_is(text: str | None, tmp_path: Path) -> None:
+    """Its graph's file may have changed or be gone."""
+    folder = Path.cwd()
+    Path("watched.yaml").unlink()
+    if text is not None:
+        Path("watched.yaml").write_text(text)
     try:
-        with pytest.raises(RunError, match=r"is no longer the graph that run was made from"):
+        assert not different(replay(Path("run"), 3, "update_policy"))
+        os.chdir(tmp_path)
+        assert not different(replay(folder / "run", 3, "update_policy"))
+    finally:
+        os.chdir(folder)
+        Path("watched.yaml").write_text(GRAPH)
+
+
+def test_another_graph_than_that_of_the_run_is_refused() -> None:
+    kept = Path("run/graph.yaml").read_text()
+    Path("run/graph.yaml").write_text(kept.replace("lr: 0.001", "lr: 1e-4"))
+    try:
+        with pytest.raises(RunError, match=r"run/graph.yaml is no longer the graph that run was made from"):
             replay(Path("run"), 3, "update_policy")
     finally:
-        Path("watched.yaml").write_text(GRAPH)
+        Path("run/graph.yaml").write_text(kept)
     with pytest.raises(RunError, match="nowhere holds no run"):
         replay(Path("nowhere"), 3, "update_policy")
     assert os.path.isdir("run/recorded/step-000003")

@@ -6,6 +6,8 @@ Tests may run as a user who may write anywhere, so the places are those that no 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +97,18 @@ def test_a_place_that_can_not_be_written_is_named(command: str, place: str) -> N
     assert done.exit_code in (1, 2) and "Traceback" not in done.output
     assert place.split("/")[-2 if place.count("/") > 2 else 0] in done.output
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("module", ["demo", "demo_tools"])
+@pytest.mark.parametrize("place", ["/proc/nope", "file/files", "file"])
+def test_the_demos_have_no_traceback_either(module: str, place: str) -> None:
+    command = [sys.executable, "-m", f"rlgraph.runtime.{module}"]
+    done = subprocess.run([*command, place], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert place.partition("/files")[0] in done.stderr and "can't be used: " in done.stderr
+    before = sorted(os.listdir())
+    assert "[demo" in subprocess.run([*command, "--help"], capture_output=True, text=True).stdout
+    assert sorted(os.listdir()) == before, "an option is no folder"
 
 
 @pytest.mark.parametrize("command", sorted({*WRITERS} - TAKES_A_FOLDER))

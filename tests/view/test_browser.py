@@ -95,7 +95,7 @@ def test_what_leads_to_a_step_alone_folds_into_it(quiet: Any, grpo: Path) -> Non
     quiet.do("page.find('advantages'); document.activeElement.blur()")
     quiet.type("f")
     folded = quiet.do(TITLES)
-    assert set(before) - set(folded) == {"move answer", "repeat answer@even", "rewards"}
+    assert set(before) - set(folded) == {"repartition answer", "repeat answer@even", "rewards"}
     assert quiet.text("#panel-graph .node.folded .op") == "4 steps, folded"
     assert "rewards reward.math" in quiet.text("#detail")
     quiet.do("page.find('rewards')")  # a step within is found by its box

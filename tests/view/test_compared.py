@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from rlgraph.cli.main import main
-from rlgraph.reports.outcome import COUNTS
+from rlgraph.ops.metric import OF_ROWS
+from rlgraph.reports.outcome import is_score
 from rlgraph.request import PlanRequest
-from rlgraph.runtime.driver.metrics import OF_SOURCES
 from rlgraph.view.contents import contents
 from rlgraph.view.page import ASSETS, page
 from rlgraph.view.subject import subject
@@ -42,10 +42,12 @@ def test_the_headline_of_a_run_is_what_was_measured(browser: Any, sweep_folder: 
         )
 
 
-def test_counts_of_rows_are_no_scores() -> None:
-    assert {f"eval/{name}" for name in OF_SOURCES} == {*COUNTS}
-    in_charts = re.search(r"const COUNTS = (\[.*?\]);", (ASSETS / "charts.js").read_text())
-    assert in_charts and json.loads(in_charts[1]) == [*COUNTS]
+def test_counts_of_rows_are_no_scores_on_a_page(browser: Any, compared: Path) -> None:
+    browser.look(1400, 900)
+    browser.open(compared)
+    names = [*(f"eval/{name}" for name in OF_ROWS), "eval/accuracy", "eval/rollout/length"]
+    scores = browser.do(f"return {json.dumps(names)}.filter(isScore)")
+    assert scores == ["eval/accuracy"] == [name for name in names if is_score(name)]
 
 
 def test_the_page_of_two_runs_names_both_and_overlays_their_curves(browser: Any, compared: Path) -> None:

@@ -121,8 +121,8 @@ class Charts {
   }
 }
 
-const COUNTS = ["eval/rows", "eval/overlong", "eval/filtered", "eval/equal"]; // they count rows
-const isScore = (name) => name.split("/").length === 2 && !COUNTS.includes(name);
+// As is_score of rlgraph/reports/outcome.py; rlgraph/view/page.py writes OF_ROWS.
+const isScore = (name) => name.split("/").length === 2 && !OF_ROWS.includes(name.split("/")[1]);
 const dashes = (n) => DASHES[Math.floor(n / HUES) % DASHES.length];
 
 function ofOneRun(metrics, names) {

@@ -118,7 +118,7 @@ function sizeText(size) {
 
 // What a step works on, as its bar is coloured.
 const WORK = {
-  generate: "generates", score: "scores", update: "trains", weights: "moves weights", columns: "moves columns",
+  generate: "generates", score: "scores", update: "trains", weights: "moves weights", columns: "arranges rows",
   other: "no model",
 };
 

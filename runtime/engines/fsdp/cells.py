@@ -1,4 +1,4 @@
-"""Where the tokens of packed rows stand in a forward pass, and which of them see each other.
+"""The places of packed rows' tokens in a forward pass, and which of them see each other.
 
 Shapes: ``[rows]`` samples; ``[lanes, width]`` what a forward pass reads. A block is ``BLOCK`` cells wide.
 """

@@ -37,7 +37,7 @@ def options_of(options: Mapping[str, Any]) -> Optimizer:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What an optimizer steps, and where.
+    """The parameters that an optimizer steps, and their place.
 
     Attributes:
         parameters: all that train, sharded.

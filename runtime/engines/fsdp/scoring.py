@@ -203,7 +203,7 @@ def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class DecoderStates(BaseModelOutput):
-    """What a decoder returns, of which only the hidden states are there: whatever else is read is None."""
+    """The hidden states that a decoder returns; every other attribute that is read is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

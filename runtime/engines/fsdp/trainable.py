@@ -18,7 +18,7 @@ from rlgraph.syntax.model_settings import Optimizer
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """What one optimizer step did, alike on every rank.
+    """The effect of one optimizer step, alike on every rank.
 
     Attributes:
         gradient_norm: the global L2 norm before clipping.

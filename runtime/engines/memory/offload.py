@@ -85,7 +85,7 @@ class FileCopy:
 
 
 class Residency:
-    """Which groups of an engine's tensors are on its device, and host copies of those that are not.
+    """The groups of an engine's tensors that are on its device, and host copies of those that are not.
 
     Invariants:
         - Tensors of a group in ``offloaded`` have no memory; their content is in the group's host copy.

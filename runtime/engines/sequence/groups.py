@@ -31,7 +31,7 @@ BY_CELL = {"input_ids", "position_ids", "routing", "counted"}
 
 @dataclass(frozen=True)
 class OwnPart:
-    """What a rank computes of a micro-batch, and what the others do."""
+    """The part of a micro-batch that a rank computes, and those of the others."""
 
     inputs: dict[str, Any]  # the model's arguments: this rank's columns of tokens and positions
     cells: torch.Tensor  # int64 [own]: after which of its cells it scores a token

@@ -150,7 +150,7 @@ class Client(Endpoint):
 
 @dataclass(frozen=True)
 class Mixture:
-    """Which layers of a model are mixtures, of how many layers, and the experts per token."""
+    """The layers of a model that are mixtures, the number of all layers, and the experts per token."""
 
     mixtures: Sequence[int]
     layers: int

@@ -1,4 +1,4 @@
-"""What a sync brings to SGLang servers: all weights, or an adapter (LoRA) beside those of the model's files.
+"""The contents of a sync to SGLang servers: all weights, or an adapter (LoRA) beside those of the files.
 
 Each way has the same four moves: ``begin`` before anything is sent, the ``buckets`` of what is sent, ``send``
 of one of them, and ``end``, after which the server is at the version.

@@ -14,7 +14,7 @@ from rlgraph.runtime.engines.routing import OWN, Routing
 
 
 class RoutingLog:
-    """What routers chose for the tokens of each sample; ``OWN`` for a token that no pass has read."""
+    """The choices of routers for the tokens of each sample; ``OWN`` for a token that no pass has read."""
 
     def __init__(self, routing: Routing, samples: int, longest: int) -> None:
         self.routing = routing

@@ -1,4 +1,4 @@
-"""Where a rank's shard of a tensor lies in the whole one, as FSDP2 shards by rows and layers are divided."""
+"""The place of a rank's shard in the whole tensor, as FSDP2 shards by rows and layers are divided."""
 
 from __future__ import annotations
 
