@@ -35,7 +35,7 @@ class Efficiency:
     # rotations and gates are kernels of their own (assumed).
     activations: Range = (1.7, 1.0)
     # Decoding's products, in whole tiles of rows: H20s reached 0.63 to 0.71 of their peak with one row, with
-    # models of 1.7B to 32B (Qwen's table: QwenLM/Qwen3, docs/source/getting_started/speed_benchmark.md).
+    # models of 1.7B to 32B (Qwen's table: QwenLM/Qwen3, speed_benchmark.md).
     decode: Range = (0.5, 0.75)
     # Rows in a tile of a kernel that multiplies: 64 in a Hopper GPU's instruction. Products of experts are
     # tuned to 16, and take 64 by default (vLLM, SGLang: fused_moe and its configurations).

@@ -134,7 +134,7 @@ def _four_bits(view: ModelView) -> Iterator[Problem]:
         law = f"`{path}` is of language models, and `{view.name}` has a value head"
     elif train.compile:
         law = f"`{path}` holds weights in 4 bits, and compiled layers can't compute with them"
-        remedy += f", or {view.path}.train.compile"
+        remedy += f", or set {view.path}.train.compile=false"
     elif serve.lora == "adapter" and "base" not in SERVING[serve.engine].offered:
         law = f"the engine {serve.engine} reads the weights below an adapter from files, where they are not "
         law += f"those in 4 bits beside which it trains (`{path}`)"
