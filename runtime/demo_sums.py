@@ -20,7 +20,7 @@ THINGS = ("marbles", "books", "coins", "stamps", "apples", "shells", "pencils", 
 WORDINGS = (
     "{name} has {number} {things} and finds {added} more. How many {things} does {name} have?",
     "There are {number} {things} in a box and {added} {things} in a bag. How many {things} are there?",
-    "{name} buys {number} {things} on Monday and {added} {things} on Friday. How many {things} is that?",
+    "What is {number} plus {added}?",
 )
 FORM = "Reply with the number only."
 FILES = ("train.parquet", "test.parquet")

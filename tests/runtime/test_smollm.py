@@ -18,12 +18,13 @@ from rlgraph.nodes.data.pairs import load_pairs
 from rlgraph.nodes.support.dataset import load_examples, load_prompts
 from rlgraph.nodes.support.ragged import Ragged
 from rlgraph.ops import Request, Sampling
+from rlgraph.ops.interfaces import Totals
 from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.model_files import ModelFiles
 from rlgraph.runtime.engines.transformers.engine import TransformersEngine
 
 pytestmark = pytest.mark.nightly
-QUESTIONS = smollm.questions(40)
+QUESTIONS = smollm.questions(200)
 SHOWN = [{"role": "system", "content": "Think step by step."}, {"role": "user", "content": "2 + 2?"}]
 
 
@@ -91,32 +92,86 @@ def test_pairs_are_what_the_template_writes(model: str, theirs: Any, tmp_path: P
         assert [(list(i), list(m)) for i, m in data.examples(range(len(rows)), side)] == expected
 
 
-def test_log_probs_are_transformers(model: str, theirs: Any, one_rank: None) -> None:
-    """The train engine's of worked answers, and the embedded engine's of its own samples, within 1e-4."""
-    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+@pytest.fixture(scope="module")
+def plain(model: str) -> Any:
+    """The model by transformers alone, in float32."""
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
-    def expected(ids: list[int], before: int) -> torch.Tensor:
-        with torch.no_grad():
-            log_p = torch.log_softmax(plain(torch.tensor([ids])).logits[0, :-1], -1)
-        return log_p.gather(1, torch.tensor(ids)[1:, None]).squeeze(1)[before - 1 :]
 
-    rows = [learnt(theirs, answered(*row)) for row in QUESTIONS[:6]]
-    wanted = torch.cat([expected(ids, mask.index(True)) for ids, mask in rows])
+def expected(plain: Any, ids: list[int], before: int) -> torch.Tensor:
+    """transformers' log-probs of the tokens behind the first ``before``, each row by itself."""
+    with torch.no_grad():
+        log_p = torch.log_softmax(plain(torch.tensor([ids])).logits[0, :-1], -1)
+    return log_p.gather(1, torch.tensor(ids)[1:, None]).squeeze(1)[before - 1 :]
+
+
+@pytest.mark.timeout(3600)
+def test_the_train_engine_scores_worked_answers_as_transformers(
+    model: str, theirs: Any, plain: Any, one_rank: None
+) -> None:
+    rows = [learnt(theirs, answered(*row)) for row in QUESTIONS]
+    wanted = torch.cat([expected(plain, ids, mask.index(True)) for ids, mask in rows])
     tokens = Ragged.of([ids for ids, _ in rows])
     learns = Ragged.of([mask for _, mask in rows], torch.bool)
     engine = FsdpEngine.of(model, frozen=True)
     found = engine.logprobs(tokens, learns).values[learns.values]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-    del engine
 
-    serve = TransformersEngine(model)
-    serve.load_pretrained()
-    prompts = [rendered(theirs, asked(question), True) for question, _ in QUESTIONS[:3]]
-    made = serve.generate([Request(prompt, [1, 2]) for prompt in prompts], Sampling(24))
-    for prompt, drawn in zip(prompts, made, strict=True):
-        for one in drawn:
-            wanted = expected([*prompt, *one.tokens], len(prompt))
-            torch.testing.assert_close(torch.tensor(one.logprobs), wanted, rtol=0, atol=1e-4)
+
+@pytest.fixture(scope="module")
+def serve(model: str) -> TransformersEngine:
+    """The embedded engine with the model's weights."""
+    engine = TransformersEngine(model)
+    engine.load_pretrained()
+    return engine
+
+
+@pytest.mark.timeout(3600)
+def test_the_embedded_engine_tells_the_log_probs_of_transformers(
+    serve: TransformersEngine, theirs: Any, plain: Any
+) -> None:
+    prompts = [rendered(theirs, asked(question), True) for question, _ in QUESTIONS]
+    made = serve.generate([Request(prompt, [number]) for number, prompt in enumerate(prompts)], Sampling(24))
+    for prompt, (drawn,) in zip(prompts, made, strict=True):
+        wanted = expected(plain, [*prompt, *drawn.tokens], len(prompt))
+        torch.testing.assert_close(torch.tensor(drawn.logprobs), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.timeout(3600)
+def test_greedy_answers_are_those_of_generate(serve: TransformersEngine, theirs: Any, plain: Any) -> None:
+    prompts = [rendered(theirs, asked(question), True) for question, _ in QUESTIONS]
+    requests = [Request(prompt, [number]) for number, prompt in enumerate(prompts)]
+    made = serve.generate(requests, Sampling(48, temperature=0))
+    for prompt, (drawn,) in zip(prompts, made, strict=True):
+        with torch.no_grad():
+            whole = plain.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=48)[0]
+        assert drawn.tokens == whole[len(prompt) :].tolist()
+
+
+def likelihood(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict[str, Any]]:
+    learns = batch["loss_mask"].values
+    return -batch["logprobs"].values[learns].sum() / totals.tokens, {}
+
+
+def test_an_exported_model_is_the_same_after_it_is_loaded(
+    model: str, theirs: Any, one_rank: None, tmp_path: Path
+) -> None:
+    engine = FsdpEngine.of(model, optimizer={"lr": 1e-4})
+    rows = [learnt(theirs, answered(*row)) for row in QUESTIONS[:4]]
+    tokens = Ragged.of([ids for ids, _ in rows])
+    learns = Ragged.of([mask for _, mask in rows], torch.bool)
+    before = engine.logprobs(tokens, learns).values
+    columns = {"tokens": tokens, "loss_mask": learns}
+    engine.update(columns, likelihood, torch.arange(len(rows)), len(rows))
+    after = engine.logprobs(tokens, learns).values
+    assert (after - before).abs().max() > 0.01
+    engine.export(str(tmp_path / "model"))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    held = dict(engine.weights())
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, held[name])
+    wanted = torch.cat([expected(again, ids, mask.index(True)) for ids, mask in rows])
+    torch.testing.assert_close(after[learns.values], wanted, rtol=0, atol=1e-4)
 
 
 @pytest.mark.timeout(3600)

@@ -36,14 +36,13 @@ def test_samples_have_the_log_probs_of_transformers(engine: SglangEngine, model:
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     engine.load_weights(((name, tensor.detach()) for name, tensor in plain.named_parameters()), 0)
     prompts = []
-    for question, _ in smollm.questions(3):
+    for question, _ in smollm.questions(200):
         turns = [{"role": "user", "content": question}]
         prompts.append(list(theirs.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]))
-    made = engine.generate([Request(prompt, [1, 2]) for prompt in prompts], Sampling(24))
-    for prompt, drawn in zip(prompts, made, strict=True):
-        for one in drawn:
-            ids = torch.tensor([[*prompt, *one.tokens]])
-            with torch.no_grad():
-                log_p = torch.log_softmax(plain(ids).logits[0, :-1], -1)
-            wanted = log_p.gather(1, ids[0, 1:, None]).squeeze(1)[len(prompt) - 1 :]
-            torch.testing.assert_close(torch.tensor(one.logprobs), wanted, rtol=0, atol=1e-4)
+    made = engine.generate([Request(prompt, [number]) for number, prompt in enumerate(prompts)], Sampling(24))
+    for prompt, (drawn,) in zip(prompts, made, strict=True):
+        ids = torch.tensor([[*prompt, *drawn.tokens]])
+        with torch.no_grad():
+            log_p = torch.log_softmax(plain(ids).logits[0, :-1], -1)
+        wanted = log_p.gather(1, ids[0, 1:, None]).squeeze(1)[len(prompt) - 1 :]
+        torch.testing.assert_close(torch.tensor(drawn.logprobs), wanted, rtol=0, atol=1e-4)
