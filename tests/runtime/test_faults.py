@@ -158,7 +158,7 @@ def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[.
     assert note["reason"].splitlines()[0].endswith(" of iteration 2 failed on main[1]: " + POLICY)
     assert "restart 1 of 1" in text
     (mark,) = [line for line in Path("a/failure.txt").read_text().splitlines() if line.startswith("!")]
-    assert "move " in mark
+    assert "repartition " in mark
     assert f"of iteration 3 failed on main[1]: {mark[7:]}" in text
     assert "1 restarts were used up" in text
     assert "the last checkpoint is that after iteration 2: continue with: rlgraph resume a" in text
