@@ -61,7 +61,7 @@ def test_a_step_says_all_of_itself(quiet: Any, grpo: Path) -> None:
     quiet.open(grpo, "graph")
     quiet.click("#panel-graph .node[data-id='4']")
     said = quiet.text("#detail")
-    for words in ("max_new_tokens", "ppo.yaml:", "loss_mask", "policy@v", "Sample", "2.63 s to 11.4 s"):
+    for words in ("max_new_tokens", "ppo.yaml:", "loss_mask", "policy@v", "Sample", "2.34 s to 7.06 s"):
         assert words in said, words
     quiet.click("#detail .close")
     assert quiet.do("return document.getElementById('detail').hidden")
@@ -73,7 +73,7 @@ def test_a_column_lights_up_its_life(quiet: Any, grpo: Path) -> None:
     lit = quiet.do(
         "return [...document.querySelectorAll('#panel-graph .node.on .title')].map((t) => t.textContent)"
     )
-    assert sorted(lit) == ["advantages", "move rollout_logprobs, advantages", "update_policy"]
+    assert sorted(lit) == ["advantages", "repartition rollout_logprobs, advantages", "update_policy"]
     quiet.click("#panel-graph [data-column=rewards]")
     said = quiet.text("#detail")
     assert "float32[samples]" in said and "4 bytes per row" in said and "READ BY" in said.upper()
