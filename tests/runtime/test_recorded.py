@@ -146,7 +146,7 @@ def test_what_was_not_recorded_is_named_before_the_run() -> None:
     for edit, said in (
         (
             TRAIN.replace("run: kept", "run: elsewhere"),
-            "there is no run .*elsewhere; one with schedule.record_",
+            "(?s)there is no run .*elsewhere.*  one with schedule.record_",
         ),
         (TRAIN.replace("rewards:", "marks:"), "has no column `marks` for its samples; it has advantages, "),
         (
