@@ -213,7 +213,11 @@ def test_a_server_is_asked_for_as_many_experts_as_the_config_says(tmp_path: Path
             "qwen3_next",
             ("policy: qwen3_next: the embedded engine runs", "with sglang"),
         ),
-        ("ppo", "olmo2", ("models.critic: olmo2: transformers has no ModelForTokenClassification", "choose a")),
+        (
+            "ppo",
+            "olmo2",
+            ("models.critic: olmo2: transformers has no ModelForTokenClassification", "choose a"),
+        ),
     ],
 )
 def test_a_family_is_refused_by_name_before_a_worker_starts(
