@@ -11,12 +11,13 @@ at most 0.25 before, at least 0.80 after, within 6 minutes, in every seed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from rlgraph.reports.measured import read_metrics
 
 BEFORE, AFTER, MINUTES = 0.25, 0.80, 6.0
 RLGRAPH = (sys.executable, "-m", "rlgraph")
@@ -58,7 +59,7 @@ def main() -> int:
 
 def measured(run: Path) -> tuple[float, float, float]:
     """The first and the last accuracy of a run, and the median of its iterations' seconds."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(run)
     accuracies = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
     seconds = sorted(line["time/step"] for line in lines if "time/step" in line)
     return accuracies[0], accuracies[-1], seconds[len(seconds) // 2]

@@ -15,14 +15,13 @@ and GRPO from the model that it leaves; accuracy is that of 100 test questions.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime import demo_sums
 from rlgraph.runtime.demo import write_parquet
 
@@ -113,9 +112,7 @@ def train(method: str, settings: list[str], run: Path) -> None:
 
 def measured(run: Path) -> tuple[str, str, str]:
     """Return the accuracies of a run, the median of its iterations' seconds, and all its minutes."""
-    lines: list[dict[str, Any]] = []
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        lines.append(json.loads(line))
+    lines = read_metrics(run)
     accuracies = [f"{line['eval/accuracy']:.2f}" for line in lines if "eval/accuracy" in line]
     steps = [line["time/step"] for line in lines if "time/step" in line]
     evaluations = [line["time/eval"] for line in lines if "time/eval" in line]

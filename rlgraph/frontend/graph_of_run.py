@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import GraphError
+from rlgraph.errors import GraphError, RunError
+from rlgraph.files import read_json
 from rlgraph.frontend.compose import as_written
 from rlgraph.frontend.kept_graph import GRAPH, START
 
@@ -45,8 +45,8 @@ def graph_of_run(run_dir: Path, graph: str, overrides: Sequence[str]) -> tuple[s
 
 def _start(run_dir: Path) -> dict[str, Any]:
     """Return how a run was started, as ``start.json`` has it; empty if it does not."""
-    with suppress(OSError, ValueError):
-        start = json.loads((run_dir / START).read_text(encoding="utf-8"))
+    with suppress(RunError):
+        start = read_json(run_dir / START)
         if isinstance(start, dict):
             return start
     return {}

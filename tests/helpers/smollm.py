@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from rlgraph.errors import RunError
 from rlgraph.runtime.pretrained.smollm import smollm_folder
@@ -36,3 +38,10 @@ def questions(count: int) -> list[tuple[str, str]]:
         return [*OWN][:count]
     rows = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()[:count]]
     return [(row["question"], row["answer"]) for row in rows]
+
+
+def expected_logprobs(plain: Any, ids: list[int], before: int) -> torch.Tensor:
+    """transformers' log-probs of the tokens behind the first ``before``, each row by itself."""
+    with torch.no_grad():
+        log_p = torch.log_softmax(plain(torch.tensor([ids])).logits[0, :-1], -1)
+    return log_p.gather(1, torch.tensor(ids)[1:, None]).squeeze(1)[before - 1 :]

@@ -23,6 +23,20 @@ def rlgraph(*args: str, expect: int = 0, **env: str) -> str:
     return done.stdout + done.stderr
 
 
+def write_ones_graph(file: str, demo_files: Path, *edits: str) -> None:
+    """Write grpo on the demo's questions into the working folder, where a token "1" is what pays."""
+    Path("demo_files").symlink_to(demo_files / "demo_files")
+    prompts = "{op: data.prompts, files: [demo_files/train.parquet], batch: 4, template: plain}"
+    rewards = f"{{op: '{Path(__file__).parent / 'ones_ops.py'}:ones'}}"
+    common = [
+        f"replace: {{prompts: {prompts}, rewards: {rewards}}}",
+        "set: {models.ref.path: demo_files/model, update_policy.kl_coef: 0.1}",
+        "set: {rollout.n: 3, rollout.max_new_tokens: 8, schedule.iterations: 3}",
+    ]
+    body = "".join(f"  - {edit}\n" for edit in [*common, *edits])
+    Path(file).write_text(f"graph: {Path(file).stem}\nextends: grpo\nedits:\n{body}")
+
+
 def begun(*args: str, **env: str) -> subprocess.Popen[str]:
     """Begin ``rlgraph run`` in a process of its own; what it prints comes line by line."""
     command = [sys.executable, "-u", "-m", "rlgraph", "run", *args]

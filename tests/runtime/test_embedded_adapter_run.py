@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ran import write_ones_graph
 from safetensors.torch import load_file
 
 from rlgraph.runtime.run import run_graph
@@ -19,23 +20,15 @@ STALE = (
     "schedule.buffer={staleness: 1, by: batch}",
     "update_policy.in.old_logprobs=rollout_logprobs",
 )
-DATA = "demo_files/train.parquet"
 ALONE = "models.policy.serve.lora=adapter"
 
 
 @pytest.fixture(autouse=True)
 def _graph(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("demo_files").symlink_to(demo_files / "demo_files")
     policy = "{path: demo_files/model, optimizer: {lr: 3e-2}, train: {lora: {rank: 2, alpha: 8}}}"
-    edits = [
-        f"replace: {{prompts: {{op: data.prompts, files: [{DATA}], batch: 4, template: plain}}}}",
-        f"replace: {{rewards: {{op: '{Path(__file__).parent / 'ones_ops.py'}:ones'}}}}",
-        f"set: {{models.policy: {policy}, models.ref.path: demo_files/model, update_policy.kl_coef: 0.1}}",
-        "set: {rollout.n: 3, rollout.max_new_tokens: 8, schedule.iterations: 3, schedule.save_every: 1}",
-    ]
-    Path("edited.yaml").write_text(
-        f"graph: edited\nextends: grpo\nedits: [{', '.join(f'{{{e}}}' for e in edits)}]\n"
+    write_ones_graph(
+        "edited.yaml", demo_files, f"set: {{models.policy: {policy}}}", "set: {schedule.save_every: 1}"
     )
 
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from ran import write_ones_graph
 
 from rlgraph.errors import GraphError
 from rlgraph.runtime.run import run_graph
@@ -17,7 +18,6 @@ from rlgraph.runtime.run import run_graph
 HERE = Path(__file__).parent
 IS_INSTALLED = find_spec("bitsandbytes") is not None
 with_library = pytest.mark.skipif(not IS_INSTALLED, reason="bitsandbytes is not installed")
-DATA = "demo_files/train.parquet"
 
 
 @with_library
@@ -25,18 +25,9 @@ def test_a_run_trains_on_weights_in_4_bits(
     demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("demo_files").symlink_to(demo_files / "demo_files")
     lora = "{rank: 4, alpha: 8, quantize: nf4}"
-    edits = [
-        f"replace: {{prompts: {{op: data.prompts, files: [{DATA}], batch: 4, template: plain}}}}",
-        f"replace: {{rewards: {{op: '{HERE / 'ones_ops.py'}:ones'}}}}",
-        "set: {models.policy: {path: demo_files/model, optimizer: {lr: 3e-2}}}",
-        f"set: {{models.policy.train.lora: {lora}}}",
-        "set: {models.ref.path: demo_files/model, update_policy.kl_coef: 0.1, rollout.n: 3}",
-        "set: {rollout.max_new_tokens: 8, schedule.iterations: 3}",
-    ]
-    body = "".join(f"  - {edit}\n" for edit in edits)
-    Path("four.yaml").write_text(f"graph: four\nextends: grpo\nedits:\n{body}")
+    policy = f"{{path: demo_files/model, optimizer: {{lr: 3e-2}}, train: {{lora: {lora}}}}}"
+    write_ones_graph("four.yaml", demo_files, f"set: {{models.policy: {policy}}}")
     run_graph("four.yaml", (), 1, inline=True, run_dir=Path("run"))
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3 and lines[-1]["update_policy/kl_ref"] > 0

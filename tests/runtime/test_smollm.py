@@ -98,19 +98,12 @@ def plain(model: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
-def expected(plain: Any, ids: list[int], before: int) -> torch.Tensor:
-    """transformers' log-probs of the tokens behind the first ``before``, each row by itself."""
-    with torch.no_grad():
-        log_p = torch.log_softmax(plain(torch.tensor([ids])).logits[0, :-1], -1)
-    return log_p.gather(1, torch.tensor(ids)[1:, None]).squeeze(1)[before - 1 :]
-
-
 @pytest.mark.timeout(3600)
 def test_the_train_engine_scores_worked_answers_as_transformers(
     model: str, theirs: Any, plain: Any, one_rank: None
 ) -> None:
     rows = [learnt(theirs, answered(*row)) for row in QUESTIONS]
-    wanted = torch.cat([expected(plain, ids, mask.index(True)) for ids, mask in rows])
+    wanted = torch.cat([smollm.expected_logprobs(plain, ids, mask.index(True)) for ids, mask in rows])
     tokens = Ragged.of([ids for ids, _ in rows])
     learns = Ragged.of([mask for _, mask in rows], torch.bool)
     engine = FsdpEngine.of(model, frozen=True)
@@ -133,7 +126,7 @@ def test_the_embedded_engine_tells_the_log_probs_of_transformers(
     prompts = [rendered(theirs, asked(question), True) for question, _ in QUESTIONS]
     made = serve.generate([Request(prompt, [number]) for number, prompt in enumerate(prompts)], Sampling(24))
     for prompt, (drawn,) in zip(prompts, made, strict=True):
-        wanted = expected(plain, [*prompt, *drawn.tokens], len(prompt))
+        wanted = smollm.expected_logprobs(plain, [*prompt, *drawn.tokens], len(prompt))
         torch.testing.assert_close(torch.tensor(drawn.logprobs), wanted, rtol=0, atol=1e-4)
 
 
@@ -170,7 +163,7 @@ def test_an_exported_model_is_the_same_after_it_is_loaded(
     held = dict(engine.weights())
     for name, parameter in again.named_parameters():
         assert torch.equal(parameter, held[name])
-    wanted = torch.cat([expected(again, ids, mask.index(True)) for ids, mask in rows])
+    wanted = torch.cat([smollm.expected_logprobs(again, ids, mask.index(True)) for ids, mask in rows])
     torch.testing.assert_close(after[learns.values], wanted, rtol=0, atol=1e-4)
 
 
