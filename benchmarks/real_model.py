@@ -24,6 +24,7 @@ from pathlib import Path
 from rlgraph.reports.measured import read_metrics
 from rlgraph.runtime import demo_sums
 from rlgraph.runtime.demo import write_parquet
+from rlgraph.runtime.demo_smollm import ONE_DEVICE
 
 RLGRAPH = (sys.executable, "-m", "rlgraph")
 HERE = Path(__file__).parent / "real_model"
@@ -82,7 +83,9 @@ def files_of(method: str, gsm8k: Path | None, after_sft: Path) -> list[str]:
                 f"prompts.files=[{gsm8k}/train.jsonl]",
                 f"eval.nodes.prompts.files=[{gsm8k}/test.jsonl]",
             ]
-        case _:  # what extends demo_smollm has both
+        case "grpo" | "rloo":  # what extends demo_smollm has both
+            return [ONE_DEVICE]
+        case _:
             return []
 
 

@@ -36,11 +36,11 @@ def demo(name: str, offline: Path | None, no_run: bool) -> None:
     It takes about 6 minutes on two CPU cores, and 9 GB of memory. The first time it downloads 93 MB; the
     model is kept in ~/.cache/rlgraph (542 MB). Started again after a break, it continues.
     """
-    from rlgraph.runtime.demo_smollm import FILES, prepare, train
+    from rlgraph.runtime.demo_smollm import FILES, ONE_DEVICE, prepare, train
 
     prepare(offline, say)
     if no_run:
-        say(f"{FILES} is ready: rlgraph run demo_smollm")
+        say(f"{FILES} is ready: rlgraph run demo_smollm {ONE_DEVICE}")
         return
     run = train(say)
     say(f"  rlgraph chat {run} --before      ask the model before training, and without --before after it")
