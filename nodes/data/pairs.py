@@ -48,7 +48,14 @@ def load_pairs(
     return _without_equal(both).within(max_tokens, "max_tokens")
 
 
-@op(makes="samples", of_each=2, rows="all", columns="columns", load=load_pairs, roles={"rows": "batch"})
+@op(
+    makes="samples",
+    of_each=2,
+    rows="all",
+    columns="columns",
+    load=load_pairs,
+    roles={"rows": "batch", "total_limit": "max_tokens"},
+)
 def pairs(
     tokenizer: Tokenizer,
     ctx: Context,

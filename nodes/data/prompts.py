@@ -146,7 +146,13 @@ def prompts(
     return source.with_file_columns(written, data, rows)
 
 
-@op(makes="samples", rows="all", columns="columns", load=load_examples, roles={"rows": "batch"})
+@op(
+    makes="samples",
+    rows="all",
+    columns="columns",
+    load=load_examples,
+    roles={"rows": "batch", "total_limit": "max_tokens"},
+)
 def examples(
     tokenizer: Tokenizer,
     ctx: Context,

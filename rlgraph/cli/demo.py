@@ -33,7 +33,7 @@ NEW = "/new"
 def demo(name: str, offline: Path | None, no_run: bool) -> None:
     """Train a small pretrained model by GRPO. NAME is smollm: SmolLM2-135M-Instruct, on sums asked in words.
 
-    It takes about 6 minutes on two CPU cores, and 9 GB of memory. The first time it downloads 93 MB; the
+    It takes 5 to 6 minutes on two CPU cores, and 9 GB of memory. The first time it downloads 93 MB; the
     model is kept in ~/.cache/rlgraph (542 MB). Started again after a break, it continues.
     """
     from rlgraph.runtime.demo_smollm import FILES, ONE_DEVICE, prepare, train

@@ -1,7 +1,7 @@
 """The work of an iteration: rows and tokens, from a plan's attributes and a few stated assumptions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,6 +67,15 @@ class Workload:
         return min(self.longest_prompt + self.responses.longest, self.bound)
 
 
+@dataclass(frozen=True)
+class _ResponseLimits:
+    """The most tokens of a response, and of a prompt with its response."""
+
+    response: float
+    total: float
+    attribute: str  # that limits a response; empty: none does
+
+
 def workload(
     plan: Plan,
     prompt_tokens: float | None = None,
@@ -104,8 +113,8 @@ def workload(
         prompt = longest_prompt / 2
     else:
         prompt = PROMPT
-    response_limit, bound = _response_limits(functions)
-    responses = Lengths.of(response_tokens or response_limit / 2, response_limit)
+    limits = _response_limits(functions, response_tokens)
+    responses = Lengths.of(response_tokens or limits.response / 2, limits.response)
     shares = _kept_shares(plan, kept_rows or {})
     work = Workload(
         rows=_rows(plan, shares),
@@ -117,14 +126,12 @@ def workload(
         kept=shares,
         turns=turns,
         tool_seconds=tool_seconds or 0.0,
-        bound=bound,
+        bound=limits.total,
     )
     prompt_origin = _origin(
-        prompt_tokens, "--prompt-tokens", longest_prompt, _attribute(functions, "prompt_limit")
+        prompt_tokens, "--prompt-tokens", longest_prompt, _attribute(functions.values(), "prompt_limit")
     )
-    response_origin = _origin(
-        response_tokens, "--response-tokens", response_limit, _attribute(functions, "response_limit")
-    )
+    response_origin = _response_origin(response_tokens, limits)
     assumed = [
         f"prompts of {prompt:,.0f} tokens {prompt_origin}",
         f"responses of {responses.mean:,.0f} tokens {response_origin}, {responses}",
@@ -135,15 +142,32 @@ def workload(
     return replace(work, assumed=tuple(assumed))
 
 
-def _response_limits(functions: Mapping[str, Function]) -> tuple[float, float]:
-    """Return the most tokens of a response, and of a prompt and its response together."""
+def _response_limits(
+    functions: Mapping[str, Function], response_tokens: float | Mapping[str, float] | None
+) -> _ResponseLimits:
+    """Return the limits of rollouts; or those of the sources, where responses are recorded ones."""
     rollouts = [function for function in functions.values() if "serve" in function.handles.values()]
-    if not rollouts:
-        return RESPONSE, math.inf
-    limit = max(_number(rollout, "response_limit", RESPONSE) for rollout in rollouts)
-    bound = max(_number(rollout, "total_limit", math.inf) for rollout in rollouts)
-    beyond_prompt = max(bound - 1, 1)  # a prompt has one token at least
-    return min(limit, beyond_prompt), bound
+    sources = [function for function in functions.values() if "total_limit" in function.roles]
+    limited = rollouts or sources
+    total = max((_number(function, "total_limit", math.inf) for function in limited), default=math.inf)
+    beyond_prompt = max(total - 1, 1)  # a prompt has one token at least
+    if rollouts:
+        response = max(_number(rollout, "response_limit", RESPONSE) for rollout in rollouts)
+        attribute = _attribute(rollouts, "response_limit" if response <= beyond_prompt else "total_limit")
+        return _ResponseLimits(min(response, beyond_prompt), total, attribute)
+    if total < math.inf:
+        return _ResponseLimits(beyond_prompt, total, _attribute(limited, "total_limit"))
+    # nothing says how long recorded responses may be: at most twice what is asked for
+    lengths = response_tokens.values() if isinstance(response_tokens, Mapping) else [response_tokens or 0]
+    return _ResponseLimits(max(RESPONSE, 2 * max(lengths)), total, "")
+
+
+def _response_origin(response_tokens: float | Mapping[str, float] | None, limits: _ResponseLimits) -> str:
+    """Return where the assumed length of responses comes from."""
+    if isinstance(response_tokens, int | float) and response_tokens > limits.response:
+        return f"({limits.attribute}, which --response-tokens {response_tokens:g} exceeds)"
+    half_of = limits.response if limits.attribute else 0
+    return _origin(response_tokens, "--response-tokens", half_of, limits.attribute)
 
 
 def _row_assumptions(plan: Plan, work: Workload) -> list[str]:
@@ -229,12 +253,12 @@ def _kept_text(plan: Plan, filtered: Sequence[str], shares: Mapping[str, float])
     return text if all_refill else f"{text} (--kept-rows)"
 
 
-def _attribute(functions: Mapping[str, Function], role: Role) -> str:
-    """Return the name of the attribute that has a role, in the first op that has one."""
-    for function in functions.values():
-        if role in function.roles:
+def _attribute(functions: Iterable[Function], role: Role) -> str:
+    """Return the name of the attribute that has a role, in the first op that sets it; empty if none does."""
+    for function in functions:
+        if role in function.roles and function.value(role):
             return function.roles[role]
-    return "max_new_tokens"
+    return ""
 
 
 def _origin(option_value: object, option: str, limit: float, attribute: str) -> str:

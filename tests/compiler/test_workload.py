@@ -94,6 +94,35 @@ def test_rows_and_tokens_come_from_the_graph() -> None:
     assert (given.prompt, given.responses.mean) == (100, 1024)
 
 
+def test_responses_that_a_limit_cuts_are_said_to_be() -> None:
+    work = workload(compile_graph("grpo", (), 2), response_tokens=5000)
+    said = "responses of 1,024 tokens (max_new_tokens, which --response-tokens 5000 exceeds)"
+    assert any(said in line for line in work.assumed), work.assumed
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "mean", "longest", "origin"),
+    [
+        (("examples.max_tokens=null",), 6000, 6000, 12000, "(--response-tokens)"),
+        (("examples.max_tokens=null",), None, 512, 1024, "(assumed; --response-tokens)"),
+        (("examples.max_tokens=4001",), None, 2000, 4000, "(half of max_tokens; --response-tokens)"),
+        (
+            ("examples.max_tokens=4001",),
+            6000,
+            4000,
+            4000,
+            "(max_tokens, which --response-tokens 6000 exceeds)",
+        ),
+    ],
+)
+def test_recorded_responses_are_as_long_as_their_source_allows(
+    settings: tuple[str, ...], asked: float | None, mean: float, longest: float, origin: str
+) -> None:
+    work = workload(compile_graph("sft", settings, 2), response_tokens=asked)
+    assert (work.responses.mean, work.responses.longest) == (mean, longest)
+    assert any(f"responses of {mean:,} tokens {origin}" in line for line in work.assumed), work.assumed
+
+
 def test_a_filter_is_taken_to_keep_every_row() -> None:
     work = workload(compile_graph("dapo", (), 2))
     assert work.rows["samples/informative"] == work.rows["samples"]
