@@ -102,7 +102,7 @@ SERVING = {
         any_adapters=True,
     ),
     SERVERS: Serving(
-        "in servers of its own",
+        "in its own servers",
         f"{RUNTIME}.sglang.groups:sglang_engine",
         {
             **SIZES,
@@ -135,7 +135,7 @@ SERVING = {
         without_adapters=frozenset({"attention_replicas", "hosts", "quantization"}),
     ),
     "openai": Serving(
-        "in servers that run already and return token ids and log-probs, for frozen models",
+        "in servers that already run and return token ids and log-probs, for frozen models",
         f"{RUNTIME}.openai.engine:OpenAIEngine",
         {"max_rows": "max_rows"} | {key: key for key in OpenAISettings.model_fields},
         settings=OpenAISettings,
