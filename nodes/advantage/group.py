@@ -39,7 +39,7 @@ def grpo(
 
     Attributes:
         scale: whether to divide by the standard deviation.
-        eps: what is added to the standard deviation, in units of the reward, above 0.
+        eps: added to the standard deviation, in units of the reward, above 0.
 
     Example:
         advantages: {op: advantage.grpo}
@@ -167,7 +167,7 @@ def grpo_passk(
 
     Attributes:
         scale: whether to divide by the standard deviation.
-        eps: what is added to the standard deviation, in units of the reward, above 0.
+        eps: added to the standard deviation, in units of the reward, above 0.
 
     Example:
         advantages: {op: advantage.grpo_passk}

@@ -26,7 +26,7 @@ def process(
 
     Attributes:
         scale: whether to divide by the standard deviation.
-        eps: what is added to the standard deviation, in units of the reward, above 0.
+        eps: added to the standard deviation, in units of the reward, above 0.
 
     Example:
         advantages: {op: advantage.process, in: {rewards: step_rewards}}

@@ -89,61 +89,64 @@ def agent(
     forgets: bool = False,
     chunk: AtLeastOne | None = None,
 ) -> Conversations:
-    """Sample ``n`` conversations from each prompt: turns of the policy, and what tools answer to them.
+    """Sample ``n`` conversations from each prompt: turns of the policy and the answers of tools.
 
-    ``tokens`` are the very ids that the engine read and wrote, in order; no turn is tokenised again. What
-    others say is tokenised once and joined by what the chat template writes around it. ``loss_mask`` is
-    true on what the policy wrote, end tokens included, and ``rollout_logprobs`` are 0 elsewhere. ``turn``
-    is t from the first token of the policy's turn t up to its next, so on what answers that turn too, and 0
-    in the prompt. ``responses`` is the text of the last turn. A sample is ``truncated`` where a limit ended
-    it. A call that can't be read, names no tool, fails or is late is answered with ``error: ...``.
-    ``tool_rewards`` is the sum of what the ``reward`` methods of the sample's tools return. Random numbers
-    as of ``rollout``, those of turn t of a sample from its seed + t. Tools that are not async run in
-    threads, and a late one goes on to its end. Records ``rollout/length`` (tokens that the policy wrote),
-    ``rollout/prompt_length``, ``rollout/truncated``, ``rollout/repetitive`` (of last turns),
-    ``rollout/turns``, ``rollout/called`` (the fraction of samples that call a tool), ``rollout/tool_calls``
-    (calls per sample), ``rollout/tool_errors`` (the fraction of calls that fail), ``tokens/generated`` (a
-    total), and how many seconds a conversation waited for the policy and for tools; with ``forgets``,
-    ``rollout/forgot``, how often a conversation forgot tokens. ReAct: arXiv 2210.03629.
+    ``tokens`` are exactly the ids that the engine read and wrote, in order; no turn is tokenised again.
+    Messages from others are tokenised once, together with what the chat template writes around them.
+    ``loss_mask`` is true on what the policy wrote, including end tokens, and ``rollout_logprobs`` are 0
+    elsewhere. ``turn`` is t from the first token of the policy's turn t to the start of its next turn, so it
+    covers the answers to that turn too; it is 0 in the prompt. ``responses`` is the text of the last turn. A
+    sample is ``truncated`` if a limit ended it. A call that can't be parsed, names an unknown tool, fails or
+    times out is answered with ``error: ...``. ``tool_rewards`` is the sum of the values that the ``reward``
+    methods of the sample's tools return. Random numbers are as for ``rollout``; turn t of a sample uses its
+    seed + t. Tools that are not async run in threads, where a call that timed out still runs to its end.
+    Records ``rollout/length`` (tokens that the policy wrote), ``rollout/prompt_length``,
+    ``rollout/truncated``, ``rollout/repetitive`` (of last turns), ``rollout/turns``, ``rollout/called`` (the
+    fraction of samples that call a tool), ``rollout/tool_calls`` (calls per sample), ``rollout/tool_errors``
+    (the fraction of calls that fail), ``tokens/generated`` (a total), and the seconds for which a
+    conversation waited for the policy and for tools; with ``forgets``, ``rollout/forgot``, how often a
+    conversation forgot tokens. ReAct: arXiv 2210.03629.
 
-    With ``chunk``, as where generation streams, conversations that go on when a round ends stay on their
-    worker, tools and all, and go on in the next one, with newer weights where there are such. A group goes
-    on to the next step once all its conversations have ended. On the embedded engine a round is one call for
-    at most so many tokens of each turn that waits for it; those that wait for tools go on in a later one. On
-    servers it ends with the first group, or after a second, and cuts nothing. Either ends early where weights
-    or other devices wait for it. With ``order: in_order``, and where nothing streams, no round of the
-    embedded engine depends on time: it is one call for all, and what tools answer to that.
-    ``token_versions`` says which version of the weights drew each token, and is -1 on what others wrote;
-    ``tokens/generated`` counts those of groups that have ended. A conversation whose worker is lost, or whose
-    run is resumed, begins anew from its prompt. All of it is for steps before a filter with ``refill``.
+    With ``chunk``, which is set when generation streams, conversations that are unfinished when a round ends
+    stay on their worker, along with their tools, and continue in the next round, with newer weights if there
+    are any. A group moves on to the next step once all its conversations have ended. On the embedded engine a
+    round is one call for at most ``chunk`` tokens of each turn that is waiting for the engine; conversations
+    that wait for tools continue in a later round. On servers a round ends with the first group, or after a
+    second, and cuts no turn. Either kind of round ends early if new weights or other devices wait for it.
+    With ``order: in_order``, and when nothing streams, rounds of the embedded engine don't depend on time: a
+    round is one call for all conversations and the answers of tools to it. ``token_versions`` is the version
+    of the weights that drew each token, and -1 on what others wrote; ``tokens/generated`` counts the tokens
+    of groups that have ended. A conversation starts again from its prompt if its worker is lost or its run is
+    resumed. ``chunk`` is for steps before a filter with ``refill``.
 
     Attributes:
         n: conversations per prompt, at least 1.
-        max_new_tokens: the most tokens behind the prompt, of all turns and what tools answer together.
-        max_total_tokens: the most tokens of a conversation, its prompt among them; null: no bound of its own.
-        stop: texts that end a turn; the one that does is part of it, with the whole of its last token.
-        stop_token_ids: tokens that end a turn, by their ids; the one that does is part of it.
-        repetition_penalty: by how much tokens that the turn has become less likely; 1: not at all.
-        min_new_tokens: how many tokens a turn has at least before its end token.
-        regex: a regular expression that a turn is one of (sglang).
-        json_schema: a JSON schema that a turn is an instance of (sglang).
-        loop: who speaks when; by default tool_loop, turns until one calls no tool.
-        tools: what the policy may call, by the names that it calls them by. To show them in the prompt, give
-            data.prompts `tools: "${nodes.ROLLOUT.tools}"`.
-        parser: how calls stand in the text; by default hermes.
+        max_new_tokens: the most tokens after the prompt: all turns and the answers of tools together.
+        max_total_tokens: the most tokens of a conversation, including its prompt; null: no such limit.
+        stop: texts that end a turn; the text is part of the turn, up to the end of the token that completes
+            it.
+        stop_token_ids: ids of tokens that end a turn; the token is part of the turn.
+        repetition_penalty: by how much tokens that are already in the turn become less likely; 1: not at all.
+        min_new_tokens: the fewest tokens of a turn before its end token.
+        regex: a regular expression that every turn matches (sglang only).
+        json_schema: a JSON schema that every turn conforms to (sglang only).
+        loop: the function that decides who speaks when; by default tool_loop: turns until one calls no tool.
+        tools: the tools that the policy may call, by the names that it uses. To show them in the prompt, give
+            data.prompts ``tools: "${nodes.ROLLOUT.tools}"``.
+        parser: how calls are written in the text; by default hermes.
         max_turns: turns of the policy, 1 to 32767.
-        max_turn_tokens: the most tokens of one turn, which ends the conversation there; null: as many as are
-            left.
-        max_calls: calls per conversation; those beyond are answered with an error.
-        max_result_tokens: the most tokens of what a tool answers to one call.
-        truncate: which side of a longer answer is cut: left, right or middle.
+        max_turn_tokens: the most tokens of one turn; a turn that reaches it ends the conversation. null: as
+            many as are left.
+        max_calls: the most calls per conversation; further calls are answered with an error.
+        max_result_tokens: the most tokens of a tool's answer to one call.
+        truncate: where a longer answer is cut: left, right or middle.
         tool_timeout: seconds that a call may take, above 0.
-        parallel: calls of tools that are not async at a time, on a device.
-        template_options: what the chat template is given beside messages, as of data.prompts.
-        forgets: whether the loop may let later turns not see earlier tokens (``chat.forget``). ``tokens`` are
-            all of them then; ``forgotten`` is the length of the row from which on each is unseen, 0 where it
-            is always seen. ``segment.contexts`` makes rows of what the policy saw.
-        chunk: the most tokens of a turn that a round draws; null: a round ends with the last conversation.
+        parallel: concurrent calls per device to tools that are not async.
+        template_options: further arguments of the chat template, as for data.prompts.
+        forgets: whether the loop may hide earlier tokens from later turns (``chat.forget``). ``tokens`` still
+            holds all of them; ``forgotten`` is the length of the row from which a token is hidden, 0 if it
+            never is. ``segment.contexts`` makes rows of what the policy saw.
+        chunk: the most tokens of a turn that one round draws; null: a round ends with the last conversation.
 
     Example:
         rollout: {op: rollout.agent, model: policy, n: 8, max_new_tokens: 512,

@@ -76,23 +76,25 @@ def pairs(
 
     Each row is prompt, response, end token, with ``loss_mask`` true on the last two. Row 2 p is the chosen
     response of pair p and row 2 p + 1 the rejected one; ``group`` is p (the data of DPO, arXiv 2305.18290).
-    Sources, epochs and what is recorded as in data.prompts: ``data/overlong`` is the fraction of pairs with a
-    row over ``max_tokens``. Pairs whose rows are equal teach nothing: they are dropped, and counted in
-    ``data/equal``.
+    Sources, epochs and metrics are those of data.prompts; ``data/overlong`` is the fraction of pairs with a
+    row longer than ``max_tokens``. Pairs whose two rows are equal teach nothing: they are dropped, and
+    counted in ``data/equal``.
 
     Attributes:
-        batch: pairs per iteration, at least 1; or all, the whole set once, in file order.
+        batch: pairs per iteration, at least 1; or all: the whole set once, in file order.
         question: the column with the question: text, or a list of chat messages {role, content}; null: the
-            messages with which both responses begin.
-        chosen: the column with the better response: text, or messages, whose beginning may be the question.
+            question is the messages with which both responses begin.
+        chosen: the column with the better response: text, or messages that may begin with the question.
         rejected: the column with the worse response.
-        template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
-        template_options: what the chat template is given beside the messages.
+        template: chat applies the tokenizer's chat template to the question; plain uses the question as it
+            is.
+        template_options: further arguments of the chat template.
         system: a system message; with plain, text put before the question.
-        suffix: text put after the question; of messages, behind the user's last.
-        assistant_turns: what is compared of responses that are messages: the assistant's last turn, or all.
-        max_tokens: pairs with a row of more tokens than this are dropped; null keeps all.
-        shuffle: whether epochs are shuffled, or in file order.
+        suffix: text put after the question; if the question is a list of messages, after the user's last
+            message.
+        assistant_turns: which turns of responses in messages are compared: the assistant's last, or all.
+        max_tokens: pairs with a row that has more tokens than this are dropped; null keeps all.
+        shuffle: whether to shuffle each epoch; false: file order.
 
     Example:
         pairs: {op: data.pairs, files: [preferences.jsonl], batch: 64}

@@ -78,34 +78,37 @@ def prompts(
     """The next ``batch`` questions, tokenised, with their answers.
 
     Each epoch goes through every row once in an order drawn from (seed, epoch); batches run on across epochs,
-    so no row is lost at the end of one. With ``weights`` each source has epochs of its own, and of every 1000
-    rows (of each batch, where a weight has a course) it gives its share, in an order drawn from the seed.
-    ``source`` is the name of a row's source in ``files``, or of the first file of a list. Records
-    ``data/epoch``, how often all rows were taken by then (with ``weights`` that of each source,
-    ``data/epoch/NAME``), and, where they are given, ``data/overlong``, the fraction of rows over
-    ``max_prompt_tokens`` (with several sources each one's as well, ``data/overlong/NAME``), and
-    ``data/filtered``, that which ``where`` leaves out.
+    so no row is lost at the end of an epoch. With ``weights`` each source has its own epochs, and gives its
+    share of every 1000 rows (of each batch, if a weight changes over iterations), in an order drawn from the
+    seed. ``source`` is the name of a row's source in ``files``, or of the first file of a list. Records
+    ``data/epoch``, how often all rows have been taken so far (with ``weights`` for each source,
+    ``data/epoch/NAME``). With ``max_prompt_tokens`` it records ``data/overlong``, the fraction of rows that
+    are longer (with several sources also for each, ``data/overlong/NAME``), and with ``where`` it records
+    ``data/filtered``, the fraction of rows left out.
 
     Attributes:
         question: the column with the question: text, or a list of chat messages {role, content}.
-        answer: the column with the answer: text, a number, or the tests of a program {inputs, outputs}; lists
-            of right ones are a column `answers`; null where there is none: of messages that end with the
-            assistant's, the answer is that one, else it is empty.
-        answer_after: keep what follows the last occurrence of this marker in the answer, e.g. "####"; answers
-            of a source in which no row has it are taken whole.
-        template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
-        template_options: what the chat template is given beside the messages, as {enable_thinking: false};
-            {continue_final_message: true} has the policy go on with a question's last turn, the assistant's.
-        tools: what the chat template shows the policy as tools: "${nodes.rollout.tools}" of a rollout.agent.
-        row_tools: the column with the tools that a row shows: names of `tools`, a mapping of these, or
-            schemas; null: each shows all of `tools`.
+        answer: the column with the answer: text, a number, or the tests of a program {inputs, outputs}. Lists
+            of right answers go into a column ``answers``. null: there is no such column; if a question's
+            messages end with the assistant's, that message is the answer, else the answer is empty.
+        answer_after: keep only what follows the last occurrence of this marker in the answer, e.g. "####". If
+            no row of a source has the marker, its answers are kept whole.
+        template: chat applies the tokenizer's chat template to the question; plain uses the question as it
+            is.
+        template_options: further arguments of the chat template, as in {enable_thinking: false}; with
+            {continue_final_message: true} the policy continues a question's last turn, which is the
+            assistant's.
+        tools: the tools that the chat template shows the policy: "${nodes.rollout.tools}" for those of a
+            rollout.agent.
+        row_tools: the column with the tools that a row shows: names from ``tools``, a mapping of these, or
+            schemas; null: each row shows all of ``tools``.
         system: a system message; with plain, text put before the question.
-        suffix: text put after the question, e.g. an instruction on the answer's form; of messages, behind the
-            user's last.
+        suffix: text put after the question, e.g. an instruction about the form of the answer; if the question
+            is a list of messages, after the user's last message.
         max_prompt_tokens: rows with more tokens than this are dropped and counted; null keeps all.
-        truncate: where longer rows are cut, left, right or middle, in place of dropping them; refuse ends the
-            run before it starts; null drops.
-        shuffle: whether epochs are shuffled, or in file order.
+        truncate: the side on which longer rows are cut (left, right or middle) instead of being dropped;
+            refuse: the run does not start; null: they are dropped.
+        shuffle: whether to shuffle each epoch; false: file order.
 
     Example:
         prompts: {op: data.prompts, files: [gsm8k/train.parquet], batch: 128, answer_after: "####"}
@@ -173,23 +176,26 @@ def examples(
     """The next ``batch`` question-answer pairs as sequences to imitate: prompt, answer, end token.
 
     ``loss_mask`` is true on the answer and the end token, or on each turn of the assistant. Sources, epochs
-    and what is recorded as in data.prompts, with ``max_tokens`` in place of ``max_prompt_tokens``.
+    and metrics are those of data.prompts, with ``max_tokens`` in place of ``max_prompt_tokens``.
 
     Attributes:
         question: the column with the question: text, or a list of chat messages {role, content}.
-        answer: the column with the answer, text or messages; null: of messages that end with the assistant's,
-            that one. Messages that begin with the question are taken without it.
-        template: chat puts the question through the tokenizer's chat template; plain takes it as it is.
-        template_options: what the chat template is given beside the messages, as {enable_thinking: false}.
-        tools: what the chat template shows the policy as tools, as of a rollout.agent.
-        row_tools: the column with the tools that a row shows: names of `tools`, a mapping of these, or
-            schemas; null: each shows all of `tools`.
+        answer: the column with the answer, text or messages; null: the answer is the assistant's message with
+            which the question's messages end. If an answer's messages begin with the question, the question
+            is removed from them.
+        template: chat applies the tokenizer's chat template to the question; plain uses the question as it
+            is.
+        template_options: further arguments of the chat template, as in {enable_thinking: false}.
+        tools: the tools that the chat template shows the policy, such as those of a rollout.agent.
+        row_tools: the column with the tools that a row shows: names from ``tools``, a mapping of these, or
+            schemas; null: each row shows all of ``tools``.
         system: a system message; with plain, text put before the question.
-        suffix: text put after the question; of messages, behind the user's last.
-        assistant_turns: what is learnt of a conversation: the assistant's last turn, or all; of an answer in
-            messages, those that are in it.
+        suffix: text put after the question; if the question is a list of messages, after the user's last
+            message.
+        assistant_turns: which turns of a conversation are learned: the assistant's last, or all; if the
+            answer is a list of messages, only turns in the answer.
         max_tokens: rows with more tokens than this, prompt and answer together, are dropped; null keeps all.
-        shuffle: whether epochs are shuffled, or in file order.
+        shuffle: whether to shuffle each epoch; false: file order.
 
     Example:
         examples: {op: data.examples, files: [demo_files/train.parquet], batch: 64, template: plain}

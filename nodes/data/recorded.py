@@ -53,17 +53,17 @@ def recorded(
     columns: dict[str, str] | None = None,
     temperature: PositiveFloat = 1.0,
 ) -> Rollout:
-    """The samples of an iteration that a run recorded, in their order: a rollout without an engine.
+    """The samples of an iteration that a run recorded, in their original order: a rollout without an engine.
 
-    Iteration t has those of the t-th that was recorded, and behind the last comes the first again. ``model``
-    is the model that sampled them then: what trains on them corrects for that, as for weights of an older
-    version. Writes what a rollout writes, and ``columns``; what the run recorded per prompt is repeated to
-    the prompt's samples. Records ``NODE/iteration``, in which the rows were recorded.
+    Iteration t takes the samples of the t-th recorded iteration, and starts again from the first after the
+    last. ``model`` is the model that sampled them; updates that train on them correct for its older weights.
+    Writes the columns of a rollout, and ``columns``; values that the run recorded per prompt are repeated for
+    the prompt's samples. Records ``NODE/iteration``, the iteration in which the rows were recorded.
 
     Attributes:
-        run: the directory of the run, which had schedule.record_every.
-        columns: more columns that it recorded, each with its type, as {rewards: float32}; null for none.
-        temperature: what the logits were divided by when the rows were sampled, above 0.
+        run: the directory of the run, which must have had schedule.record_every.
+        columns: more recorded columns to read, each with its type, as in {rewards: float32}; null: none.
+        temperature: the number by which the logits were divided when the rows were sampled, above 0.
 
     Example:
         rollout: {op: data.recorded, model: policy, run: runs/grpo, columns: {rewards: float32}}

@@ -43,16 +43,18 @@ class SourceAttributes(AttributeGroup):
     """The files of a data source, the rows of them that are read, and how many an iteration takes.
 
     Attributes:
-        files: .parquet, .arrow, .jsonl, .json, .csv or .tsv files, folders of datasets' save_to_disk,
-            patterns such as data/*.parquet, or URLs of these (s3://, hf://); one after the other, or by
-            name, as several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
-        batch: rows per iteration, at least 1; or all, the whole set once, in file order.
-        weights: how much of a batch each source gives, as {gsm8k: 3, math: 1}, at least 0, each a number or a
-            course; null: as many as it has. With batch: all they have no meaning.
-        where: column -> the value that rows must have, or a list of such: {split: train, level: [4, 5]}.
-        columns: more fields of the files, which become columns of the graph, each with its type (text, json,
-            float32, int64 or boolean): {level: float32, tests: json}; or, where names differ or rows lack
-            one, {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
+        files: .parquet, .arrow, .jsonl, .json, .csv or .tsv files, folders written by save_to_disk of
+            ``datasets``, patterns such as data/*.parquet, or URLs of any of these (s3://, hf://). A list is
+            read in order; a mapping names several sources: {gsm8k: [a.jsonl], math: [b.parquet]}.
+        batch: rows per iteration, at least 1; or all: the whole set once, in file order.
+        weights: the relative share of each source in a batch, at least 0, as in {gsm8k: 3, math: 1}; each may
+            change over iterations. null: in proportion to the rows of each source. They have no effect with
+            ``batch: all``.
+        where: column -> the value that its rows must have, or a list of accepted values: {split: train,
+            level: [4, 5]}.
+        columns: more fields of the files that become columns of the graph, each with its type (text, json,
+            float32, int64 or boolean): {level: float32, tests: json}. If names differ or some rows lack the
+            field: {gold: {from: reward_model.ground_truth, type: text, default: ""}}.
     """
 
     files: Files

@@ -33,54 +33,57 @@ def code(
 ) -> float32[samples]:
     """1.0 where the response's Python passes the test in ``answer``, else 0.0 (arXiv 2107.03374).
 
-    The program is the last fenced block behind the response's thinking that has no label or Python's, or
-    all of it where there is none. Names of the standard library that the published harnesses import for a
-    program, such as ``List``, ``heapq`` and ``math``, are there (``nodes/sandboxed/harness.py``). An
-    expected ``nan`` equals nothing. It runs in a sandbox without network, environment or files of the run
-    (``nodes/support/sandbox.py`` says what holds), and is judged from outside of it. There are two kinds
-    of tests.
+    The program is the last fenced block after the response's thinking that has no label or a label of Python,
+    or everything after the thinking if there is no such block. Names of the standard library that the
+    published harnesses import for a program, such as ``List``, ``heapq`` and ``math``, are available
+    (``nodes/sandboxed/harness.py``). An expected ``nan`` equals nothing. The program runs in a sandbox
+    without network, environment or files of the run (``nodes/support/sandbox.py`` lists the guarantees), and
+    is judged from outside. There are two kinds of tests.
 
-    JSON ``{"inputs": [...], "outputs": [...]}``, as APPS, TACO and LiveCodeBench have it: each input is the
-    standard input of a new process, which must end without an error and print the output. Lines are
-    compared word by word, without empty last lines, and a number that is expected with a decimal point may be
-    off by 1e-6. With ``fn_name``, each input is the list of arguments (or text: one JSON value per line) of a
-    call of that function, or method of the class ``Solution``; its value as JSON must be the output, or the
-    output's only element. No program passes a test without inputs. The outputs never enter the sandbox.
+    JSON ``{"inputs": [...], "outputs": [...]}``, as in APPS, TACO and LiveCodeBench: each input is the
+    standard input of a new process, which must end without an error and print the output. Lines are compared
+    word by word, ignoring empty lines at the end, and a number whose expected form has a decimal point may
+    differ by 1e-6. With ``fn_name``, each input is the list of arguments (or text: one JSON value per line)
+    of a call of that function, or method of the class ``Solution``; its value as JSON must equal the output,
+    or the output's only element. No program passes a test without inputs. The outputs never enter the
+    sandbox.
 
-    Anything else is Python that raises where the program is wrong (HumanEval, MBPP). It runs in an
-    interpreter in a sandbox of its own, where the names that it uses and does not define stand for the
-    program's. What a call gives arrives as plain data: None, bool, int, float, complex, str, bytes, list,
-    tuple, set, frozenset and dict, of exactly these types (a namedtuple is a tuple). Any other object stays
-    in the program's process: its calls, attributes, items, iteration, length, truth and text are asked there;
-    it equals itself alone, has no order and no arithmetic, and as many items as its length says. A range,
-    generator or view of a dict is passed as a list. A list, dict or set that is passed becomes what the call
-    made of it. Constants are read once, before the test begins. An exception arrives as the
-    built-in one that it extends. A module of the standard library that the test forgot to import is Python's
-    own. A test can't pass functions of its own, compare the program's objects by value, or await. No program
-    passes a test that asks it nothing, such as one that defines ``check`` and does not call it, and a test of
-    a function that is named like a built-in uses no other built-in function.
+    Anything else is Python that raises if the program is wrong (HumanEval, MBPP). It runs in an interpreter
+    in its own sandbox, where names that it uses without defining them refer to the program's. What a call
+    returns arrives as plain data: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset
+    and dict, of exactly these types (a namedtuple is a tuple). Any other object stays in the program's
+    process, which answers for its calls, attributes, items, iteration, length, truth and text; it equals only
+    itself, has no order and no arithmetic, and has as many items as its length says. A range, generator or
+    view of a dict is passed as a list. A list, dict or set passed as an argument takes on the changes that
+    the call makes to it. Constants are read once, before the test begins. An exception arrives as the
+    built-in exception that it extends. A module of the standard library that the test forgot to import is
+    Python's own. A test can't pass its own functions, compare the program's objects by value, or await. No
+    program passes a test that never calls it, such as one that defines ``check`` and does not call it. A test
+    of a function with the name of a built-in uses no other built-in function.
 
-    A program can still guess, and recognise the inputs of the test and give what it remembers of them. It can
-    answer with nothing where a test loops over what it gives and looks at no length (``all(a == b for a, b in
-    zip(f(x), [1, 2]))``). It can answer as it likes where a test passes it the expected value
-    (``shape.equals(6)``), uses more of its functions than the one that is tested (``encode`` to test
-    ``decode``), or works the expected value out of a list after it has passed it.
+    A program can still guess, or recognise the inputs of the test and return answers that it remembers. It
+    can pass by returning nothing if a test loops over what it returns without checking the length (``all(a ==
+    b for a, b in zip(f(x), [1, 2]))``). It can pass with any answer if a test passes it the expected value
+    (``shape.equals(6)``), uses more of its functions than the tested one (``encode`` to test ``decode``), or
+    computes the expected value from a list after passing that list.
 
-    Records ``reward/mean``, ``reward/late``, the fraction that ran out of time, whose first is logged, and
-    ``reward/suspicious``, the fraction that reached for what a solution does not need, such as frames,
-    processes or signals (``nodes/reward/suspicious.py``), or whose process broke the protocol of its calls.
-    It changes no reward; where it rises, read the samples. ``reward/unjudged`` is the fraction that could not
-    be judged, for a fault of the test as a rule; the first of them is logged.
+    Records ``reward/mean``; ``reward/late``, the fraction that ran out of time, the first of which is logged;
+    and ``reward/suspicious``, the fraction that used what a solution does not need, such as frames, processes
+    or signals (``nodes/reward/suspicious.py``), or whose process broke the protocol of its calls. Being
+    suspicious changes no reward; if the fraction rises, read the samples. ``reward/unjudged`` is the fraction
+    that could not be judged, usually because of an error in the test; the first of them is logged.
 
     Attributes:
         timeout: seconds that a program and its test may take together, above 0.
-        memory_mib: address space of each of its processes and memory of all of them, in MiB, at least 64;
-            libraries such as NumPy want 1024.
-        file_mib: size of all that it writes and of one input, in MiB, at least 1; these lie in memory.
-        network: whether it may use the network, this host's loopback too; all else stays closed.
-        allow_unsandboxed: whether to go on where Linux gives no sandbox; programs then run under limits alone
-            and can read and write what the run's user can, its API keys too, and reach the network.
-        parallel: programs at a time, at least 1.
+        memory_mib: address space per process and memory of all its processes together, in MiB, at least 64;
+            libraries such as NumPy need 1024.
+        file_mib: the most that it may write in total, and the most of one input, in MiB, at least 1; both are
+            kept in memory.
+        network: whether it may use the network, including this host's loopback; everything else stays closed.
+        allow_unsandboxed: whether to go on if Linux provides no sandbox; programs then run with resource
+            limits only: they can read and write what the run's user can, including its API keys, and reach
+            the network.
+        parallel: concurrent programs, at least 1.
 
     Example:
         rewards: {op: reward.code, timeout: 10}

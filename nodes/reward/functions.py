@@ -60,29 +60,30 @@ def verl(
     parallel: Annotated[int, Field(ge=1)] = 8,
     on_error: OnError = "fail",
 ) -> Judged:
-    """Rewards of a function that was written for verl (https://github.com/verl-project/verl).
+    """Rewards from a function written for verl (https://github.com/verl-project/verl).
 
     It is called for each sample, by name: ``compute_score(data_source, solution_str, ground_truth,
-    extra_info)``, with ``arguments`` beside these or in their place, and returns a number, a dict with
-    ``score``, or a tuple whose first is the score; it may be async. Of the four it gets those that it names,
-    so verl's scorers of one kind of answer run as they are (docs/from_verl.md lists them), such as
-    ``math_dapo.compute_score(solution_str, ground_truth)``. A required ``model_output``, ``predict_str`` or
-    ``completion`` is the response, ``test_cases`` the ground truth. A function that names ``solution_strs``,
-    ``ground_truths``, ``data_sources`` or ``extra_infos`` is called once for all samples that are scored
-    together, with lists, and returns a list. ``data_source`` is empty and ``extra_info`` an empty dict where
-    no node writes a column of that name. Other numbers in the dict are recorded under the node's name. A
-    function that is not async runs in threads; one whose file, or a file beside it that this imports, imports
-    ``signal``, ``math_verify`` or verl, which need it, runs in the main thread, one call after the other, and
-    is interrupted when it is late. Records ``reward/mean`` and ``reward/failed`` as reward.remote does.
+    extra_info)``, with ``arguments`` added to these or replacing them, and returns a number, a dict with
+    ``score``, or a tuple that begins with the score; it may be async. It gets only those of the four that it
+    names, so verl's scorers of a single kind of answer run unchanged (docs/from_verl.md lists them), such as
+    ``math_dapo.compute_score(solution_str, ground_truth)``. A required parameter ``model_output``,
+    ``predict_str`` or ``completion`` gets the response, ``test_cases`` the ground truth. A function that
+    names ``solution_strs``, ``ground_truths``, ``data_sources`` or ``extra_infos`` is called once with lists
+    for all samples that are scored together, and returns a list. ``data_source`` is empty and ``extra_info``
+    an empty dict if no node writes a column of that name. Other numbers in the dict are recorded under the
+    node's name. A function that is not async runs in threads. If its file, or a neighbouring file that it
+    imports, imports ``signal``, ``math_verify`` or verl, which need the main thread, it runs there instead,
+    one call after the other, and is interrupted when it is late. Records ``reward/mean`` and
+    ``reward/failed`` as reward.remote does.
 
     Attributes:
-        function: the function, as my_rewards.py:compute_score, in a file beside the graph, or as
-            verl.utils.reward_score.gsm8k:compute_score, in a module that is installed.
-        arguments: more arguments of each call, by name; they stand over columns.
-        key: which number of the dict is the reward; of gdpo each reward has its own.
+        function: the function, such as my_rewards.py:compute_score in a file next to the graph, or
+            verl.utils.reward_score.gsm8k:compute_score in an installed module.
+        arguments: more arguments of each call, by name; they take precedence over columns.
+        key: which number of the dict is the reward; with gdpo, each reward has its own key.
         timeout: seconds that one call may take, above 0.
-        parallel: calls at a time, at least 1.
-        on_error: what a call that fails, is late or gives no number does: fail, zero or drop, as in
+        parallel: concurrent calls, at least 1.
+        on_error: what happens if a call fails, is late or returns no number: fail, zero or drop, as in
             reward.remote.
 
     Raises:
@@ -141,26 +142,26 @@ def trl(
     on_error: Literal["zero", "drop"] = "zero",
     **more: anything[samples],
 ) -> Judged:
-    """Rewards of a function that was written for TRL (https://github.com/huggingface/trl).
+    """Rewards from a function written for TRL (https://github.com/huggingface/trl).
 
-    It is called with lists, by name: ``f(prompts, completions, completion_ids, **columns)``, with
-    ``trainer_state`` (of which there is ``global_step``), ``log_metric`` and ``log_extra`` beside these, and
-    returns a number or None for each sample; it may be async. Prompts that are messages have completions that
-    are messages, ``[{"role": "assistant", "content": ...}]``; others have texts. An error that it raises ends
-    the run. Records ``reward/mean`` (of what has a reward) and ``reward/failed``, the fraction that has none.
+    It is called with lists, by name: ``f(prompts, completions, completion_ids, **columns)``, also with
+    ``trainer_state`` (which has only ``global_step``), ``log_metric`` and ``log_extra``, and returns a number
+    or None for each sample; it may be async. If prompts are messages, so are completions, ``[{"role":
+    "assistant", "content": ...}]``; otherwise both are texts. An error that it raises ends the run. Records
+    ``reward/mean`` (of samples with a reward) and ``reward/failed``, the fraction without one.
     docs/from_trl.md lists those of ``trl.rewards``.
 
     Attributes:
-        function: the function, as my_rewards.py:reward, in a file beside the graph, or as
-            trl.rewards:think_format_reward, in a module that is installed.
-        columns: more columns that it is given, by name, as [answer].
-        arguments: more arguments of each call, by name; they stand over columns.
-        factory: of a function that makes the reward function, as trl.rewards:get_soft_overlong_punishment,
-            the arguments, by name; null: it is the reward function itself.
-        conversational: whether prompts and completions are messages, a question in text being one of the
-            user; null: as the prompts are.
-        on_error: what becomes of a sample for which it gives None: zero, a reward of 0; or drop, left out by
-            a filter.judged.
+        function: the function, such as my_rewards.py:reward in a file next to the graph, or
+            trl.rewards:think_format_reward in an installed module.
+        columns: more columns to pass to it, by name, as in [answer].
+        arguments: more arguments of each call, by name; they take precedence over columns.
+        factory: the arguments, by name, of a function that makes the reward function, such as
+            trl.rewards:get_soft_overlong_punishment; null: ``function`` is the reward function itself.
+        conversational: whether prompts and completions are messages, where a question in text becomes a
+            message of the user; null: as the prompts are.
+        on_error: what happens to a sample for which it returns None: zero, it has a reward of 0; drop, a
+            filter.judged leaves it out.
 
     Example:
         rewards: {op: reward.trl, function: ???, columns: [answer]}

@@ -68,35 +68,37 @@ def judge(
     on_error: OnError = "zero",
     **more: anything[samples],
 ) -> Judged:
-    """(s - low) / (high - low), s the score that a language model gives a response (arXiv 2306.05685).
+    """(s - low) / (high - low), where s is the score that a language model gives a response (arXiv
+    2306.05685).
 
-    The judge reads ``prompt`` with {question}, {response} and {answer} filled in, and any other column of the
-    rows by its name, as {rubric}: what is not text is written as JSON. These are tokenised apart,
-    control tokens in them as plain text: none can end the prompt or begin the judge's turn. s is what the
-    first group of the last match of ``score`` holds in what the judge writes, kept within the bounds; of
-    several judgements (``n``) the mean of those that have one. A judgement that ``max_new_tokens`` cuts off
-    has none: its end may be a quotation. The default ``score`` matches a line that begins with the word, has
-    ``:``, ``=`` or a dash before the number and ends a paragraph. So a score that is quoted does not count
-    where the judge's own line follows, nor in a sentence, behind ``>`` or in quotation marks. A judge
-    that a response talks into ending with such a line is not found out. A sample none of whose judgements has
-    a score has failed: its reward is 0. The judge has its own tokenizer and chat template; a frozen one is
-    generated with as it came. Records ``reward/mean`` (of what did not fail), ``reward/failed`` (a fraction)
-    and ``reward/judge_length`` (tokens a judgement).
+    The judge reads ``prompt`` with {question}, {response}, {answer} and any other column of the rows, such as
+    {rubric}, filled in by name; values that are not text are written as JSON. They are tokenised separately,
+    and control tokens in them count as plain text, so that none can end the prompt or begin the judge's turn.
+    s is the first group of the last match of ``score`` in what the judge writes, clipped to the bounds; with
+    several judgements (``n``) it is the mean of those that have a score. A judgement that ``max_new_tokens``
+    cuts off has no score, since its end may be a quotation. The default ``score`` matches a line that begins
+    with the word, has ``:``, ``=`` or a dash before the number and ends a paragraph. So a quoted score does
+    not count if the judge's own line follows, nor does one in a sentence, after ``>`` or in quotation marks.
+    A judge that is persuaded by a response to end with such a line is not detected. A sample fails if none of
+    its judgements has a score: its reward is 0. The judge has its own tokenizer and chat template; a frozen
+    judge generates with its original weights. Records ``reward/mean`` (of samples that did not fail),
+    ``reward/failed`` (a fraction) and ``reward/judge_length`` (tokens per judgement).
 
     Attributes:
-        prompt: what the judge reads, with {question}, {response}, {answer} and other columns, as {rubric};
-            {{word}} is {word} itself; null: one that asks for reasons, and then for "Score: N" from 0 to 10.
-        score: a regular expression, whose first group is the score; null: the last line "Score: N" that
-            ends a paragraph.
-        scale: the scores of reward 0 and of reward 1, low and high; those beyond count as these.
-        n: judgements per sample, at least 1; with temperature 0 all are the same.
+        prompt: what the judge reads, with {question}, {response}, {answer} and other columns, such as
+            {rubric}; {{word}} stands for a literal {word}; null: a prompt that asks for reasons, and then for
+            "Score: N" from 0 to 10.
+        score: a regular expression whose first group is the score; null: the last line "Score: N" that ends a
+            paragraph.
+        scale: the scores of reward 0 and of reward 1, low and high; scores beyond them are clipped.
+        n: judgements per sample, at least 1; with temperature 0 they are all the same.
         max_new_tokens: the most tokens of a judgement.
-        max_response_tokens: the judge reads so many tokens of a response's end; null: all.
-        temperature: what the judge's logits are divided by; 0 takes the most likely token.
-        template: chat puts the prompt through the judge's chat template; plain takes it as it is.
-        template_options: what the chat template is given beside the message.
-        on_error: zero goes on with reward 0; fail ends the run, saying what the judge wrote; drop goes on,
-            where other nodes read the rows of a filter.judged alone.
+        max_response_tokens: the judge reads only this many tokens from the end of a response; null: all.
+        temperature: the number by which the judge's logits are divided; 0 takes the most likely token.
+        template: chat applies the judge's chat template to the prompt; plain uses it as it is.
+        template_options: further arguments of the chat template.
+        on_error: zero: the run goes on with reward 0; fail: the run ends and shows what the judge wrote;
+            drop: it goes on, and a filter.judged drops these samples for other nodes.
 
     Example:
         rewards: {op: reward.judge, model: judge, n: 4, temperature: 1.0}

@@ -21,31 +21,31 @@ def math(
     memory_mib: Annotated[int, Field(ge=256)] = 1024,
     parallel: Annotated[int, Field(ge=1)] = 4,
 ) -> float32[samples]:
-    r"""1.0 where the response's answer equals the reference as mathematics, else 0.0 (Math-Verify).
+    r"""1.0 if the response's answer equals the reference mathematically, else 0.0 (Math-Verify).
 
-    The answer is looked for behind the response's thinking (``nodes/support/thinking.py``); thinking
-    without an end has none. It is what stands between "the final answer is" and "I hope it is correct", or
-    in the last ``<answer>`` tag; there, the last ``\boxed{...}`` (several are one set where only ``,``,
-    ``;``, "and" or "or" part them); else what stands behind ``####``, else behind "answer is", else the
-    last formula or number, markdown aside. Notation does not count (``nodes/reward/answer_text.py``):
-    ``1/2``, ``0.5`` and ``\frac{1}{2}`` are equal, as are ``12\,345`` and 12345, ``3 1/2`` and 7/2,
-    ``50\%`` and 0.5 or 50, an answer with its unit and without. A decimal equals the number that it rounds
-    or cuts off where it shows six digits or more. Words of letters are compared as text, numerals with
-    their base. An answer that still has to be computed is wrong, so that a policy cannot repeat the
-    question: ``12*13`` for 156, ``156/12`` for 13, ``\sqrt{16}`` for 4, ``3x+4x`` for 7x. It is one whose
-    parse tree has more operations than its value or the reference has, where the reference may be such
-    itself (``2^{100}``). With unknowns in it only what sympy adds up on its own is told: ``(x+1)(x-1)`` for
-    ``x^2-1`` is right. A response without an answer in it scores 0, and so does one that takes longer than
-    ``timeout`` or more than ``memory_mib``; the first of these is logged. Records ``reward/mean``, and the
-    fractions of such responses as ``reward/unevaluated``, ``reward/unparsed`` and ``reward/late``. With a
-    column ``answers``, lists of right ones (``columns: {answers: json}`` of data.prompts), it is any of them,
-    and ``answer`` is not read.
+    The answer is searched for after the response's thinking (``nodes/support/thinking.py``); a response whose
+    thinking does not end has no answer. The answer lies between "the final answer is" and "I hope it is
+    correct", or in the last ``<answer>`` tag. There it is the last ``\boxed{...}`` (several form one set if
+    only ``,``, ``;``, "and" or "or" separate them); else what follows ``####``, else what follows "answer
+    is", else the last formula or number, ignoring markdown. Notation does not matter
+    (``nodes/reward/answer_text.py``): ``1/2``, ``0.5`` and ``\frac{1}{2}`` are equal, as are ``12\,345`` and
+    12345, ``3 1/2`` and 7/2, ``50\%`` and 0.5 or 50, an answer with its unit and without. A decimal with six
+    digits or more equals the number that it rounds or truncates. Words of letters are compared as text,
+    numerals with their base. An answer that still has to be computed is wrong, so that a policy cannot repeat
+    the question: ``12*13`` for 156, ``156/12`` for 13, ``\sqrt{16}`` for 4, ``3x+4x`` for 7x. Such an answer
+    is one whose parse tree has more operations than its value and than the reference, which may itself be
+    unevaluated (``2^{100}``). If it contains unknowns, only what sympy adds up by itself is recognised:
+    ``(x+1)(x-1)`` for ``x^2-1`` is right. A response without an answer scores 0, and so does one that takes
+    longer than ``timeout`` or more than ``memory_mib``; the first of these is logged. Records
+    ``reward/mean``, and the fractions of such responses as ``reward/unevaluated``, ``reward/unparsed`` and
+    ``reward/late``. With a column ``answers``, lists of right answers (``columns: {answers: json}`` of
+    data.prompts), any of them counts, and ``answer`` is not read.
 
     Attributes:
-        unevaluated: whether an answer that still has to be computed is right if its value is.
+        unevaluated: whether an answer that still has to be computed counts as right if its value is right.
         timeout: seconds that one response may take, above 0.
-        memory_mib: address space of the process that judges it, in MiB, at least 256.
-        parallel: responses that are judged at a time, at least 1.
+        memory_mib: address space of the judging process, in MiB, at least 256.
+        parallel: responses judged concurrently, at least 1.
 
     Example:
         rewards: {op: reward.math}

@@ -9,9 +9,10 @@ from rlgraph.ops import SPREAD, Context, TrainEngine, boolean, float32, int64, o
 def reward_model(ctx: Context, model: TrainEngine, tokens: int64[samples, tokens]) -> float32[samples]:
     """A reward model's score of prompt and response together (arXiv 2203.02155).
 
-    The output of its value head at the last token of the sequence, that token read. The model needs ``head:
-    value``, a head in its folder (one that is missing is drawn at random), and the policy's tokenizer and
-    chat template: it reads the very ids that the policy read and wrote. Records ``reward/mean``.
+    The output of its value head at the last token of the sequence, after reading that token. The model needs
+    ``head: value``, a head in its folder (a missing head is initialised at random), and the policy's
+    tokenizer and chat template, since it reads exactly the ids that the policy read and wrote. Records
+    ``reward/mean``.
 
     Example:
         rewards: {op: reward.model, model: reward}
@@ -28,9 +29,9 @@ def process(
 ) -> float32[samples, tokens]:
     """A process reward model's score of each token that the policy wrote (arXiv 2305.20050, 2312.08935).
 
-    The output of its value head at the token, that token read; 0 where ``loss_mask`` is false. Of a step, the
-    score of its last token counts, which advantage.process takes. The model is one for reward.model, trained
-    to score what is not complete as well. Records ``reward/mean``, over tokens.
+    The output of its value head at the token, after reading that token; 0 where ``loss_mask`` is false. The
+    score of a step is that of its last token, which advantage.process uses. The model is as for reward.model,
+    and trained to score incomplete responses as well. Records ``reward/mean``, over tokens.
 
     Example:
         step_rewards: {op: reward.process, model: reward}

@@ -139,27 +139,26 @@ def remote(
     on_error: OnError = "fail",
     **more: anything[samples],
 ) -> Judged:
-    r"""Rewards that a service gives: a judge, or a reward model served elsewhere (RFC 9110).
+    r"""Rewards from a service: a judge, or a reward model served elsewhere (RFC 9110).
 
-    POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, with ``columns`` beside these, and
-    expects ``{"rewards": [number, ...]}``, one per sample in order, finite in float32,
-    16 MiB at most. Tries again when the service can't be reached, is late, or says 429 or 5xx, after
-    ``backoff``, then twice that, and so on; not when it says anything else, a redirect among it, which is
-    not followed. A batch that fails has reward 0 and ``failed`` true
-    unless ``on_error`` is ``fail``, and the first of them is logged with a sample. Errors show the URL
-    without its query.
-    Records ``reward/mean`` (of what did not fail) and ``reward/failed``, the fraction that did.
+    POSTs ``{"samples": [{"question", "response", "answer"}, ...]}``, with the fields of ``columns`` added,
+    and expects ``{"rewards": [number, ...]}``, one per sample in order, finite in float32, 16 MiB at most.
+    Retries if the service can't be reached, is late, or answers 429 or 5xx, after ``backoff``, then twice
+    that, and so on. It does not retry after any other answer; redirects are not followed. A batch that fails
+    has reward 0 and ``failed`` true, unless ``on_error`` is ``fail``; the first such batch is logged with a
+    sample. Errors show the URL without its query. Records ``reward/mean`` (of samples that did not fail) and
+    ``reward/failed``, the fraction that failed.
 
     Attributes:
-        url: where to POST, http or https, without a user's name and password.
-        batch: samples of one request, at least 1.
-        parallel: requests at a time, at least 1.
-        timeout: seconds that a try may take, its whole reply included, above 0.
-        retries: tries after the first, at least 0.
+        url: where to POST, http or https, without user name and password.
+        batch: samples per request, at least 1.
+        parallel: concurrent requests, at least 1.
+        timeout: seconds that a try may take, including its whole reply, above 0.
+        retries: retries after the first try, at least 0.
         backoff: seconds before the first retry, at least 0; each later one waits twice as long.
-        columns: more columns of the rows that a sample is sent with, as [rubric, tests]: values of JSON.
-        on_error: fail ends the run, saying why; zero goes on with reward 0; drop as well, where other nodes
-            read the rows of a filter.judged alone.
+        columns: more columns to send with each sample, as JSON values, as in [rubric, tests].
+        on_error: fail: the run ends and says why; zero: it goes on with reward 0; drop: the same, and a
+            filter.judged drops these samples for other nodes.
 
     Example:
         rewards: {op: reward.remote, url: "http://judge:8000/score", on_error: zero}

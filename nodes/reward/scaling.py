@@ -23,17 +23,17 @@ def scale(
     low: float | None = None,
     high: float | None = None,
 ) -> float32[samples]:
-    """clip(factor (s + shift), low, high): an affine map of each reward, cut to a range.
+    """clip(factor (s + shift), low, high): an affine map of each reward, clipped to a range.
 
-    The reward's bias, scaling and clip of AReaL (arXiv 2505.24298); of rewards from a to b, which are to be
-    from c to d, ``factor`` is (d - c) / (b - a), ``shift`` c / factor - a, ``low`` c and ``high`` d. Records
-    ``mean`` under the node's name.
+    The reward's bias, scaling and clip of AReaL (arXiv 2505.24298); to map rewards from the range a to b to
+    the range c to d, set ``factor`` to (d - c) / (b - a), ``shift`` to c / factor - a, ``low`` to c and
+    ``high`` to d. Records ``mean`` under the node's name.
 
     Attributes:
-        shift: what is added to a reward, in its units.
-        factor: what it is multiplied by then.
-        low: the least that comes out; null for no bound.
-        high: the most that comes out; null for no bound.
+        shift: added to a reward, in its units.
+        factor: the factor by which the sum is then multiplied.
+        low: the lower bound of the result; null: no bound.
+        high: the upper bound of the result; null: no bound.
 
     Example:
         scaled: {op: reward.scale, shift: -0.5, factor: 10, low: -20, high: 20}
@@ -57,19 +57,19 @@ def whiten(
     leave_one_out: bool = False,
     eps: PositiveFloat = 1e-6,
 ) -> float32[samples]:
-    """(s - mu) / (sigma + eps): rewards that are centred and scaled, each over a group or the whole batch.
+    """(s - mu) / (sigma + eps): rewards centred and scaled, each over the group or over the whole batch.
 
-    sigma is the unbiased standard deviation. With ``leave_one_out`` both are of the other samples alone: the
-    baseline of RLOO (arXiv 2402.14740), scaled. Where sigma is 0 nothing is divided; a group, or a batch, of
-    one has mu = 0, and so is left alone. The mean of a group and the deviation of the batch are the advantage
-    of arXiv 2508.08221: with ``reward.kl_penalty`` and ``advantage.reinforce_pp`` behind it,
-    ``whiten: false``, it is one number per sample, less a KL from each token on.
+    sigma is the unbiased standard deviation. With ``leave_one_out`` both are taken over the other samples
+    only: the baseline of RLOO (arXiv 2402.14740), scaled. If sigma is 0, rewards are not divided; a group or
+    batch of one has mu = 0, so its reward is unchanged. The mean of a group and the deviation of the batch
+    give the advantage of arXiv 2508.08221: followed by ``reward.kl_penalty`` and ``advantage.reinforce_pp``
+    with ``whiten: false``, it is one number per sample, minus the KL from each token on.
 
     Attributes:
-        mean: over what rewards are centred: group, batch or none.
-        std: over what they are scaled: group, batch or none.
+        mean: what rewards are centred over: group, batch or none.
+        std: what they are scaled over: group, batch or none.
         leave_one_out: whether a sample's own reward is left out of its mean and deviation.
-        eps: what is added to the standard deviation, in units of the reward, above 0.
+        eps: added to the standard deviation, in units of the reward, above 0.
 
     Example:
         normal: {op: reward.whiten, mean: group, std: batch}
@@ -87,12 +87,12 @@ def whiten(
 def cut_off(
     ctx: Context, rewards: float32[samples], truncated: boolean[samples], *, reward: float = 0.0
 ) -> float32[samples]:
-    """The reward of samples that came to their end, and another one for those that a limit cut off.
+    """The reward of complete samples, and a fixed reward for samples that a limit cut off.
 
     Records ``share``, the fraction of samples that were cut off.
 
     Attributes:
-        reward: what a sample gets that a limit cut off.
+        reward: the reward of a sample that a limit cut off.
 
     Example:
         ended: {op: reward.truncated, reward: 0}

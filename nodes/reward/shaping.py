@@ -28,7 +28,7 @@ def total(
     weight_3: float = 0.0,
     weight_4: float = 0.0,
 ) -> float32[samples]:
-    """sum_k w_k s_k of two to four rewards per sample; one of weight 0 is not read.
+    """sum_k w_k s_k of two to four rewards per sample; a reward of weight 0 is not read.
 
     Linear scalarisation (Roijers et al. 2013, doi 10.1613/jair.3987); advantage.gdpo normalises each reward
     before it adds them. Records ``mean`` under the node's name.
@@ -52,9 +52,9 @@ def total(
 
 @op()
 def agreement(ctx: Context, verdicts: float32[samples], truth: float32[samples]) -> float32[samples]:
-    """1 - |v - s|: how near a verdict v, 0 to 1, is to the true score s of what it judges.
+    """1 - |v - s|: how close a verdict v, 0 to 1, is to the true score s of what it judges.
 
-    The reward of a judge that is trained where the truth is known. Records ``mean`` under the node's name.
+    The reward for training a judge when the truth is known. Records ``mean`` under the node's name.
 
     Example:
         agreed: {op: reward.agreement, in: {verdicts: praised, truth: rewards}}
@@ -74,16 +74,16 @@ def overlong(
     buffer: Annotated[int, Field(ge=1)],
     penalty: NonNegativeFloat = 1.0,
 ) -> float32[samples]:
-    """The reward less a penalty that grows over the last tokens of the limit (DAPO, arXiv 2503.14476).
+    """The reward minus a penalty that grows over the last tokens before the limit (DAPO, arXiv 2503.14476).
 
-    s - penalty clip((len - (limit - buffer)) / buffer, 0, 1), len the tokens of a sample in its loss mask:
-    nothing up to limit - buffer, then linear, the whole penalty at the limit. Records
-    ``reward/overlong``, the mean of what is taken away.
+    s - penalty clip((len - (limit - buffer)) / buffer, 0, 1), where len is the number of a sample's tokens in
+    its loss mask: no penalty up to limit - buffer, then a linear rise to the whole penalty at the limit.
+    Records ``reward/overlong``, the mean of the penalty.
 
     Attributes:
-        limit: tokens that a response may have, at least 1: the rollout's max_new_tokens.
-        buffer: how many tokens before the limit the penalty begins, at least 1.
-        penalty: what a response at the limit loses, in units of the reward, at least 0.
+        limit: the most tokens of a response, at least 1: the rollout's max_new_tokens.
+        buffer: the penalty begins this many tokens before the limit, at least 1.
+        penalty: the penalty of a response at the limit, in units of the reward, at least 0.
 
     Example:
         overlong: {op: reward.overlong, limit: 1024, buffer: 256}
@@ -109,15 +109,15 @@ def kl_penalty(
     beta: NonNegativeFloat = 0.001,
     kl: KlKind = "k1",
 ) -> float32[samples, tokens]:
-    """Rewards per token: -beta KL(old, ref) on each token that the policy wrote, and the score on its last.
+    """Rewards per token: -beta KL(old, ref) on each token that the policy wrote, plus the score on the last.
 
     r_t = -beta kl_t + [t is the last in the loss mask] s (arXiv 1909.08593, 2203.02155). A sample with
-    nothing in its loss mask gets no reward: its score has no token to stand on. Records ``kl/ref``, nats a
-    token. With ``beta: 0`` log-probs are not read: only the score is put on the last token.
+    nothing in its loss mask gets no reward, since there is no token to put its score on. Records ``kl/ref``,
+    in nats per token. With ``beta: 0`` no log-probs are read: only the score is put on the last token.
 
     Attributes:
-        beta: what a nat of KL costs, in units of the reward, at least 0; 0 for no KL; may be adaptive, and
-            follows ``kl/ref`` then.
+        beta: the cost of a nat of KL, in units of the reward, at least 0; 0: no KL. It may be adaptive; it
+            then follows ``kl/ref``.
         kl: the estimator: k1 = lp - ref, k2 = its square / 2, k3 = exp(ref - lp) - (ref - lp) - 1, abs.
 
     Example:
@@ -136,8 +136,8 @@ def kl_penalty(
 def per_sample(rewards: float32[samples, tokens], loss_mask: boolean[samples, tokens]) -> float32[samples]:
     """The sum of a sample's rewards per token, over its loss mask.
 
-    Behind reward.kl_penalty it is s - beta KL(old, ref) of the whole response, which estimators that compare
-    samples take: the KL in the reward before the baseline (RLOO, arXiv 2402.14740).
+    After reward.kl_penalty it is s - beta KL(old, ref) of the whole response, for estimators that compare
+    samples: the KL is in the reward before the baseline is subtracted (RLOO, arXiv 2402.14740).
 
     Example:
         scores: {op: reward.per_sample, in: {rewards: shaped}}

@@ -63,10 +63,10 @@ def exact(
     answer: text[samples] | None,
     answers: json[samples] | None = None,
 ) -> float32[samples]:
-    """1.0 where the response is the answer, white space at both ends aside, else 0.0.
+    """1.0 if the response is the answer, apart from white space at both ends, else 0.0.
 
-    With a column ``answers``, lists of right ones (``columns: {answers: json}`` of data.prompts), it
-    is any of them, and ``answer`` is not read. Records ``reward/mean``.
+    With a column ``answers``, lists of right answers (``columns: {answers: json}`` of data.prompts), any of
+    them counts, and ``answer`` is not read. Records ``reward/mean``.
 
     Example:
         rewards: {op: reward.exact}
@@ -88,10 +88,11 @@ def f1(
 ) -> float32[samples]:
     """Token F1 of the response and the answer, 0 to 1, as SQuAD measures it (arXiv 1606.05250).
 
-    2 c / (r + a), c the words that both have, counted as often as both have them, r and a the words of
-    each. Words are what white space parts once letters are lower case, ASCII punctuation is taken out and the
-    words a, an and the are dropped. 1 where neither has a word left, 0 where one has none. Where
-    there is a column ``answers``, lists of right ones, it is the most over these. Records ``reward/mean``.
+    2 c / (r + a): c is the number of words in common, counting repeated words as often as both have them, r
+    and a the number of words in each. Words are separated by white space, after letters are lower-cased,
+    ASCII punctuation is removed and the words a, an and the are dropped. 1 if neither has a word left, 0 if
+    only one has none. With a column ``answers``, lists of right answers, it is the maximum over these.
+    Records ``reward/mean``.
 
     Example:
         rewards: {op: reward.f1}
@@ -105,15 +106,16 @@ def f1(
 
 @op()
 def extract(ctx: Context, responses: text[samples], *, pattern: Pattern | None = None) -> text[samples]:
-    r"""The answer that stands in each response, for any reward to read in the response's place.
+    r"""The answer in each response, which any reward can read in place of the response.
 
-    The content of the last ``\boxed{...}``, or what a regular expression finds last: its first group, or all
-    that it matches where it has none. It is empty where there is nothing such, or the last box is not closed.
-    White space at both ends is left out. The pattern is trusted and read as that of reward.format. Records
-    ``found`` under the node's name, the fraction of responses with an answer.
+    The content of the last ``\boxed{...}``, or the last match of a regular expression: its first group, or
+    the whole match if it has no group. It is empty if there is no match, or if the last box is not closed.
+    White space at both ends is removed. The pattern is trusted, and is read like that of reward.format.
+    Records ``found`` under the node's name, the fraction of responses with an answer.
 
     Attributes:
-        pattern: what finds the answer, as ``<answer>(.*?)</answer>``; null: the last box.
+        pattern: a regular expression that finds the answer, such as ``<answer>(.*?)</answer>``; null: the
+            last box.
 
     Example:
         final: {op: extract}
@@ -127,14 +129,14 @@ def extract(ctx: Context, responses: text[samples], *, pattern: Pattern | None =
 
 @op()
 def form(ctx: Context, responses: text[samples], *, pattern: Pattern) -> float32[samples]:
-    r"""1.0 where a regular expression matches the whole response, white space at both ends aside, else 0.0.
+    r"""1.0 if a regular expression matches the whole response, apart from white space at both ends, else 0.0.
 
-    Python's ``re``, with ``.`` matching line breaks too. The pattern is trusted: one that backtracks without
-    end (``(a+)+b``) has no time limit. The format reward of DeepSeek-R1 (arXiv 2501.12948). Records ``mean``
-    under the node's name, as it stands beside another reward.
+    Python's ``re``, with ``.`` matching line breaks too. The pattern is trusted: nothing limits the time of
+    one that backtracks endlessly (``(a+)+b``). The format reward of DeepSeek-R1 (arXiv 2501.12948). Records
+    ``mean`` under the node's name, since it is used beside another reward.
 
     Attributes:
-        pattern: what a response must look like, as ``<think>.+</think>.*\\boxed\{.+\}.*``.
+        pattern: what a response must look like, such as ``<think>.+</think>.*\\boxed\{.+\}.*``.
 
     Example:
         formatted: {op: reward.format, pattern: "<think>.+</think>.+"}

@@ -58,36 +58,40 @@ def partial(
     stays: bool = False,
     sampling: SamplingAttributes,
 ) -> PartialRollout:
-    """Sample as ``rollout`` does, but leave the longest samples for later rounds: partial rollouts.
+    """Sample as ``rollout`` does, but leave the longest samples to later rounds: partial rollouts.
 
     For the steps before a filter with ``refill``. A round gives each sample at most ``chunk`` tokens, and
-    ends where a share of its groups has, ``enough``: the engine then aborts the others. A group goes on to
-    the next step once all its samples have ended; one that has not is taken up in the next round from the
-    tokens that it has. So the first groups to end are the first to be used, and once there are enough the
-    rest waits for the next iteration, which goes on with newer weights (``schedule.buffer``), or is given up.
-    With ``chunk`` first is by tokens, not by seconds: it depends on nothing but the seed. With ``enough`` it
-    is by what a device has: the embedded engine gives the same each time on as many devices, servers what
-    they end first.
+    ends once the share ``enough`` of its groups have ended; the engine then aborts the others. A group moves
+    on to the next step once all its samples have ended; unfinished samples continue in the next round from
+    the tokens that they have. So the first groups to end are the first to be used. Once there are enough, the
+    rest waits for the next iteration, which continues it with newer weights (``schedule.buffer``), or is
+    discarded. With ``chunk``, which groups are first depends on their tokens, not on time, and so only on the
+    seed. With ``enough`` it depends on each device: the embedded engine gives the same groups every time on
+    the same number of devices, servers give whichever end first.
 
-    With ``stays``, as where generation streams, engines go on with what is unfinished. The embedded one keeps
-    keys and values of what it cut until the next round, or new weights: a chunk then costs what its tokens
-    cost. Servers have it in flight between rounds too: ``chunk`` and ``enough`` say nothing there, but a
-    round ends with the first group, or after a second, and no sample is aborted until new weights come or
-    the run gives it up. Any round ends where weights wait for it, or another device's is over.
+    With ``stays``, which is set when generation streams, engines keep working on unfinished samples. The
+    embedded engine keeps the keys and values of samples that it cut until the next round, or until new
+    weights: a chunk then costs no more than its own tokens. Servers keep samples in flight between rounds:
+    there ``chunk`` and ``enough`` are ignored, a round ends with the first group or after a second, and no
+    sample is aborted until new weights arrive or the run discards it. Every round ends early if new weights
+    wait for it, or if the round of another device has ended.
 
-    Within an iteration a sample is the one that ``rollout`` draws, but for penalties, which count the tokens
-    of a round alone, or those since a server was last asked for the sample; grammars, which each round would
-    begin anew, it takes none. Outside such a region it runs to the end at once.
+    Within an iteration a sample is the one that ``rollout`` would draw, except for penalties, which count
+    only the tokens of the current round, or those since the sample was last requested from a server. It takes
+    no grammars, which each round would start again. Outside of such a region all samples run to their end at
+    once.
 
     ``token_versions`` is the version of the weights that drew each token, counted in updates from the start
-    of the run; -1 on the prompt. All else is as of ``rollout``; ``tokens/generated`` counts the tokens of the
-    round, whichever become of them. Partial rollouts: Kimi k1.5, arXiv 2501.12599.
+    of the run; -1 on the prompt. Everything else is as for ``rollout``; ``tokens/generated`` counts all
+    tokens of the round, whether or not they are used. Partial rollouts: Kimi k1.5, arXiv 2501.12599.
 
     Attributes:
-        chunk: the most tokens that a response gets in a round; null: all that it wants.
-        enough: the share of a round's groups on a device after which the others are aborted; 1: none are.
-        stays: whether engines go on with what is unfinished from where it is; set where generation streams.
-        repetition_penalty: by how much tokens that the round has become less likely; 1: not at all.
+        chunk: the most tokens per response and round; null: a response runs to its end.
+        enough: once this share of a round's groups on a device have ended, the others are aborted; 1: none
+            are.
+        stays: whether engines keep working on unfinished samples between rounds; set when generation streams.
+        repetition_penalty: by how much tokens that are already in the round become less likely; 1: not at
+            all.
 
     Example:
         rollout: {op: rollout.partial, model: policy, n: 8, max_new_tokens: 4096, chunk: 1024}

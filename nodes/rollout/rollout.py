@@ -68,17 +68,18 @@ def rollout(
     """Sample ``n`` responses to each prompt: token t ~ softmax(logits / temperature), cut by top_k and top_p.
 
     Sample k of prompt p is row p * n + k; ``group`` is p. Its random numbers depend on the run's seed, the
-    iteration, the node and that row, not on which engine draws it or beside what. ``loss_mask`` is true on
-    the response, its end token included. ``rollout_logprobs``, in nats, are the serve engine's own, before
-    top_k, top_p and min_p cut, but with penalties, ``min_new_tokens`` and grammars, of which log-probs that a
-    train engine computes know nothing; 0 on the prompt. ``routing``, of a mixture of experts, are those that
-    each token was routed to in each layer that has them, by their numbers; -1 where a token was not routed,
-    as the last. Records ``rollout/length`` (response tokens), ``rollout/prompt_length`` (prompt tokens),
-    ``rollout/truncated`` and ``rollout/repetitive`` (fractions) and ``tokens/generated`` (a total).
-    Nucleus sampling: arXiv 1904.09751.
+    iteration, the node and that row, but not on which engine draws it or on what else is in its batch.
+    ``loss_mask`` is true on the response, including its end token. ``rollout_logprobs``, in nats, are those
+    of the serve engine before top_k, top_p and min_p are applied, and after penalties, ``min_new_tokens`` and
+    grammars, which the log-probs of a train engine don't include; 0 on the prompt. ``routing``, for a mixture
+    of experts, holds the indices of the experts to which each token was routed in each layer that has
+    experts; -1 for a token that was not routed, such as the last. Records ``rollout/length`` (response
+    tokens), ``rollout/prompt_length`` (prompt tokens), ``rollout/truncated`` and ``rollout/repetitive``
+    (fractions) and ``tokens/generated`` (a total). Nucleus sampling: arXiv 1904.09751.
 
     Attributes:
-        routing: whether to write the experts that were chosen, for log-probs and updates to replay.
+        routing: whether to write which experts were chosen, so that log-probs and updates can replay the
+            choice.
 
     Example:
         rollout: {op: rollout, model: policy, n: 8, max_new_tokens: 1024, temperature: 1.0}

@@ -34,9 +34,9 @@ class ResponseLimits(AttributeGroup):
 
     Attributes:
         n: responses per prompt, at least 1.
-        max_new_tokens: the most tokens that a response may have; one that reaches it is ``truncated``.
-        max_total_tokens: the most tokens of a prompt and its response together; null: no bound of its own. A
-            response may then have as many as its prompt leaves of it, and no more than max_new_tokens.
+        max_new_tokens: the most tokens of a response; a response that reaches it is ``truncated``.
+        max_total_tokens: the most tokens of a prompt and its response together; null: no such limit. A
+            response then gets at most the tokens that its prompt leaves, and never more than max_new_tokens.
     """
 
     n: Annotated[int, Field(ge=1)] = 1
@@ -66,16 +66,18 @@ class SamplingAttributes(AttributeGroup):
     """Settings by which the tokens of a response are drawn, and what ends it.
 
     Attributes:
-        temperature: what the logits are divided by; 0 takes the most likely token.
-        top_p: the smallest set of tokens with this probability is kept; 1 keeps all.
+        temperature: the number by which the logits are divided; 0 takes the most likely token.
+        top_p: keep the smallest set of most likely tokens whose total probability reaches this; 1 keeps all.
         top_k: how many of the most likely tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the most likely one are dropped; 0 keeps all.
-        stop: texts that end a response; the one that does is part of it, with the whole of its last token.
-        stop_token_ids: tokens that end a response, by their ids; the one that does is part of it.
-        repetition_penalty: by how much tokens that the response has become less likely; 1: not at all.
-        presence_penalty: what is taken off the logits of such tokens.
-        frequency_penalty: what is taken off them for each time that they came.
-        min_new_tokens: how many tokens a response has at least before its end token.
+        stop: texts that end a response; the text is part of the response, up to the end of the token that
+            completes it.
+        stop_token_ids: ids of tokens that end a response; the token is part of the response.
+        repetition_penalty: by how much tokens that are already in the response become less likely; 1: not at
+            all.
+        presence_penalty: subtracted from the logits of such tokens.
+        frequency_penalty: subtracted from them for each occurrence.
+        min_new_tokens: the fewest tokens of a response before its end token.
     """
 
     temperature: NonNegativeFloat = 1.0
@@ -116,8 +118,8 @@ class Grammar(AttributeGroup):
     """The form that a response has to have.
 
     Attributes:
-        regex: a regular expression that a response is one of (sglang).
-        json_schema: a JSON schema that a response is an instance of (sglang).
+        regex: a regular expression that every response matches (sglang only).
+        json_schema: a JSON schema that every response conforms to (sglang only).
     """
 
     regex: str | None = None

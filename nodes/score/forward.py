@@ -36,14 +36,14 @@ def logprobs(
 
     log softmax(logits / temperature)[token] at the position before the token, in nats; 0 where ``loss_mask``
     is false. Name the node ``old_logprobs`` for the policy before its update (PPO, arXiv 1707.06347), and
-    ``ref_logprobs`` for a frozen reference. With ``routing`` of the same model's rollout a mixture routes
-    each token to the experts that generated with it (R3, arXiv 2510.11370).
+    ``ref_logprobs`` for a frozen reference. With ``routing`` from a rollout of the same model, a mixture of
+    experts routes each token to the experts that were used to generate it (R3, arXiv 2510.11370).
 
     Attributes:
-        temperature: what the logits are divided by, above 0; null: the rollout's, so that both engines speak
-            of the same distribution.
-        keep: compute it also where the compiler could leave it out, because the update makes one optimizer
-            step from the same weights; for a look at how far the engines are apart.
+        temperature: the number by which the logits are divided, above 0; null: that of the rollout, so that
+            both engines use the same distribution.
+        keep: compute it even if the compiler could leave it out because the update makes a single optimizer
+            step from the same weights; this measures how far the two engines differ.
 
     Example:
         old_logprobs: {op: logprobs, model: policy}
@@ -60,14 +60,15 @@ def squares(
     *,
     temperature: PositiveFloat | None = None,
 ) -> Squared:
-    """Log-probs, and how sure the policy was of each token: the sum of squared probabilities, in one pass.
+    """Log-probs and, in the same pass, how sure the policy was of each token: the sum of squared
+    probabilities.
 
-    ``logprobs`` as the op of that name; ``squares`` is sum_v p_v^2 over the vocabulary at the same position,
-    1 where the policy was certain (arXiv 2602.07078, for advantage.optimal_token_baseline). Both are 0 where
-    ``loss_mask`` is false.
+    ``logprobs`` is as for the op of that name; ``squares`` is sum_v p_v^2 over the vocabulary at the same
+    position, 1 where the policy was certain (arXiv 2602.07078, for advantage.optimal_token_baseline). Both
+    are 0 where ``loss_mask`` is false.
 
     Attributes:
-        temperature: what the logits are divided by, above 0; null: the rollout's.
+        temperature: the number by which the logits are divided, above 0; null: that of the rollout.
 
     Example:
         old_logprobs: {op: logprobs.squares, model: policy, out: {logprobs: old_logprobs}}
@@ -85,13 +86,14 @@ def entropies(
     *,
     temperature: PositiveFloat | None = None,
 ) -> Uncertain:
-    """Log-probs, and how open the choice of each token was: the entropy of its distribution, in one pass.
+    """Log-probs and, in the same pass, how open the choice of each token was: the entropy of its
+    distribution.
 
-    ``logprobs`` as the op of that name; ``entropy`` is -sum_v p_v log p_v over the vocabulary at the same
-    position, in nats (arXiv 2506.01939, for weight.entropy). Both are 0 where ``loss_mask`` is false.
+    ``logprobs`` is as for the op of that name; ``entropy`` is -sum_v p_v log p_v over the vocabulary at the
+    same position, in nats (arXiv 2506.01939, for weight.entropy). Both are 0 where ``loss_mask`` is false.
 
     Attributes:
-        temperature: what the logits are divided by, above 0; null: the rollout's.
+        temperature: the number by which the logits are divided, above 0; null: that of the rollout.
 
     Example:
         old_logprobs: {op: logprobs.entropy, model: policy, out: {logprobs: old_logprobs}}

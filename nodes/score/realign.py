@@ -13,12 +13,12 @@ def realign(
     tokens: int64[samples, tokens],
     loss_mask: boolean[samples, tokens],
 ) -> float32[samples, tokens]:
-    """Numbers of the same text within other tokens: those of the mask there come where the loss mask is here.
+    """Values of the same text in other tokens: those in the mask there move to the loss mask here.
 
-    The j-th token of ``values_mask`` in a row is the j-th of ``loss_mask``, as where a policy is shown a hint
-    before its own response (arXiv 2601.20802, 2601.19897); 0 elsewhere. For another part than the response
-    map both masks. A ``ValueError`` names the first row whose masks have not as many tokens or, with
-    ``values_tokens``, not the same ones.
+    The value at the j-th token of ``values_mask`` in a row moves to the j-th token of ``loss_mask``, for
+    example when a policy is shown a hint before its own response (arXiv 2601.20802, 2601.19897); 0 elsewhere.
+    To move a part other than the response, map both masks. A ``ValueError`` names the first row whose masks
+    differ in their number of tokens or, with ``values_tokens``, in the tokens themselves.
 
     Example:
         teacher_here: {op: realign, in: {values: teacher_logprobs, values_mask: hinted_mask}}

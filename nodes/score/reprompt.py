@@ -45,17 +45,17 @@ def reprompt(
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
 ) -> Reprompted:
-    r"""The same responses behind another prompt, such as one with a hint (arXiv 2601.20802, 2601.19897).
+    r"""The same responses after another prompt, such as one with a hint (arXiv 2601.20802, 2601.19897).
 
-    A row is ``prompt`` with {question} and {hint} filled in, and behind it all from the sample's first token
-    in ``loss_mask`` on; ``reprompted_mask`` is the loss mask there. A sample with an empty hint, or with
-    nothing in its loss mask, stays as it is. The texts are tokenised apart, control tokens in them as plain
-    text. What a model scores here is brought to the sample's own tokens by ``realign``.
+    A row is ``prompt`` with {question} and {hint} filled in, followed by everything from the sample's first
+    token in ``loss_mask`` on; ``reprompted_mask`` is its loss mask. A sample with an empty hint, or with
+    nothing in its loss mask, is unchanged. The texts are tokenised separately, and control tokens in them
+    count as plain text. ``realign`` moves a model's scores of these rows back to the sample's own tokens.
 
     Attributes:
         prompt: the prompt, with {question} and {hint}.
-        template: chat puts it through the tokenizer's chat template, plain takes it as it is.
-        template_options: what the chat template is given beside the message.
+        template: chat applies the tokenizer's chat template to it; plain uses it as it is.
+        template_options: further arguments of the chat template.
 
     Example:
         hinted: {op: reprompt, in: {hint: answer}, prompt: "{question}\n\nThe answer is {hint}."}
@@ -85,17 +85,17 @@ def from_rows(
     template: Template = "chat",
     template_options: dict[str, Any] | None = None,
 ) -> int64[prompts, prompt_tokens]:
-    r"""A prompt made of each sample, for a further rollout: to try again (arXiv 2602.13949), or to judge.
+    r"""A prompt made from each sample, for another rollout: to try again (arXiv 2602.13949), or to judge.
 
-    ``prompt`` with {question}, {response}, {answer} and {hint} filled in, tokenised apart, control tokens in
-    them as plain text. The rollout reads it by ``in: {prompt: NODE}``. A new row is one of the sample's:
-    columns of the sample, its prompt's too, are read with it, and what is said of a new row as a whole
-    is read with the sample.
+    ``prompt`` with {question}, {response}, {answer} and {hint} filled in; they are tokenised separately, and
+    control tokens in them count as plain text. The rollout reads it through ``in: {prompt: NODE}``. A new row
+    belongs to its sample: columns of the sample and of its prompt can be read with the new row, and columns
+    with one value per new row can be read with the sample.
 
     Attributes:
         prompt: the prompt, with any of {question}, {response}, {answer} and {hint}.
-        template: chat puts it through the tokenizer's chat template, plain takes it as it is.
-        template_options: what the chat template is given beside the message.
+        template: chat applies the tokenizer's chat template to it; plain uses it as it is.
+        template_options: further arguments of the chat template.
 
     Example:
         again: {op: prompts.from, prompt: "{question}\n\nYou said: {response}\n\nThink again."}

@@ -80,7 +80,7 @@ def policy(
         loss: the loss and its own attributes, e.g. {kind: ppo_clip, clip: 0.2}.
         minibatches: optimizer steps in one pass over the batch, at least 1.
         epochs: passes over the batch, at least 1.
-        temperature: what the logits are divided by, above 0; null: the rollout's.
+        temperature: the number by which the logits are divided, above 0; null: that of the rollout.
         aggregate: how tokens' losses become one number: token-mean, token-sum, seq-mean-token-sum,
             seq-mean-token-mean or seq-mean-token-sum-norm.
         norm: what seq-mean-token-sum-norm divides a sequence's sum by, in tokens, above 0, such as the
