@@ -18,12 +18,12 @@ from rlgraph.ops import Context, boolean, float32, int64, op, samples, text, tok
 def remax(
     rewards: float32[samples, tokens], greedy_rewards: float32[samples], loss_mask: boolean[samples, tokens]
 ) -> float32[samples, tokens]:
-    """Return-to-go less the reward of the greedy sample of the same prompt (ReMax, arXiv 2310.10505).
+    """Return-to-go minus the reward of the greedy sample for the same prompt (ReMax, arXiv 2310.10505).
 
-    A_t = sum of r_k over k >= t, less ``greedy_rewards``: a baseline that depends on the prompt alone, so it
-    adds no bias. ``greedy_rewards`` is the reward of what a second rollout makes of the prompts, with
-    ``n: 1, temperature: 0``: a row per prompt, repeated to its samples. Returns pass through tokens outside
-    the loss mask (tool output), where A is 0 and rewards don't count.
+    A_t = sum of r_k over k >= t, minus ``greedy_rewards``: a baseline that depends only on the prompt, so it
+    adds no bias. ``greedy_rewards`` is the reward of a second rollout of the same prompts with ``n: 1,
+    temperature: 0``: one row per prompt, repeated for its samples. Returns pass through tokens outside the
+    loss mask (tool output), where A is 0 and rewards don't count.
 
     Example:
         advantages: {op: advantage.remax, in: {rewards: shaped}}
@@ -40,13 +40,13 @@ def optimal_token_baseline(
     loss_mask: boolean[samples, tokens],
     group: int64[samples],
 ) -> float32[samples, tokens]:
-    """Return-to-go less the baseline of least variance at each token (OTB, arXiv 2602.07078).
+    """Return-to-go minus the baseline of least variance at each token (OTB, arXiv 2602.07078).
 
     A_t = G_t - sum(G_t W_t) / (sum W_t + 1e-8), over the samples of a prompt that wrote a t-th token; G_t is
-    the sum of rewards from it on, and W_t = sum over k <= t of 1 - 2 pi_k + sum_v p_v^2, pi_k = exp
-    ``old_logprobs``: what stands for the squared norm of the gradient up to t, from forward probabilities
-    alone. Tokens are counted in the loss mask: those outside it (tool output) are passed over, and A is 0
-    there. A t-th token that no other sample of the group has, and a group of one, keep G_t.
+    the sum of rewards from that token on, and W_t = sum over k <= t of 1 - 2 pi_k + sum_v p_v^2, pi_k = exp
+    ``old_logprobs``: an estimate of the squared norm of the gradient up to t from forward probabilities
+    alone. Only tokens in the loss mask are counted: others (tool output) are skipped, and A is 0 there. A =
+    G_t for a t-th token that no other sample of the group has, and in a group of one.
 
     Example:
         advantages: {op: advantage.optimal_token_baseline, in: {rewards: shaped}}
@@ -74,15 +74,16 @@ def running(
     *,
     decay: Annotated[float, Field(ge=0, le=1)] = 0.9,
 ) -> float32[samples, tokens]:
-    """Reward less a mean that runs over the iterations, of each question by itself, or of each source.
+    """Reward minus a running mean over the iterations, kept for each question or for each source.
 
-    A = r - b, with b of the iterations before, so that it does not depend on r; then b <- ``decay`` b +
-    (1 - ``decay``) times the mean r of the question's samples. One sample per prompt has a baseline so, with
-    no critic: that of single-stream policy optimisation (arXiv 2509.13232), with a constant decay. A question
-    that is new has the mean over all; in the first iteration that of all its samples. Records ``baseline``.
+    A = r - b, where b comes from earlier iterations and so does not depend on r; then b <- ``decay`` b + (1 -
+    ``decay``) times the mean r of the question's samples. This gives a single sample per prompt a baseline
+    without a critic: that of single-stream policy optimisation (arXiv 2509.13232), with a constant decay. A
+    new question starts from the mean over all questions; in the first iteration, from the mean of all its
+    samples. Records ``baseline``.
 
     Attributes:
-        decay: how much of a mean stays with each iteration that has the key, 0 to 1.
+        decay: how much of a mean is kept in each iteration that has its question or source, 0 to 1.
 
     Example:
         advantages: {op: advantage.running, in: {question: source}}

@@ -33,16 +33,16 @@ def gae(
     lam: Annotated[float, Field(ge=0, le=1)] = 0.95,
     whiten: bool = True,
 ) -> Gae:
-    """Generalised advantage estimation (arXiv 1506.02438) and the critic's targets.
+    """Generalised advantage estimation (arXiv 1506.02438), and the critic's targets.
 
     delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}; returns = A + V. "Next" is the
     next token that the policy wrote: V and A pass through tokens outside the loss mask (tool output), where
-    both outputs are 0 and rewards don't count. V is 0 after the last. Advantages are whitened over the batch,
-    (A - mean) / sqrt(unbiased variance + 1e-8), after the returns are taken.
+    both outputs are 0 and rewards don't count. V is 0 after the last token. Advantages are whitened over the
+    batch, (A - mean) / sqrt(unbiased variance + 1e-8), after the returns are computed.
 
     Attributes:
         gamma: discount per token, 0 to 1.
-        lam: weight of longer returns: 0 is one step (least variance), 1 the whole return (least bias).
+        lam: weight of longer returns: 0 is a single step (least variance), 1 the whole return (least bias).
         whiten: whether advantages are shifted and scaled to mean 0 and variance 1 over the loss mask.
 
     Example:
@@ -69,9 +69,9 @@ def reinforce_pp(
 
     G_t = r_t + gamma G_{t+1}; A = (G - mean) / sqrt(unbiased variance + 1e-8) over the loss mask of the whole
     batch. "Next" is the next token that the policy wrote: returns pass undiscounted through tokens outside
-    the loss mask (tool output), where A is 0 and rewards don't count. Without ``whiten`` A = G: behind
-    reward.kl_penalty on rewards that are normalised already, a group-relative advantage less the KL from each
-    token on.
+    the loss mask (tool output), where A is 0 and rewards don't count. Without ``whiten``, A = G: after
+    reward.kl_penalty on rewards that are already normalised, this is a group-relative advantage minus the KL
+    from each token on.
 
     Attributes:
         gamma: discount per token, 0 to 1.
@@ -94,19 +94,19 @@ def distill(
     prefix_coef: NonNegativeFloat = 0.0,
     limit: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
-    """On-policy distillation (arXiv 2306.13649, 2306.08543): a teacher's log-prob less the student's.
+    """On-policy distillation (arXiv 2306.13649, 2306.08543): a teacher's log-prob minus the student's.
 
-    A_t = w_t d_t, d_t = log p_teacher(token t) - log p_student(token t), both before t, on what the student
-    sampled: the policy gradient of -KL(student, teacher) at each token, where later tokens don't count. w_t =
-    1 + prefix_coef (1 - sum_{k < t} |d_k| / sum_k |d_k|), sums over the loss mask of a sample: a teacher
-    tells less of what follows a prefix that it would not have written (IW-OPD, arXiv 2606.22600, algorithm
-    1). 0 where ``loss_mask`` is false. Records ``kl``, the mean of -d before ``limit`` cuts it: an estimate
-    of the KL, nats per token.
+    A_t = w_t d_t, d_t = log p_teacher(token t) - log p_student(token t), both given the tokens before t, on
+    samples of the student: the policy gradient of -KL(student, teacher) at each token, ignoring later tokens.
+    w_t = 1 + prefix_coef (1 - sum_{k < t} |d_k| / sum_k |d_k|), summed over the loss mask of a sample: after
+    a prefix that it would not have written, a teacher is less informative (IW-OPD, arXiv 2606.22600,
+    algorithm 1). 0 where ``loss_mask`` is false. Records ``kl``, the mean of -d before ``limit`` clips it: an
+    estimate of the KL in nats per token.
 
     Attributes:
-        prefix_coef: how much more than the last tokens the first ones count, at least 0; 0 for all alike,
+        prefix_coef: how much more the first tokens count than the last, at least 0; 0: all count the same;
             0.5 in IW-OPD.
-        limit: d is cut to -limit and limit, in nats, above 0; null for no bound.
+        limit: d is clipped to between -limit and limit, in nats, above 0; null: no bound.
 
     Example:
         advantages: {op: advantage.distill}

@@ -52,10 +52,11 @@ def grpo(
 def rloo(
     rewards: float32[samples], group: int64[samples], loss_mask: boolean[samples, tokens]
 ) -> float32[samples, tokens]:
-    """Leave-one-out advantages (RLOO, arXiv 2402.14740): a sample's reward less the mean of its peers'.
+    """Leave-one-out advantages (RLOO, arXiv 2402.14740): a sample's reward minus the mean reward of its
+    peers.
 
-    A = n / (n - 1) (s - mu), n the samples of the group; that is s less the mean of the other n - 1. A group
-    of one keeps s. 0 where ``loss_mask`` is false.
+    A = n / (n - 1) (s - mu), n the number of samples in the group; that is s minus the mean of the other n -
+    1. In a group of one, A = s. 0 where ``loss_mask`` is false.
 
     Example:
         advantages: {op: advantage.rloo}
@@ -70,9 +71,10 @@ def maxrl(
 ) -> float32[samples, tokens]:
     """Maximum-likelihood RL (MaxRL, arXiv 2602.02710): rarely solved prompts count for more.
 
-    A = (s - mu) / mu where mu is above 0, else 0. With rewards of 0 and 1 this is the gradient of the log of
-    a prompt's share p of right samples, as far as n samples give it: of -sum_{k < n} (1 - p)^k / k, where s -
-    mu has that of p itself. 0 for a group of one, and where ``loss_mask`` is false.
+    A = (s - mu) / mu where mu is above 0, else 0. With rewards of 0 and 1 this gives the gradient of log p,
+    where p is a prompt's share of right samples, as far as n samples allow: that of -sum_{k < n} (1 - p)^k /
+    k. By comparison, s - mu gives the gradient of p itself. 0 for a group of one, and where ``loss_mask`` is
+    false.
 
     Example:
         advantages: {op: advantage.maxrl}
@@ -90,8 +92,8 @@ def reinforce_pp_baseline(
     """REINFORCE++ with a group baseline (arXiv 2501.03262): centred by group, scaled by the whole batch.
 
     A = whiten(s - mu), whiten(x) = (x - mean) / sqrt(unbiased variance + 1e-8) over all tokens in the loss
-    mask, so that a long sample counts for more than a short one. A group of one has mu = 0. 0 where
-    ``loss_mask`` is false.
+    mask, so a long sample counts for more than a short one. A group of one has mu = 0. 0 where ``loss_mask``
+    is false.
 
     Example:
         advantages: {op: advantage.reinforce_pp_baseline}
@@ -105,9 +107,10 @@ def opo(
 ) -> float32[samples, tokens]:
     """Advantages over the optimal baseline (OPO, arXiv 2505.23585): rewards weighted by length.
 
-    A = s - sum(len s) / sum(len), sums over the group, len the tokens of a sample in the loss mask: the
-    baseline of least variance where a gradient's squared norm grows as the length. The baseline is 0 in a
-    group of one, and in one without a token in its loss mask. 0 where ``loss_mask`` is false.
+    A = s - sum(len s) / sum(len), summed over the group, where len is the number of a sample's tokens in the
+    loss mask. This is the baseline of least variance if a gradient's squared norm grows in proportion to the
+    length. The baseline is 0 in a group of one, and in a group without tokens in its loss mask. 0 where
+    ``loss_mask`` is false.
 
     Example:
         advantages: {op: advantage.opo}
@@ -128,17 +131,18 @@ def gpg(
     f_norm: PositiveFloat = 1.0,
     counted: Literal["gradient", "reward"] = "gradient",
 ) -> float32[samples, tokens]:
-    """Group policy gradient (GPG, arXiv 2504.02546): centred rewards, made up for samples without gradient.
+    """Group policy gradient (GPG, arXiv 2504.02546): centred rewards, scaled up to offset samples without
+    gradient.
 
     A = (samples / samples where s - mu is not 0) (s - mu) / f_norm, counted over the whole batch: groups of
-    equal rewards give no gradient, and would otherwise thin the mean. With ``counted: reward`` those are
-    counted where s is not 0, as verl 0.9.1 does: other samples, unless rewards are 0 and 1. A group of one
-    has mu = 0. All 0 where no sample has a gradient. 0 where ``loss_mask`` is false.
+    equal rewards give no gradient, and would otherwise dilute the mean. With ``counted: reward`` the samples
+    where s is not 0 are counted, as in verl 0.9.1; these are different samples unless rewards are 0 and 1. A
+    group of one has mu = 0. A is 0 everywhere if no sample has a gradient. 0 where ``loss_mask`` is false.
 
     Attributes:
-        f_norm: what advantages are divided by, in units of the reward, above 0.
-        counted: which samples the scale counts: gradient, those with s - mu other than 0; reward, those with
-            s other than 0.
+        f_norm: the number by which advantages are divided, in units of the reward, above 0.
+        counted: which samples the scale counts: gradient, those where s - mu is not 0; reward, those where s
+            is not 0.
 
     Example:
         advantages: {op: advantage.gpg}
@@ -157,13 +161,13 @@ def grpo_passk(
     scale: bool = True,
     eps: PositiveFloat = 1e-6,
 ) -> float32[samples, tokens]:
-    """Pass@k advantages (arXiv 2503.19595): only the best sample of a group gets any.
+    """Pass@k advantages (arXiv 2503.19595): only the best sample of a group has one.
 
     A = (r_1 - r_2) / (sigma + eps) for the sample with the largest reward r_1, r_2 the second largest of its
-    group, and 0 for the others: a leave-one-out baseline of the group's maximum, as without any other sample
-    the maximum stays. Where several share the largest reward, r_1 = r_2 and all have 0. A group of one has
-    r_2 = 0 and sigma = 1. sigma is the group's unbiased standard deviation; without ``scale`` it is left
-    out, as in the paper. 0 where ``loss_mask`` is false.
+    group, and 0 for the others: a leave-one-out baseline of the group's maximum, since leaving out any other
+    sample does not change the maximum. If several share the largest reward, r_1 = r_2 and all advantages are
+    0. A group of one has r_2 = 0 and sigma = 1. sigma is the group's unbiased standard deviation; without
+    ``scale`` nothing is divided, as in the paper. 0 where ``loss_mask`` is false.
 
     Attributes:
         scale: whether to divide by the standard deviation.
@@ -203,18 +207,18 @@ def gdpo(
     """Decoupled normalisation of several rewards (GDPO, arXiv 2601.05242).
 
     A = whiten(sum_k w_k (s_k - mu_k) / (sigma_k + eps)), mu_k and sigma_k those of reward k in the group, as
-    in advantage.grpo: rewards that are added before they are normalised give equal advantages to samples that
-    earned them in different ways. whiten(x) = (x - mean) / sqrt(unbiased variance + 1e-8) over all tokens in
-    the loss mask of the batch; ``over: samples`` takes both over samples, as the paper does, and divides by
-    (standard deviation + eps). A group of one has mu = 0 and sigma = 1, a batch of one an advantage of 0. 0
-    where ``loss_mask`` is false. A reward of weight 0 is not read.
+    in advantage.grpo. If rewards were added before they are normalised, samples that earned the same sum in
+    different ways would get equal advantages. whiten(x) = (x - mean) / sqrt(unbiased variance + 1e-8) over
+    all tokens in the loss mask of the batch; ``over: samples`` takes mean and deviation over samples, as the
+    paper does, and divides by (standard deviation + eps). A group of one has mu = 0 and sigma = 1; a batch of
+    one has an advantage of 0. 0 where ``loss_mask`` is false. A reward of weight 0 is not read.
 
     Attributes:
         weight: of ``rewards``.
         weight_2: of ``rewards_2``.
         weight_3: of ``rewards_3``.
         weight_4: of ``rewards_4``.
-        eps: what is added to each standard deviation, in units of its reward, above 0.
+        eps: added to each standard deviation, in units of its reward, above 0.
         over: whether the sum is whitened over all tokens of the loss mask or over samples, each counted once.
 
     Example:
@@ -241,7 +245,8 @@ def _groups(group: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @op(rows="group")
 def group_mean(values: float32[samples], group: int64[samples]) -> float32[prompts]:
-    """The mean of a number over the samples of each prompt: of rewards of 0 and 1 the share that is right.
+    """The mean of a number over the samples of each prompt: for rewards of 0 and 1, the share of right
+    samples.
 
     Example:
         solved: {op: group.mean, in: {values: rewards}}
@@ -254,13 +259,13 @@ def group_mean(values: float32[samples], group: int64[samples]) -> float32[promp
 def group_peer(
     rewards: float32[samples], responses: text[samples], group: int64[samples], *, least: float = 1.0
 ) -> text[samples]:
-    """The best response of another sample of the prompt, as a hint; empty where none is good enough.
+    """The best response among the other samples of the prompt, as a hint; empty if none is good enough.
 
-    Of the other samples of a group the first with the largest reward, if that is at least ``least``
-    (arXiv 2601.20802, for rewards without feedback).
+    Of the other samples of a group, the first with the largest reward, if that is at least ``least`` (arXiv
+    2601.20802, for rewards without feedback).
 
     Attributes:
-        least: the reward from which on a response is shown to others.
+        least: the smallest reward with which a response is shown to others.
 
     Example:
         peers: {op: group.peer}

@@ -17,12 +17,12 @@ def process(
     scale: bool = True,
     eps: PositiveFloat = 1e-6,
 ) -> float32[samples, tokens]:
-    """Process supervision of GRPO: the sum of normalised rewards from a token on (arXiv 2402.03300, 4.1.3).
+    """GRPO with process supervision: the sum of normalised rewards from a token on (arXiv 2402.03300, 4.1.3).
 
     A_t = sum over the steps that end at k >= t of (r_k - mu) / (sigma + eps), mu and sigma the mean and the
-    unbiased standard deviation of the rewards of all steps of a group. A step ends where ``steps`` is true,
-    which ``mask.steps`` writes; without such, each token in ``loss_mask`` is one. A group with one step has
-    mu = 0 and sigma = 1. Without ``scale``, nothing is divided. 0 outside ``loss_mask``.
+    unbiased standard deviation of the rewards of all steps of a group. A step ends where ``steps``, written
+    by ``mask.steps``, is true; without that column, each token in ``loss_mask`` is a step. A group with one
+    step has mu = 0 and sigma = 1. Without ``scale``, nothing is divided. 0 outside ``loss_mask``.
 
     Attributes:
         scale: whether to divide by the standard deviation.

@@ -33,24 +33,25 @@ def turns(
     scale: bool = True,
     eps: PositiveFloat = 1e-6,
 ) -> float32[samples, tokens]:
-    """Credit by turn without a critic, its values means over the group (GAGPO, arXiv 2605.13217).
+    """Credit per turn without a critic, whose values are means over the group (GAGPO, arXiv 2605.13217).
 
     A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V(s_{t+1}) - V(s_t), over the turns t of a
-    sample; V is 0 behind the last. r_t is ``turn_rewards`` at t, 0 without such, and at the last turn the
-    sample's reward as well. The state s_t is what the policy was last answered, the prompt before turn 1;
-    V(s_t) is the mean of sum_k gamma^k r_{t+k} over those samples of the group that are in this state at
-    their turn t or, where no other is, over all that have a turn t. All A of a group are divided by the
-    root of the sum of A^2 / (turns - 1), plus eps; without ``scale`` they are not. A turn's tokens in
-    ``loss_mask`` share its A; it is 0 elsewhere. The paper's ratio by action belongs to a loss, and is left
+    sample; V is 0 after the last. r_t is ``turn_rewards`` at t (0 without that column), plus the sample's
+    reward at the last turn. The state s_t is the last answer that the policy got; before turn 1, it is the
+    prompt. V(s_t) is the mean of sum_k gamma^k r_{t+k} over the samples of the group that are in this state
+    at their turn t or, if no other sample is, over all that have a turn t. All A of a group are divided by
+    the root of the sum of A^2 / (turns - 1), plus eps; not without ``scale``. A turn's tokens in
+    ``loss_mask`` share its A; it is 0 elsewhere. The paper's ratio per action belongs in a loss, and is left
     out here.
 
-    A ``ValueError`` says where a sample has more turns than ``turn_rewards``.
+    A ``ValueError`` names a sample that has more turns than ``turn_rewards``.
 
     Attributes:
         gamma: discount per turn, 0 to 1.
-        lam: weight of longer returns: 0 trusts the next state's value alone, 1 what was earned in the end.
+        lam: weight of longer returns: 0 uses only the value of the next state, 1 only the rewards earned in
+            the end.
         scale: whether to divide by the group's deviation.
-        eps: what is added to the deviation, in units of the reward, above 0.
+        eps: added to the deviation, in units of the reward, above 0.
 
     Example:
         advantages: {op: advantage.turns}

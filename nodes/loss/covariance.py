@@ -35,19 +35,20 @@ def band(
     high: float = 5.0,
     minibatches: Annotated[int, Field(ge=1)] = 1,
 ) -> boolean[samples, tokens]:
-    """A random few of the tokens with a covariance between two bounds: those that Clip-Cov holds back.
+    """A few tokens, drawn at random from those whose covariance is between two bounds: Clip-Cov holds them
+    back.
 
     cov_t = (lp_t - mean lp)(A_t - mean A), means over the loss mask of a mini-batch, lp the ``old_logprobs``
-    (arXiv 2505.22617). Of its tokens with low < cov < high, max(1, floor(share n)) are drawn, n the tokens of
-    the mini-batch; all of them where there are fewer. What is drawn depends on the run's seed, the iteration,
-    the node, the row and the token. Records ``share``, the fraction of tokens that are true, and ``mean``,
-    the mean covariance.
+    (arXiv 2505.22617). Of its tokens with low < cov < high, max(1, floor(share n)) are drawn, where n is the
+    number of tokens in the mini-batch; if there are fewer, all of them. The draw depends on the run's seed,
+    the iteration, the node, the row and the token. Records ``share``, the fraction of tokens that are true,
+    and ``mean``, the mean covariance.
 
     Attributes:
-        share: the fraction of a mini-batch's tokens to draw, above 0 to 1.
+        share: the fraction of a mini-batch's tokens to draw, above 0 and at most 1.
         low: the covariance must be above this, in nats times the advantage's unit.
         high: the covariance must be below this.
-        minibatches: those of the update, at least 1; 1 for means over the whole batch.
+        minibatches: the ``minibatches`` of the update, at least 1; 1: means over the whole batch.
 
     Example:
         restrained: {op: covariance.band, minibatches: 4}
@@ -68,15 +69,15 @@ def top(
     share: TokenShare = 2e-4,
     minibatches: Annotated[int, Field(ge=1)] = 1,
 ) -> boolean[samples, tokens]:
-    """The tokens with the largest covariance: those that KL-Cov holds back.
+    """The tokens with the largest covariance: KL-Cov holds them back.
 
-    cov_t as in covariance.band; of each mini-batch the max(1, floor(share n)) tokens with the largest, n its
-    tokens (arXiv 2505.22617). Records ``share``, the fraction of tokens that are true, and ``mean``, the mean
-    covariance.
+    cov_t is as in covariance.band; the max(1, floor(share n)) tokens of each mini-batch with the largest
+    cov_t are taken, where n is its number of tokens (arXiv 2505.22617). Records ``share``, the fraction of
+    tokens that are true, and ``mean``, the mean covariance.
 
     Attributes:
-        share: the fraction of a mini-batch's tokens to take, above 0 to 1.
-        minibatches: those of the update, at least 1; 1 for means over the whole batch.
+        share: the fraction of a mini-batch's tokens to take, above 0 and at most 1.
+        minibatches: the ``minibatches`` of the update, at least 1; 1: means over the whole batch.
 
     Example:
         restrained: {op: covariance.top, minibatches: 4}

@@ -65,7 +65,7 @@ def sigmoid(
     Attributes:
         smoothing: which share of the labels is taken to be wrong, at least 0 and below 0.5.
         mean: whether a score is divided by its response's tokens.
-        margin: by how much the chosen response is to score higher, at least 0.
+        margin: by how much the chosen response should score higher, at least 0.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: sigmoid, smoothing: 0.1}}}
@@ -268,7 +268,7 @@ def alphapo(
 
     Attributes:
         alpha: a, not 0: above 0 unlikely responses count for more, below 0 for less.
-        margin: by how much the chosen response is to score higher, at least 0.
+        margin: by how much the chosen response should score higher, at least 0.
         smoothing: which share of the labels is taken to be wrong, at least 0 and below 0.5.
 
     Example:

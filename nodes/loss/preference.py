@@ -68,25 +68,28 @@ def dpo_weights(
 
     DPO's loss is the mean over pairs of -log sigmoid(m), m = beta ((lp_w - ref_w) - (lp_l - ref_l)), w the
     chosen and l the rejected response, each a sum over its loss mask. Its gradient is the mean of -beta
-    sigmoid(-m) (grad lp_w - grad lp_l). So the weight is 2 beta sigmoid(-m) on the tokens of w, as much
-    below 0 on those of l, and 0 where ``loss_mask`` is false; the 2 makes a mean over sequences one over
-    pairs. ``losses`` has others in its place, or several that are added (MPO, arXiv 2411.10442): the weight
-    is -2 times the derivative of their sum over pairs by the token's log-prob. A group that is not one chosen
-    and one rejected response has weight 0. Records ``loss``, ``margin`` (m, in nats; of a divergence, of its
-    scores) and ``accuracy`` (pairs with m > 0), means over pairs; of several losses each one's too.
+    sigmoid(-m) (grad lp_w - grad lp_l). So the weight is 2 beta sigmoid(-m) on the tokens of w, -2 beta
+    sigmoid(-m) on those of l, and 0 where ``loss_mask`` is false; the 2 turns a mean over sequences into one
+    over pairs. ``losses`` replaces DPO's loss by another, or by the sum of several (MPO, arXiv 2411.10442):
+    the weight is then -2 times the derivative of that sum over pairs with respect to the token's log-prob. A
+    group that is not one chosen and one rejected response has weight 0. Records ``loss``, ``margin`` (m, in
+    nats; with a divergence, of its scores) and ``accuracy`` (pairs with m > 0), means over pairs; with
+    several losses, also each loss.
 
     Attributes:
-        beta: how strongly the policy is held to the reference, above 0; the smaller the weaker.
-        losses: losses of pairs by names of yours (`rlgraph nodes` lists them); null: {dpo: {kind: sigmoid}}.
-        weights: what each of ``losses`` counts, by its name; null, and those without: 1.
-        divergence: by which scores are made of log ratios: reverse_kl, DPO's, takes them as they are;
-            forward_kl, js and alpha are those of f-DPO (arXiv 2309.16240).
+        beta: how strongly the policy is held to the reference, above 0; smaller is weaker.
+        losses: losses of pairs, under names that you choose (``rlgraph nodes`` lists the kinds); null: {dpo:
+            {kind: sigmoid}}.
+        weights: the weight of each of ``losses``, by its name; 1 if not given.
+        divergence: the divergence that turns log ratios into scores: reverse_kl, that of DPO, uses them
+            unchanged; forward_kl, js and alpha are those of f-DPO (arXiv 2309.16240).
         alpha: the order of the divergence alpha.
-        tail: what the tokens of a response count that are beyond the length of the other one, 0 to 1
-            (LD-DPO, arXiv 2409.06411).
-        reference: whether log ratios are to a reference; false: they are log-probs, as in CPO and SimPO.
-        weighting: whether pairs are weighed by how likely the policy itself would have written them (WPO,
-            arXiv 2406.11827); it reads ``squares`` of logprobs.squares.
+        tail: the weight of a response's tokens beyond the length of the other response, 0 to 1 (LD-DPO, arXiv
+            2409.06411).
+        reference: whether log ratios are taken to a reference; false: plain log-probs are used, as in CPO and
+            SimPO.
+        weighting: whether to weight pairs by how likely the policy is to have written them (WPO, arXiv
+            2406.11827); this reads ``squares`` of logprobs.squares.
 
     Example:
         preference: {op: preference.dpo, beta: 0.1}
@@ -137,14 +140,15 @@ def simpo_weights(
 ) -> Preference:
     """Write the weight of each token's log-prob in the gradient of SimPO (arXiv 2405.14734, eq. 6).
 
-    The loss is the mean over pairs of -log sigmoid(m), m = beta (lp_w / |w| - lp_l / |l|) - margin: mean
-    log-probs of the responses, |w| and |l| tokens long, and no reference. So the weight is 2 beta sigmoid(-m)
-    / |w| on the tokens of w, -2 beta sigmoid(-m) / |l| on those of l, and 0 where ``loss_mask`` is false.
-    Records ``loss``, ``margin`` (m) and ``accuracy`` (pairs with m + margin > 0), means over pairs.
+    The loss is the mean over pairs of -log sigmoid(m), m = beta (lp_w / |w| - lp_l / |l|) - margin: it uses
+    mean log-probs of the responses, which are |w| and |l| tokens long, and no reference. So the weight is 2
+    beta sigmoid(-m) / |w| on the tokens of w, -2 beta sigmoid(-m) / |l| on those of l, and 0 where
+    ``loss_mask`` is false. Records ``loss``, ``margin`` (m) and ``accuracy`` (pairs with m + margin > 0),
+    means over pairs.
 
     Attributes:
-        beta: what a nat per token counts, above 0.
-        margin: by how much the chosen response is to score higher, at least 0.
+        beta: the weight of a nat per token, above 0.
+        margin: by how much the chosen response should score higher, at least 0.
 
     Example:
         preference: {op: preference.simpo, beta: 2.0, margin: 1.0}
@@ -167,13 +171,13 @@ def orpo_weights(
     """Write the weight of each token's log-prob in the gradient of ORPO (arXiv 2403.07691, eq. 6 and 7).
 
     The loss is the mean over pairs of -log p_w - coef log sigmoid(m), m = log(p_w / (1 - p_w)) - log(p_l / (1
-    - p_l)), log p a response's mean log-prob: fine-tuning on the chosen one, and odds that tell the two
-    apart, with no reference. So the weight is (2 + 2 coef sigmoid(-m) / (1 - p_w)) / |w| on the tokens of w,
-    -2 coef sigmoid(-m) / (1 - p_l) / |l| on those of l, and 0 where ``loss_mask`` is false. Records ``loss``
-    (of the odds alone), ``margin`` (m) and ``accuracy`` (pairs with m > 0), means over pairs.
+    - p_l)), where log p is a response's mean log-prob: fine-tuning on the chosen response, plus odds that
+    separate the two, without a reference. So the weight is (2 + 2 coef sigmoid(-m) / (1 - p_w)) / |w| on the
+    tokens of w, -2 coef sigmoid(-m) / (1 - p_l) / |l| on those of l, and 0 where ``loss_mask`` is false.
+    Records ``loss`` (only of the odds), ``margin`` (m) and ``accuracy`` (pairs with m > 0), means over pairs.
 
     Attributes:
-        coef: weight of the odds beside the likelihood of the chosen response, above 0.
+        coef: weight of the odds, relative to the likelihood of the chosen response, above 0.
 
     Example:
         preference: {op: preference.orpo, coef: 0.1}
@@ -187,11 +191,11 @@ def orpo_weights(
 
 @op(rows="all")
 def mismatched(tokens: int64[samples, other_tokens], loss_mask: boolean[samples, other_tokens]) -> Mismatched:
-    """Put a response to another prompt behind each prompt: what KTO measures the drift of a policy on.
+    """Put a response to another prompt after each prompt; KTO measures the drift of a policy on such rows.
 
-    A row's prompt is what is outside its loss mask. It gets the response of the next row that has another
-    prompt, after the last row the first one's (arXiv 2402.01306, section 4); where all rows have the same
-    prompt, of the next row. Score both columns with the policy and with the reference.
+    A row's prompt is the part outside its loss mask. It gets the response of the next row that has another
+    prompt; the first row follows the last (arXiv 2402.01306, section 4). If all rows have the same prompt, it
+    gets the response of the next row. Score both columns with the policy and with the reference.
 
     Example:
         mismatched: {op: preference.mismatched}
@@ -230,19 +234,20 @@ def kto_weights(
 ) -> float32[samples, tokens]:
     """Write the weight of each token's log-prob in the gradient of KTO (arXiv 2402.01306, section 4).
 
-    The loss is the mean over responses of l (1 - sigmoid(u)), u = beta (r - z) of a desirable one and beta (z
-    - r) of another, r = lp - ref, sums over its loss mask; z = max(0, mean of lp - ref over the mismatched
-    rows of preference.mismatched), an estimate of KL(policy || reference) that takes no gradient; l =
+    The loss is the mean over responses of l (1 - sigmoid(u)), u = beta (r - z) for a desirable response and
+    beta (z - r) for any other, r = lp - ref, summed over its loss mask; z = max(0, mean of lp - ref over the
+    mismatched rows of preference.mismatched), an estimate of KL(policy || reference) without gradient; l =
     ``weight`` or ``weight_undesirable``. So the weight is l beta sigmoid(u) sigmoid(-u) on the tokens of a
-    desirable response, as much below 0 on those of another, and 0 where ``loss_mask`` is false. Without
-    ``drift`` z is 0, which is APO-zero of labels (arXiv 2408.06266): nothing is read of mismatched rows.
+    desirable response, minus that on the tokens of any other, and 0 where ``loss_mask`` is false. Without
+    ``drift``, z is 0, which is APO-zero for labels (arXiv 2408.06266), and no mismatched rows are read.
     Records ``loss``, ``kl`` (z, in nats) and ``accuracy`` (responses with u > 0).
 
     Attributes:
-        beta: how strongly the policy is held to the reference, above 0; the smaller the weaker.
-        weight: what a desirable response counts, above 0.
-        weight_undesirable: what another counts, above 0; the more the fewer of them there are.
-        drift: whether a response has to beat the drift z of the policy; false: the reference alone.
+        beta: how strongly the policy is held to the reference, above 0; smaller is weaker.
+        weight: the weight of a desirable response, above 0.
+        weight_undesirable: the weight of any other response, above 0; choose it larger if there are few of
+            them.
+        drift: whether a response must beat the drift z of the policy; false: only the reference.
 
     Example:
         preference: {op: preference.kto, beta: 0.1}
@@ -269,9 +274,9 @@ def reward_weights(
 ) -> Graded:
     """Write the weight of each score in the gradient of a reward model's loss (arXiv 2203.02155, eq. 1).
 
-    The loss is the mean over pairs of -log sigmoid(m), m = r_w - r_l: that of Bradley and Terry. So the
-    weight is 2 sigmoid(-m) for the chosen response w, and as much below 0 for the rejected one; the 2 makes a
-    mean over sequences one over pairs. A group that is not one chosen and one rejected response has weight 0.
+    The loss is the mean over pairs of -log sigmoid(m), m = r_w - r_l: the Bradley-Terry loss. So the weight
+    is 2 sigmoid(-m) for the chosen response w, and -2 sigmoid(-m) for the rejected one; the 2 turns a mean
+    over sequences into one over pairs. A group that is not one chosen and one rejected response has weight 0.
     Records ``loss``, ``margin`` (m) and ``accuracy`` (pairs with m > 0), means over pairs.
 
     Example:

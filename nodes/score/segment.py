@@ -38,19 +38,19 @@ def contexts(
     most: Annotated[int, Field(ge=1)],
     expected: PositiveFloat = 2.0,
 ) -> Contexts:
-    """The contexts that a policy saw of a sample in which it forgot tokens, one row for each.
+    """The contexts that a policy saw in a sample in which it forgot tokens, one row per context.
 
-    A token at place i of a sample was written behind those tokens j < i with forgotten_j = 0 or
-    forgotten_j > i: what ``rollout.agent`` with ``forgets: true`` writes. A segment goes from one length at
-    which something was forgotten to the next, behind what was still seen then; ``segment_mask`` is the loss
-    mask on its own tokens, so that each is trained once. A segment without such a token is left out, and a
-    sample that has none at all has no segment. ``segment_places`` says where in the sample each token stands,
-    from 0, and ``segment_count`` how many segments it has. Records ``rollout/segments``, the segments of a
-    sample, and ``rollout/segments_min`` and ``rollout/segments_max``.
+    When the token at position i of a sample was written, the policy saw the tokens j < i with forgotten_j = 0
+    or forgotten_j > i; ``rollout.agent`` with ``forgets: true`` writes this column. A segment runs from one
+    length at which something was forgotten to the next, after the tokens that were still visible;
+    ``segment_mask`` is the loss mask on its own tokens, so that each token is trained once. A segment without
+    tokens in its mask is left out, so a sample may have no segments. ``segment_places`` is the position of
+    each token in the sample, from 0, and ``segment_count`` the number of segments per sample. Records
+    ``rollout/segments``, the segments per sample, and ``rollout/segments_min`` and ``rollout/segments_max``.
 
     Attributes:
-        most: segments of a sample, at most; one that has more ends the run.
-        expected: how many it has as a rule, for the prediction of time, above 0.
+        most: the most segments per sample; a sample with more ends the run.
+        expected: the usual number of segments per sample, for the prediction of time, above 0.
 
     Example:
         segments: {op: segment.contexts, most: 8}
@@ -87,9 +87,9 @@ def align(
     segment_places: int64[segments, tokens],
     segment_mask: boolean[segments, tokens],
 ) -> float32[segments, tokens]:
-    """Numbers of a sample's tokens, such as advantages, at the same tokens of its segments.
+    """Values of a sample's tokens, such as advantages, at the same tokens in its segments.
 
-    The value at a token in ``segment_mask`` is that at ``segment_places`` of the sample; 0 elsewhere.
+    The value at a token in ``segment_mask`` is the sample's value at ``segment_places``; 0 elsewhere.
 
     Example:
         segment_advantages: {op: segment.align, in: {values: advantages}}

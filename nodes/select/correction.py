@@ -36,15 +36,15 @@ def tis(
 ) -> float32[samples, tokens]:
     """Truncated importance weights (V-trace, arXiv 1802.01561; https://fengyao.notion.site/off-policy-rl).
 
-    w = min(max(rho, floor), cap), rho = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)) of each token;
-    by sequence, of the sum over its tokens. Records ``weight``, the mean per token, and ``cut``, the share of
-    tokens whose weight is the floor or the cap instead of rho.
+    w = min(max(rho, floor), cap), rho = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)) for each token,
+    or for the sum over a sequence's tokens with ``level: sequence``. Records ``weight``, the mean per token,
+    and ``cut``, the share of tokens whose weight is the floor or the cap instead of rho.
 
     Attributes:
-        level: token, a ratio each; sequence, the product of a sequence's ratios on each of its tokens, which
-            is unbiased and varies far more.
-        floor: the least that a weight may be, at least 0; 0 for as little as rho.
-        cap: the most that a weight may be, above 0; null for as much as rho.
+        level: token: each token has its own ratio; sequence: each token of a sequence has the product of the
+            sequence's ratios, which is unbiased but varies far more.
+        floor: the smallest weight, at least 0; 0: no lower bound.
+        cap: the largest weight, above 0; null: no upper bound.
 
     Example:
         rollout_weights: {op: correction.tis, cap: 2.0}
@@ -65,15 +65,16 @@ def mis(
     low: NonNegativeFloat = 0.5,
     high: PositiveFloat = 2.0,
 ) -> float32[samples, tokens]:
-    """Masked importance weights (IcePop, arXiv 2510.18855): what is too far off does not count.
+    """Masked importance weights (IcePop, arXiv 2510.18855): tokens that are too far off don't count.
 
-    w = rho where low <= rho <= high, else 0, rho = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)) of
-    each token; by sequence, of the sum over its tokens. Records ``weight``, the mean per token, and ``cut``,
-    the share of tokens with weight 0.
+    w = rho where low <= rho <= high, else 0, rho = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)) for
+    each token, or for the sum over a sequence's tokens with ``level: sequence``. Records ``weight``, the mean
+    per token, and ``cut``, the share of tokens with weight 0.
 
     Attributes:
-        level: token, a ratio each; sequence, the product of a sequence's ratios on each of its tokens.
-        low: the least ratio that counts, at least 0.
+        level: token: each token has its own ratio; sequence: each token of a sequence has the product of the
+            sequence's ratios.
+        low: the smallest ratio that counts, at least 0.
         high: the largest ratio that counts, above 0.
 
     Example:
@@ -97,24 +98,25 @@ def reject(
     kl: Literal["k1", "k2", "k3"] = "k3",
     over: Literal["mean", "sum", "max", "token"] = "mean",
 ) -> float32[samples, tokens]:
-    """Whole sequences rejected whose tokens are too unlikely by now (as in verl's rollout correction).
+    """Reject whole sequences whose tokens have become too unlikely (as in verl's rollout correction).
 
-    0 on all tokens of a sequence whose mean KL(rollout || old), in nats per token, is above ``threshold`` in
-    size; elsewhere ``weights``, or 1 where nothing writes them: a trust region, which with ``weights`` of
-    correction.tis or correction.mis still corrects what it keeps. Records ``weight``, the mean per token, and
-    ``cut``, the share of tokens that are rejected.
+    0 on all tokens of a sequence whose mean KL(rollout || old), in nats per token, is larger than
+    ``threshold`` in absolute value; elsewhere ``weights``, or 1 if no node writes them. This is a trust
+    region; with ``weights`` of correction.tis or correction.mis the sequences that it keeps are still
+    corrected. Records ``weight``, the mean per token, and ``cut``, the share of rejected tokens.
 
-    With ``kl: k1`` the mean is that of -log rho, rho the ratio of old to rollout: ``threshold`` and ``least``
-    are bounds on a sequence's geometric mean of ratios, G. G from a to b is ``threshold: -log a, least: -log
-    b``. With ``weights`` of correction.tis sequences are left out by G and weighed by token (seq-mask-tis).
+    With ``kl: k1`` the mean is that of -log rho, where rho is the ratio of old to rollout: ``threshold`` and
+    ``least`` bound G, the geometric mean of a sequence's ratios. G from a to b is ``threshold: -log a, least:
+    -log b``. With ``weights`` of correction.tis, sequences are left out by G and weighted per token
+    (seq-mask-tis).
 
     Attributes:
-        threshold: the most nats per token that a sequence may be off, above 0.
-        least: the least that they may be, where that is not -``threshold``; k2 and k3 are never below 0.
+        threshold: the largest deviation of a sequence, in nats per token, above 0.
+        least: the lower bound, if it is not -``threshold``; k2 and k3 are never below 0.
         kl: the estimator, with d = rollout_logprobs - old_logprobs: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d -
-            1. k1 lets tokens make up for each other.
-        over: what is compared: the mean of a sequence's tokens, their sum, the largest of them, or each token
-            for itself, of which then those alone are left out that are outside.
+            1. With k1, tokens can offset each other.
+        over: what is compared with the bounds: the mean over a sequence's tokens, their sum, their maximum,
+            or each token by itself, in which case only the tokens that are out of bounds are left out.
 
     Example:
         rollout_weights: {op: correction.reject, threshold: 0.01}

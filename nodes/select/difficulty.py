@@ -23,11 +23,11 @@ def difficulty(
 ) -> float32[prompts]:
     """Each question's share of solved samples, over the iterations that have tried it.
 
-    r <- decay r + (1 - decay) ``solved``, and r = ``solved`` the first time, with r the value that is kept. A
-    question is known by its text. Records ``known``, how many questions have been tried.
+    r <- decay r + (1 - decay) ``solved``, and r = ``solved`` the first time, where r is the value that is
+    kept. A question is identified by its text. Records ``known``, how many questions have been tried.
 
     Attributes:
-        decay: how much of what was known stays when a question is tried again, 0 to 1.
+        decay: how much of the old value is kept when a question is tried again, 0 to 1.
 
     Example:
         difficulty: {op: difficulty, in: {solved: solved}}
@@ -46,17 +46,17 @@ def difficulty(
 def within(
     ctx: Context, question: text[prompts], *, min: Rate = 0.0, max: Rate = 1.0, explore: Rate = 0.0
 ) -> boolean[prompts]:
-    """Keep the questions that are neither too hard nor too easy, and those that nobody has tried.
+    """Keep the questions that are neither too hard nor too easy, and those not tried yet.
 
-    Online difficulty filtering (arXiv 2504.03380), by what earlier iterations have measured, before anything
-    is generated: min <= r <= max, r what ``difficulty`` keeps of the question. Of the others a share
-    ``explore`` stays, drawn from (seed, iteration, question), so that what the policy has learnt since is
-    seen. Records ``kept``, the fraction of questions that stay.
+    Online difficulty filtering (arXiv 2504.03380) by the results of earlier iterations, before anything is
+    generated: min <= r <= max, where r is the value that ``difficulty`` keeps for the question. A share
+    ``explore`` of the other questions is kept too, drawn from (seed, iteration, question), so that progress
+    of the policy on them is noticed. Records ``kept``, the fraction of questions that are kept.
 
     Attributes:
-        min: the least share of solved samples, 0 to 1.
-        max: the largest, 0 to 1.
-        explore: the share of the other questions that stays, 0 to 1.
+        min: the smallest share of solved samples, 0 to 1.
+        max: the largest share of solved samples, 0 to 1.
+        explore: the share of the other questions to keep, 0 to 1.
 
     Example:
         difficulty: {op: difficulty}

@@ -13,9 +13,9 @@ from rlgraph.ops import Context, boolean, float32, int64, op, samples
 
 @op(filters=True)
 def everything(group: int64[samples]) -> boolean[samples]:
-    """Keep all samples: with ``refill``, behind rollout.partial, only what has not finished is left out.
+    """Keep all samples: with ``refill``, after rollout.partial, only unfinished samples are left out.
 
-    Partial rollouts without a filter of rewards, as of Kimi k1.5 (arXiv 2501.12599).
+    Partial rollouts without a filter on rewards, as in Kimi k1.5 (arXiv 2501.12599).
 
     Example:
         finished: {op: filter.all, refill: {rows: 8}}
@@ -33,12 +33,12 @@ def mixed(
 ) -> boolean[samples]:
     """Keep the groups whose rewards differ: the others have no advantage to learn from.
 
-    A group stays where the unbiased standard deviation of its rewards is above ``min_std``; a group of one
-    goes. With ``refill: true`` it is DAPO's dynamic sampling (arXiv 2503.14476). Records ``kept``, the
-    fraction of samples that stay.
+    A group is kept if the unbiased standard deviation of its rewards is above ``min_std``; a group of one is
+    dropped. With ``refill: true`` it is DAPO's dynamic sampling (arXiv 2503.14476). Records ``kept``, the
+    fraction of samples that are kept.
 
     Attributes:
-        min_std: what the standard deviation must be above, in units of the reward, at least 0.
+        min_std: the standard deviation must be above this, in units of the reward, at least 0.
 
     Example:
         informative: {op: filter.mixed, refill: true}
@@ -54,10 +54,10 @@ def mixed(
 def threshold(ctx: Context, rewards: float32[samples], *, min: float) -> boolean[samples]:
     """Keep the samples whose reward is at least ``min``: rejection sampling, or best-of-n by a score.
 
-    s >= min (RFT, arXiv 2308.01825). Records ``kept``, the fraction of samples that stay.
+    s >= min (RFT, arXiv 2308.01825). Records ``kept``, the fraction of samples that are kept.
 
     Attributes:
-        min: the least reward that stays, in units of the reward.
+        min: the smallest reward that is kept.
 
     Example:
         correct: {op: filter.threshold, min: 1.0}
@@ -71,15 +71,16 @@ def threshold(ctx: Context, rewards: float32[samples], *, min: float) -> boolean
 def widest(
     ctx: Context, rewards: float32[samples], group: int64[samples], *, groups: Annotated[int, Field(ge=1)]
 ) -> boolean[samples]:
-    """Keep the ``groups`` groups whose rewards differ most, of more than are needed.
+    """Keep the ``groups`` groups whose rewards differ most, out of more than are needed.
 
-    The largest sigma, the unbiased standard deviation of a group's rewards, 0 of a group of one; of equals
-    the one whose number is lower. It bounds what an update can gain from a prompt (arXiv 2504.03380). Behind
-    a filter that refills it chooses from what was over-sampled, and what it keeps is as exact. Where there
-    are fewer groups, all stay. Records ``kept``, the fraction of samples that stay.
+    The groups with the largest sigma, the unbiased standard deviation of a group's rewards (0 for a group of
+    one); among equals, the one with the lower number. sigma bounds what an update can gain from a prompt
+    (arXiv 2504.03380). After a filter that refills, it chooses among the over-sampled groups and keeps an
+    equally exact number. If there are fewer groups, all are kept. Records ``kept``, the fraction of samples
+    that are kept.
 
     Attributes:
-        groups: how many groups stay, at least 1.
+        groups: how many groups to keep, at least 1.
 
     Example:
         widest: {op: filter.widest, rows: informative, groups: 128}
@@ -97,7 +98,8 @@ def widest(
 def best(ctx: Context, rewards: float32[samples], group: int64[samples]) -> boolean[samples]:
     """Keep the best sample of each group: best-of-n (RAFT, arXiv 2304.06767, algorithm 1).
 
-    That with the largest reward, of equals the first. Records ``reward``, the mean reward of those that stay.
+    The one with the largest reward; among equals, the first. Records ``reward``, the mean reward of the kept
+    samples.
 
     Example:
         best: {op: filter.best}
@@ -113,10 +115,10 @@ def best(ctx: Context, rewards: float32[samples], group: int64[samples]) -> bool
 
 @op(filters=True)
 def judged(ctx: Context, failed: boolean[samples]) -> boolean[samples]:
-    """Keep the samples whose reward did not fail: how a graph drops the others (``on_error: drop``).
+    """Keep the samples whose reward did not fail; this is how a graph drops the others (``on_error: drop``).
 
-    It may cut groups: what is left of one is a smaller group. Records ``kept``, the fraction of samples that
-    stay.
+    It may cut groups: the rest of a group is a smaller group. Records ``kept``, the fraction of samples that
+    are kept.
 
     Example:
         judged: {op: filter.judged}

@@ -16,11 +16,11 @@ from rlgraph.ops import Context, Tokenizer, boolean, float32, int64, op, samples
 def observations(
     turn: int64[samples, tokens], loss_mask: boolean[samples, tokens]
 ) -> boolean[samples, tokens]:
-    """A mask of the tokens that answer a policy: those behind the prompt that tools and users wrote.
+    """A mask of the tokens that answer a policy: those after the prompt that tools and users wrote.
 
-    True where ``turn`` is above 0 and ``loss_mask`` is false. What stands around an answer, as the chat
-    template writes it, is part of it. A loss on these tokens has the policy predict what its actions lead to
-    (ECHO, arXiv 2605.24517).
+    True where ``turn`` is above 0 and ``loss_mask`` is false. What the chat template writes around an answer
+    is part of it. A loss on these tokens makes the policy predict the results of its actions (ECHO, arXiv
+    2605.24517).
 
     Example:
         observed: {op: mask.observations}
@@ -36,13 +36,14 @@ def steps(
     *,
     end: Annotated[str, Field(min_length=1)] = "\n\n",
 ) -> boolean[samples, tokens]:
-    """A mask of the tokens that end a step of a response: those that complete the text ``end``, and the last.
+    """A mask of the tokens that end a step of a response: those that complete the text ``end``, and the last
+    one.
 
-    Of the tokens in ``loss_mask``, whose texts are laid end to end, those that hold the last character of an
-    ``end``, and the last one. False elsewhere.
+    The texts of the tokens in ``loss_mask`` are concatenated; the mask is true on tokens that hold the last
+    character of an ``end``, and on the last token. False elsewhere.
 
     Attributes:
-        end: what a step ends with.
+        end: the text that ends a step.
 
     Example:
         steps: {op: mask.steps, end: "."}
@@ -63,11 +64,12 @@ def steps(
 def complete(
     ctx: Context, truncated: boolean[samples], loss_mask: boolean[samples, tokens]
 ) -> boolean[samples, tokens]:
-    """The loss mask of samples that came to their end; nothing of those that a limit cut off.
+    """The loss mask of complete samples; false for samples that a limit cut off.
 
-    Overlong filtering (DAPO, arXiv 2503.14476, section 3.4): what was cut off has a reward for what it did
-    not get to write. Given to an update as its ``loss_mask``, means count none of those tokens, and means
-    over sequences still count the sequences. Records ``masked``, the share of samples that are masked.
+    Overlong filtering (DAPO, arXiv 2503.14476, section 3.4): a sample that was cut off is rewarded for
+    something that it could not finish. Use it as the ``loss_mask`` of an update: means then count none of
+    those tokens, but means over sequences still count the sequences. Records ``masked``, the share of masked
+    samples.
 
     Example:
         whole_mask: {op: mask.complete}
@@ -83,8 +85,8 @@ def weighed(
 ) -> boolean[samples, tokens]:
     """The loss mask without tokens whose weight is 0.
 
-    An update still counts a token of weight 0 in its means; with this as its ``loss_mask`` it does not, as
-    verl's rejection by rollout correction has it.
+    An update still counts a token of weight 0 in its means; with this as its ``loss_mask`` it does not, as in
+    verl's rejection by rollout correction.
 
     Example:
         kept_mask: {op: mask.weighed, in: {weights: rollout_weights}}

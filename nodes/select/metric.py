@@ -31,15 +31,15 @@ def pass_at_k(
     k: Annotated[int, Field(ge=1)],
     threshold: float = 0.5,
 ) -> float32[samples]:
-    """The chance that one of ``k`` samples of a question solves it, at each sample of the question.
+    """The probability that at least one of ``k`` samples solves a question, on each sample of the question.
 
-    Of n samples, c of which have a reward over ``threshold``: pass@k = 1 - C(n - c, k) / C(n, k), which is
+    For n samples, c of which have a reward above ``threshold``: pass@k = 1 - C(n - c, k) / C(n, k), which is
     unbiased (arXiv 2107.03374, equation 1). Records ``NODE/SOURCE``, the mean over the questions of each
     source; an evaluation that reports this column reports them too.
 
     Attributes:
-        k: tries, at least 1 and at most as many as a question has samples.
-        threshold: rewards above it count as solved.
+        k: the number of tries, from 1 to the number of samples per question.
+        threshold: a sample with a reward above this counts as solved.
 
     Example:
         solved: {op: metric.pass_at_k, k: 8}
@@ -60,7 +60,8 @@ def mean_at_k(ctx: Context, rewards: anything[samples], source: text[samples] | 
     """The rewards themselves, or other numbers or truth values; with ``n: k`` their mean is mean@k.
 
     Records ``NODE/SOURCE``, the mean over the samples of each source; an evaluation that reports this column
-    reports them too: of ``in: {rewards: truncated}`` the share of each source that is cut off.
+    reports them too. With ``in: {rewards: truncated}`` it is the share of each source's samples that are cut
+    off.
 
     Example:
         average: {op: metric.mean_at_k}

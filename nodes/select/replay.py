@@ -46,23 +46,24 @@ def replay(
     exponent: Annotated[float, Field(ge=0)] = 1.0,
     half_life: Annotated[float, Field(gt=0)] | None = None,
 ) -> Given:
-    """Some of the last ``capacity`` rows that came, whole: with all columns that are read of them.
+    """A replay buffer: some of the last ``capacity`` rows, with every column of them that is read.
 
-    The oldest go first. Of the rest ``batch`` are drawn, none twice, row i with the weight (|p_i| +
-    1e-6)^exponent 2^(-age_i / half_life), p_i its ``priority`` when it came, 1 without such a column:
-    prioritised replay (arXiv 1511.05952) with the decay by age of arXiv 2604.16918, whose tau is
-    half_life / ln 2. A draw takes the largest log(u_i) / weight (Efraimidis and Spirakis 2006, doi
-    10.1016/j.ipl.2005.11.003), u_i of (seed, iteration, number of the row): it is the same on any number of
-    devices. Records ``held``, the rows that stay, and ``age`` and ``age_max`` of those that are given.
+    The oldest rows are dropped first. From the rest, ``batch`` rows are drawn without replacement, row i with
+    the weight (|p_i| + 1e-6)^exponent 2^(-age_i / half_life), where p_i is its ``priority`` when it was
+    added, 1 without that column: prioritised replay (arXiv 1511.05952) with the decay by age of arXiv
+    2604.16918, whose tau is half_life / ln 2. A draw takes the largest log(u_i) / weight (Efraimidis and
+    Spirakis 2006, doi 10.1016/j.ipl.2005.11.003), with u_i from (seed, iteration, number of the row), so it
+    is the same on any number of devices. Records ``held``, the rows in the buffer, and ``age`` and
+    ``age_max`` of the drawn rows.
 
     Attributes:
-        capacity: the most rows that stay from one iteration to the next.
-        staleness: the most iterations after the one in which it came that a row is given.
-        batch: how many rows are given, or as many as there are; null: all.
-        fresh: whether rows are given in the iteration in which they come; else from the next on.
-        order: ``newest`` takes the rows that came last, without chance.
-        exponent: what the priority is raised to; 0: all rows alike.
-        half_life: iterations in which the weight of a row halves; null: it stays.
+        capacity: the most rows that are kept from one iteration to the next.
+        staleness: a row is drawn at most this many iterations after the one that added it.
+        batch: how many rows to draw, or all if there are fewer; null: all.
+        fresh: whether rows can be drawn in the iteration that adds them; false: from the next one on.
+        order: ``newest`` takes the rows added last, without randomness.
+        exponent: the power to which the priority is raised; 0: all rows are equal.
+        half_life: iterations in which the weight of a row halves; null: it does not change.
 
     Example:
         replayed: {op: replay, rows: rollout, capacity: 1024, staleness: 8, batch: 128, half_life: 2}

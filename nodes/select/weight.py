@@ -28,17 +28,17 @@ def entropy(
     share: TokenShare = 0.2,
     minibatches: Annotated[int, Field(ge=1)] = 1,
 ) -> float32[samples, tokens]:
-    """The tokens of highest entropy alone: those at which a response takes its way (arXiv 2506.01939).
+    """Only the tokens of highest entropy: those that decide where a response goes (arXiv 2506.01939).
 
-    1 where the entropy is at least the (1 - share) quantile of a mini-batch's tokens in the loss mask, else
-    0; between two tokens the quantile is interpolated. Entropies are those of logprobs.entropy, before the
-    update; the paper takes those of now, which are the same in an iteration's first optimizer step. Tokens of
-    weight 0 are still counted by means. Records ``share``, the fraction of tokens that count, and
-    ``threshold``, the mean of the quantiles in nats.
+    1 if the entropy is at least the (1 - share) quantile of a mini-batch's tokens in the loss mask, else 0;
+    the quantile is interpolated between tokens. Entropies are those of logprobs.entropy, before the update;
+    the paper uses current entropies, which are the same in an iteration's first optimizer step. Means still
+    count tokens of weight 0. Records ``share``, the fraction of tokens that count, and ``threshold``, the
+    mean of the quantiles in nats.
 
     Attributes:
-        share: the fraction of a mini-batch's tokens that count, above 0 to 1.
-        minibatches: those of the update, at least 1; 1 for a quantile of the whole batch.
+        share: the fraction of a mini-batch's tokens that count, above 0 and at most 1.
+        minibatches: the ``minibatches`` of the update, at least 1; 1: a quantile of the whole batch.
 
     Example:
         token_weights: {op: weight.entropy, share: 0.2, minibatches: 4}
@@ -65,16 +65,16 @@ def second_moment(
     limit: PositiveFloat = 0.04,
     minibatches: Annotated[int, Field(ge=1)] = 1,
 ) -> float32[samples, tokens]:
-    """The tokens that are left when the farthest off are taken away (M2PO, arXiv 2510.01161).
+    """The tokens that remain after the most off-policy ones are removed (M2PO, arXiv 2510.01161).
 
     With d = old_logprobs - rollout_logprobs, 0 for the tokens of a mini-batch with the largest d^2, as few as
-    leave the others a mean of d^2 below ``limit``; where no number of them does, one is left. 1 for the
+    bring the mean d^2 of the others below ``limit``; if that is impossible, one token is left. 1 for the
     others. It bounds the variance of importance weights. Records ``share``, the fraction of tokens that
     count.
 
     Attributes:
-        limit: what the mean of squared log ratios of a mini-batch stays below, in nats squared, above 0.
-        minibatches: those of the update, at least 1; 1 for a mean of the whole batch.
+        limit: the upper bound of a mini-batch's mean squared log ratio, in nats squared, above 0.
+        minibatches: the ``minibatches`` of the update, at least 1; 1: a mean of the whole batch.
 
     Example:
         token_weights: {op: weight.second_moment, limit: 0.04, minibatches: 4}
