@@ -213,7 +213,7 @@ class Chat:
 
 
 async def single_turn(chat: Chat) -> None:
-    """The policy answers once; tools are shown, and not run.
+    """The policy answers once; tools are shown but not run.
 
     Example:
         rollout: {op: rollout.agent, model: policy, loop: {kind: single_turn}, max_new_tokens: 256}
@@ -227,8 +227,8 @@ async def tool_loop(chat: Chat, *, forget: str | None = None) -> None:
     The calls of a turn run at the same time.
 
     Attributes:
-        forget: where a turn's thinking ends, such as "</think>": later turns see only what comes behind it.
-            It wants ``forgets: true``. Null: they see all.
+        forget: the text that ends a turn's thinking, such as "</think>": later turns see only what follows
+            it. It needs ``forgets: true``. null: they see everything.
 
     Example:
         rollout: {op: rollout.agent, model: policy, loop: {kind: tool_loop}, max_new_tokens: 256,

@@ -63,7 +63,8 @@ def hermes(text: str) -> list[ToolCall]:
 def plain_json(text: str) -> list[ToolCall]:
     """Return the calls of a turn that is one JSON object {"name", "arguments" or "parameters"}, or a list.
 
-    It may stand in a fenced block. A turn that is anything else calls nothing. Source: https://www.llama.com/docs.
+    It may be in a fenced block. A turn with any other content calls nothing. Source:
+    https://www.llama.com/docs.
 
     Example:
         >>> plain_json('[{"name": "add", "parameters": {"a": 1}}]')[0].arguments, plain_json("[1, 2]")
@@ -89,8 +90,9 @@ def _is_call(value: Any) -> bool:
 def qwen(text: str) -> list[ToolCall]:
     r"""Return calls written as <function=NAME> with one <parameter=NAME> each, within <tool_call>.
 
-    Values are text: the toolbox reads those as JSON whose parameter takes no text. Where a turn has no tag
-    <tool_call>, which the models forget at times, functions are calls without it. Source: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
+    Values are text; the toolbox parses a value as JSON if its parameter does not take text. If a turn has no
+    tag <tool_call>, which the models sometimes forget, functions count as calls without it. Source:
+    https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
     Example:
         >>> qwen("<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>")

@@ -101,12 +101,12 @@ def clip_cov(
 ) -> float32[samples, tokens]:
     """PPO's clipped loss without the tokens of high covariance (Clip-Cov, arXiv 2505.22617).
 
-    max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), and 0 where ``restrained``; rho =
-    exp(clamp(logprobs - old_logprobs, -20, 20)). A mean still counts the tokens that are held back.
-    ``restrained`` is the column of covariance.band.
+    max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), and 0 where ``restrained``; rho = exp(clamp(logprobs -
+    old_logprobs, -20, 20)). Means still count the tokens that are held back. covariance.band writes
+    ``restrained``.
 
     Attributes:
-        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
+        level: which ratio rho is: token, sequence or product, as in ppo_clip.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
 
@@ -132,12 +132,12 @@ def kl_cov(
 ) -> float32[samples, tokens]:
     """The policy gradient, with a KL penalty on tokens of high covariance (KL-Cov, arXiv 2505.22617).
 
-    -A rho, and where ``restrained`` + coef |d|, d = clamp(logprobs - old_logprobs, -20, 20), rho = exp(d).
-    Nothing is clipped. ``restrained`` is the column of covariance.top.
+    -A rho, plus coef |d| where ``restrained``, d = clamp(logprobs - old_logprobs, -20, 20), rho = exp(d).
+    Nothing is clipped. covariance.top writes ``restrained``.
 
     Attributes:
-        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
-        coef: what a nat costs on a restrained token, at least 0.
+        level: which ratio rho is: token, sequence or product, as in ppo_clip.
+        coef: the cost of a nat on a restrained token, at least 0.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: kl_cov, coef: 1.0}}

@@ -32,14 +32,15 @@ def dppo_tv(
 
     -A sg(min(rho, cap)) logprobs while the policy is in its trust region, else 0: where A > 0, p - p_old <=
     limit_high; elsewhere p - p_old >= -limit. p = exp(logprobs), rho = exp(clamp(logprobs - old_logprobs,
-    -20, 20)), sg the stop of gradients. A rare token may so grow by a large ratio, and a likely one may not
-    lose much. The paper measures from the probabilities of the engine that sampled: ``in: {old_logprobs:
-    rollout_logprobs}`` does so.
+    -20, 20)), sg the stop of gradients. So a rare token may grow by a large ratio, and a likely one may not
+    lose much. The paper measures from the probabilities of the engine that sampled; so does ``in:
+    {old_logprobs: rollout_logprobs}``.
 
     Attributes:
-        limit: how much probability a token may lose, above 0 to 1; and gain, unless ``limit_high`` is given.
-        limit_high: how much probability a token may gain, above 0 to 1.
-        cap: the most that the ratio may weigh, at least 1.
+        limit: how much probability a token may lose, above 0 and at most 1; also how much it may gain, unless
+            ``limit_high`` is given.
+        limit_high: how much probability a token may gain, above 0 and at most 1.
+        cap: the largest ratio that counts, at least 1.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: dppo_tv, limit: 0.2}}
@@ -67,10 +68,10 @@ def dppo_kl(
     log((1 - p_old) / (1 - p)), in nats, p = exp(logprobs); rho and sg as in dppo_tv.
 
     Attributes:
-        limit: the divergence up to which a token may lose probability, in nats, above 0; and gain it, unless
-            ``limit_high`` is given.
+        limit: the divergence up to which a token may lose probability, in nats, above 0; also up to which it
+            may gain probability, unless ``limit_high`` is given.
         limit_high: the divergence up to which a token may gain probability, in nats, above 0.
-        cap: the most that the ratio may weigh, at least 1.
+        cap: the largest ratio that counts, at least 1.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: dppo_kl, limit: 0.05}}

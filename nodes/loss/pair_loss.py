@@ -55,16 +55,16 @@ class PairScores:
 def sigmoid(
     pairs: PairScores, *, smoothing: Smoothing = 0.0, mean: bool = False, margin: NonNegativeFloat = 0.0
 ) -> PerPair:
-    """DPO's own loss (arXiv 2305.18290), and its forms with smoothed labels, mean log-probs and a margin.
+    """DPO's loss (arXiv 2305.18290), and its variants with smoothed labels, mean log-probs and a margin.
 
     -(1 - e) log sigmoid(m - margin) - e log sigmoid(margin - m), e = ``smoothing``: above 0 it is
-    conservative DPO, for labels of which a share e is wrong. With ``mean`` m is of scores per token (arXiv
-    2411.15124); and without a reference it is SimPO (arXiv 2405.14734), or CPO without ``mean`` (arXiv
-    2401.08417).
+    conservative DPO, for labels of which a share e is wrong. With ``mean``, m is computed from scores per
+    token (arXiv 2411.15124). Without a reference that is SimPO (arXiv 2405.14734), or CPO without ``mean``
+    (arXiv 2401.08417).
 
     Attributes:
-        smoothing: which share of the labels is taken to be wrong, at least 0 and below 0.5.
-        mean: whether a score is divided by its response's tokens.
+        smoothing: the share of labels that is assumed to be wrong, at least 0 and below 0.5.
+        mean: whether to divide a score by the number of tokens in its response.
         margin: by how much the chosen response should score higher, at least 0.
 
     Example:
@@ -84,11 +84,11 @@ def hinge(pairs: PairScores) -> PerPair:
 
 
 def ipo(pairs: PairScores, *, mean: bool = True) -> PerPair:
-    """IPO (arXiv 2310.12036, eq. 17): (r_w - r_l - 1 / (2 b))^2, a margin that is met and not exceeded.
+    """IPO (arXiv 2310.12036, eq. 17): (r_w - r_l - 1 / (2 b))^2, a margin to be met but not exceeded.
 
     Attributes:
-        mean: whether a score is divided by its response's tokens, as the authors and TRL do; the paper's text
-            has the sum.
+        mean: whether to divide a score by the number of tokens in its response, as the authors and TRL do;
+            the paper's text has the sum.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: ipo}}}
@@ -97,12 +97,12 @@ def ipo(pairs: PairScores, *, mean: bool = True) -> PerPair:
 
 
 def robust(pairs: PairScores, *, smoothing: Smoothing = 0.1) -> PerPair:
-    """Robust DPO (arXiv 2403.00409): without bias where a share e of the labels is flipped.
+    """Robust DPO (arXiv 2403.00409): unbiased if a share e of the labels is flipped.
 
     (-(1 - e) log sigmoid(m) + e log sigmoid(-m)) / (1 - 2 e), e = ``smoothing``.
 
     Attributes:
-        smoothing: the share of the labels that is flipped, at least 0 and below 0.5.
+        smoothing: the share of labels that is flipped, at least 0 and below 0.5.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: robust, smoothing: 0.1}}}
@@ -116,7 +116,7 @@ def robust(pairs: PairScores, *, smoothing: Smoothing = 0.1) -> PerPair:
 def nca(pairs: PairScores) -> PerPair:
     """Noise contrastive alignment of pairs (arXiv 2402.05369): each response against the reference.
 
-    -log sigmoid(b r_w) - 1/2 log sigmoid(-b r_w) - 1/2 log sigmoid(-b r_l), r the log ratios: it keeps the
+    -log sigmoid(b r_w) - 1/2 log sigmoid(-b r_w) - 1/2 log sigmoid(-b r_l), r the log ratios. It keeps the
     likelihood of the chosen response from falling.
 
     Example:
@@ -142,7 +142,7 @@ def bco(pairs: PairScores) -> PerPair:
 def sppo(pairs: PairScores) -> PerPair:
     """Self-play preference optimisation with hard labels (arXiv 2405.00675, eq. 4.7).
 
-    (r_w - 1 / (2 b))^2 + (r_l + 1 / (2 b))^2, r the log ratios: the chosen response is taken to win always.
+    (r_w - 1 / (2 b))^2 + (r_l + 1 / (2 b))^2, r the log ratios: the chosen response is assumed to win always.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: sppo}}}
@@ -154,11 +154,11 @@ def sppo(pairs: PairScores) -> PerPair:
 def aot(pairs: PairScores, *, smoothing: Smoothing = 0.0) -> PerPair:
     """Alignment by optimal transport (arXiv 2406.05882): the policy's margins dominate the reference's.
 
-    DPO's loss of the k-th smallest log pi_w - log pi_l less the k-th smallest of the reference, over all
+    DPO's loss of the k-th smallest log pi_w - log pi_l minus the k-th smallest of the reference, over all
     pairs of the batch.
 
     Attributes:
-        smoothing: which share of the labels is taken to be wrong, at least 0 and below 0.5.
+        smoothing: the share of labels that is assumed to be wrong, at least 0 and below 0.5.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: aot}}}
@@ -169,12 +169,12 @@ def aot(pairs: PairScores, *, smoothing: Smoothing = 0.0) -> PerPair:
 
 
 def aot_unpaired(pairs: PairScores, *, smoothing: Smoothing = 0.0) -> PerPair:
-    """Alignment by optimal transport, of sides that are not paired (arXiv 2406.05882).
+    """Alignment by optimal transport for responses that are not paired (arXiv 2406.05882).
 
-    DPO's loss of the k-th smallest log ratio of chosen responses less the k-th smallest of rejected ones.
+    DPO's loss of the k-th smallest log ratio of chosen responses minus the k-th smallest of rejected ones.
 
     Attributes:
-        smoothing: which share of the labels is taken to be wrong, at least 0 and below 0.5.
+        smoothing: the share of labels that is assumed to be wrong, at least 0 and below 0.5.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: aot_unpaired}}}
@@ -184,10 +184,10 @@ def aot_unpaired(pairs: PairScores, *, smoothing: Smoothing = 0.0) -> PerPair:
 
 
 def apo_zero(pairs: PairScores) -> PerPair:
-    """Anchored preference optimisation, where chosen responses are good (arXiv 2408.06266, eq. 7).
+    """Anchored preference optimisation if chosen responses are good (arXiv 2408.06266, eq. 7).
 
-    1 - sigmoid(b r_w) + sigmoid(b r_l), r the log ratios: the chosen response rises and the rejected one
-    falls. It is for chosen responses that are better than the model's own.
+    1 - sigmoid(b r_w) + sigmoid(b r_l), r the log ratios: the chosen response becomes more likely, the
+    rejected one less. It is for chosen responses that are better than the model's own.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: apo_zero}}}
@@ -198,10 +198,10 @@ def apo_zero(pairs: PairScores) -> PerPair:
 
 
 def apo_down(pairs: PairScores) -> PerPair:
-    """Anchored preference optimisation, where no response is good (arXiv 2408.06266, eq. 8).
+    """Anchored preference optimisation if no response is good (arXiv 2408.06266, eq. 8).
 
-    sigmoid(b r_w) + 1 - sigmoid(b (r_w - r_l)), r the log ratios: both fall, and the rejected one further. It
-    is for chosen responses that are worse than the model's own.
+    sigmoid(b r_w) + 1 - sigmoid(b (r_w - r_l)), r the log ratios: both become less likely, the rejected one
+    more so. It is for chosen responses that are worse than the model's own.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: apo_down}}}
@@ -217,7 +217,7 @@ def exo(pairs: PairScores, *, smoothing: Annotated[float, Field(gt=0, lt=0.5)] =
     ``smoothing``.
 
     Attributes:
-        smoothing: which share of the labels is taken to be wrong, above 0 and below 0.5.
+        smoothing: the share of labels that is assumed to be wrong, above 0 and below 0.5.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: exo}}}
@@ -230,12 +230,12 @@ def exo(pairs: PairScores, *, smoothing: Annotated[float, Field(gt=0, lt=0.5)] =
 
 
 def discopop(pairs: PairScores, *, tau: PositiveFloat = 0.05) -> PerPair:
-    """The loss that a language model found, DiscoPOP (arXiv 2406.08414, eq. 5).
+    """DiscoPOP, a loss that a language model discovered (arXiv 2406.08414, eq. 5).
 
     (1 - s) (-log sigmoid(m)) + s exp(-m), s = sigmoid(m / tau).
 
     Attributes:
-        tau: how softly it goes from one to the other, above 0.
+        tau: how gradually it changes from one term to the other, above 0.
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: discopop}}}
@@ -247,9 +247,10 @@ def discopop(pairs: PairScores, *, tau: PositiveFloat = 0.05) -> PerPair:
 
 
 def likelihood(pairs: PairScores) -> PerPair:
-    """Fine-tuning on the chosen responses: -log p, the mean over their tokens in the whole batch.
+    """Fine-tuning on the chosen responses: the mean of -log p over their tokens in the whole batch.
 
-    Beside another it is the second term of RPO (arXiv 2404.19733), CPO (2401.08417) and MPO (2411.10442).
+    Added to another loss it is the second term of RPO (arXiv 2404.19733), CPO (2401.08417) and MPO
+    (2411.10442).
 
     Example:
         preference: {op: preference.dpo, losses: {dpo: {kind: sigmoid}, fit: {kind: likelihood}}}
@@ -264,12 +265,12 @@ def alphapo(
     """AlphaPO (arXiv 2501.03884): SimPO with a reward that is a power of the mean probability.
 
     DPO's loss of b (s_w - s_l) - margin, s = (1 - exp(-a l)) / a, l a response's mean log-prob per token. It
-    takes no reference. As a goes to 0 it is SimPO.
+    uses no reference. As a goes to 0 it becomes SimPO.
 
     Attributes:
-        alpha: a, not 0: above 0 unlikely responses count for more, below 0 for less.
+        alpha: a, not 0: above 0, unlikely responses count for more; below 0, for less.
         margin: by how much the chosen response should score higher, at least 0.
-        smoothing: which share of the labels is taken to be wrong, at least 0 and below 0.5.
+        smoothing: the share of labels that is assumed to be wrong, at least 0 and below 0.5.
 
     Example:
         preference: {op: preference.dpo, reference: false, beta: 2.5, losses: {dpo: {kind: alphapo}}}

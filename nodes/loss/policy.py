@@ -35,24 +35,23 @@ def ppo_clip(
     """Clipped policy-gradient loss (PPO, arXiv 1707.06347).
 
     max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), rho = exp(clamp(logprobs - old_logprobs, -20, 20));
-    with ``dual_clip`` c, where A < 0, no more than -A c (arXiv 1912.09729). ``clip_high`` above ``clip`` is
-    the decoupled clip of DAPO (arXiv 2503.14476). With ``delta`` the first of the two has min(rho, delta)
-    for rho: two-sided clipping (INTELLECT-2, arXiv 2505.07291). Where delta is above 1 + clip_high that is
-    ``dual_clip: delta``; where it is not, a ratio above delta has no gradient where A > 0 either.
+    with ``dual_clip`` c, at most -A c where A < 0 (arXiv 1912.09729). ``clip_high`` above ``clip`` is the
+    decoupled clip of DAPO (arXiv 2503.14476). With ``delta`` the first of the two terms uses min(rho, delta)
+    in place of rho: two-sided clipping (INTELLECT-2, arXiv 2505.07291). If delta is above 1 + clip_high, that
+    equals ``dual_clip: delta``; otherwise a ratio above delta has no gradient where A > 0 either.
 
     With ``level: sequence`` rho is s = exp(lp - sg(lp) + sg(mean_t(lp - old))), the mean over the sequence's
     loss mask and clamped to +-20, sg the stop of gradients: the loss of GSPO (arXiv 2507.18071), whose clip
     is far narrower. With ``level: product`` rho is exp(sum_t(lp - old)), the ratio of whole responses (RLOO,
-    arXiv 2402.14740), with its own gradient; take ``aggregate: seq-mean-token-mean`` with it.
+    arXiv 2402.14740), with its own gradient; use it with ``aggregate: seq-mean-token-mean``.
 
     Attributes:
-        level: whose ratio it is: token, each one's own; sequence, the geometric mean of a sequence's;
-            product, their product.
+        level: which ratio is used: token, each token's own; sequence, the geometric mean over the sequence;
+            product, the product over the sequence.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
-        dual_clip: the most that the ratio may count where A < 0, above 1; null for no cap.
-        delta: the most that the ratio may be before it is compared with the clipped one, above 0; null for
-            no cap.
+        dual_clip: the largest ratio that counts where A < 0, above 1; null: no cap.
+        delta: the largest ratio before it is compared with the clipped ratio, above 0; null: no cap.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: ppo_clip, clip: 0.2, clip_high: 0.28}}
@@ -81,20 +80,22 @@ def decoupled_ppo(
     delta: PositiveFloat | None = None,
     cap: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
-    """PPO on rows of older weights: clipped around today's, weighed against those (AReaL, arXiv 2505.24298).
+    """PPO on rows of older weights: clipped around the current weights, weighted against the older ones
+    (AReaL, arXiv 2505.24298).
 
     w max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), rho = exp(clamp(logprobs - old_logprobs, -20, 20)),
-    w = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)), no more than ``cap``. The policy that an update
-    starts from bounds its steps (``old_logprobs``, the proximal policy); the one that sampled
-    (``rollout_logprobs``, the behaviour policy) only decides what a row counts. First in arXiv 2110.00641.
+    w = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)), at most ``cap``. The policy from which an update
+    starts bounds its steps (``old_logprobs``, the proximal policy); the policy that sampled
+    (``rollout_logprobs``, the behaviour policy) only decides the weight of a row. First published in arXiv
+    2110.00641.
 
     Attributes:
-        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
+        level: which ratio rho is: token, sequence or product, as in ppo_clip.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
-        dual_clip: as of ppo_clip; null for no cap, as in the paper.
-        delta: as of ppo_clip; null for no cap.
-        cap: the most that a token's weight w may be, above 0; null for no cap, as in the paper.
+        dual_clip: as in ppo_clip; null: no cap, as in the paper.
+        delta: as in ppo_clip; null: no cap.
+        cap: the largest weight w of a token, above 0; null: no cap, as in the paper.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo, clip: 0.2, cap: 2.0}}
@@ -129,18 +130,18 @@ def decoupled_ppo_approx(
 ) -> float32[samples, tokens]:
     """The loss of decoupled_ppo without a forward pass for the proximal policy (A-3PO, arXiv 2512.06547).
 
-    The log-probs of the weights that an update starts from lie between those of the weights that sampled,
-    ``staleness`` updates older, and those that it makes, one newer: p = old_logprobs + a (sg(logprobs) -
+    The log-probs of the weights from which an update starts lie between those of the weights that sampled,
+    ``staleness`` updates older, and those that it produces, one newer: p = old_logprobs + a (sg(logprobs) -
     old_logprobs), a = ``staleness`` / (``staleness`` + 1), sg the stop of gradients. The loss is that of
-    decoupled_ppo with p for ``old_logprobs``, and ``old_logprobs`` for ``rollout_logprobs``.
+    decoupled_ppo with p in place of ``old_logprobs``, and ``old_logprobs`` in place of ``rollout_logprobs``.
 
     Attributes:
-        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
-        staleness: by how many updates the weights that sampled are older than those that an update starts
-            from, above 0: the graph's schedule.buffer.staleness.
+        level: which ratio rho is: token, sequence or product, as in ppo_clip.
+        staleness: how many updates older the weights that sampled are than those from which an update starts,
+            above 0: the graph's schedule.buffer.staleness.
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
-        cap: the most that a token's weight may be, above 0; null for no cap.
+        cap: the largest weight of a token, above 0; null: no cap.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: decoupled_ppo_approx, staleness: 1}}
@@ -181,7 +182,7 @@ def reinforce(
 ) -> float32[samples, tokens]:
     """The score-function policy gradient: -A logprobs (Williams 1992, doi 10.1007/BF00992696).
 
-    It corrects for no staleness: the samples must come from the weights that are updated.
+    It does not correct for staleness: the samples must come from the weights that are updated.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: reinforce}}
@@ -201,19 +202,19 @@ def cispo(
     clip_high: PositiveFloat = 0.2,
     cap: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
-    """Clipped importance weights (CISPO, of MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
+    """Clipped importance weights (CISPO, from MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
 
     -sg(clip(rho, 1 - clip, 1 + clip_high)) A logprobs, sg the stop of gradients, rho =
-    exp(clamp(logprobs - old_logprobs, -20, 20)). The clip bounds a token's weight and leaves it its gradient,
-    where that of ppo_clip takes the gradient away. With ``clip`` 1 there is no lower bound, as in the paper.
-    ``cap`` says the upper bound itself, which may then be 1 or less, as TRL's epsilon_high does: clip(rho,
-    low, cap) = min(max(rho, low), cap).
+    exp(clamp(logprobs - old_logprobs, -20, 20)). The clip bounds a token's weight but keeps its gradient,
+    while the clip of ppo_clip removes the gradient. With ``clip: 1`` there is no lower bound, as in the
+    paper. ``cap`` gives the upper bound itself, which may then be 1 or less, like TRL's epsilon_high:
+    clip(rho, low, cap) = min(max(rho, low), cap).
 
     Attributes:
-        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
-        clip: how far below 1 the weight may go, above 0; 1 for as far as it likes.
-        clip_high: how far above 1 the weight may go, above 0; not read where ``cap`` is given.
-        cap: the most that the weight may be, above 0; null for 1 + clip_high.
+        level: which ratio rho is: token, sequence or product, as in ppo_clip.
+        clip: how far below 1 the weight may go, above 0; 1: no lower bound.
+        clip_high: how far above 1 the weight may go, above 0; ignored if ``cap`` is given.
+        cap: the largest weight, above 0; null: 1 + clip_high.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: cispo, clip_high: 0.2}}
@@ -235,14 +236,14 @@ def sapo(
     tau: PositiveFloat = 1.0,
     tau_negative: PositiveFloat = 1.05,
 ) -> float32[samples, tokens]:
-    """Soft adaptive policy optimisation (SAPO, arXiv 2511.20347): a smooth gate in the place of a clip.
+    """Soft adaptive policy optimisation (SAPO, arXiv 2511.20347): a smooth gate in place of a clip.
 
     -A sigmoid(t (rho - 1)) 4 / t, t = ``tau`` where A > 0 and ``tau_negative`` elsewhere, rho =
     exp(clamp(logprobs - old_logprobs, -20, 20)). At rho = 1 its gradient is that of -A rho; it fades as rho
-    goes away from 1, the faster the larger t.
+    moves away from 1, faster for larger t.
 
     Attributes:
-        level: whose ratio rho is, token, sequence or product, as of ppo_clip.
+        level: which ratio rho is: token, sequence or product, as in ppo_clip.
         tau: how fast the gradient fades where A > 0, above 0.
         tau_negative: how fast it fades where A <= 0, above 0.
 
@@ -262,13 +263,14 @@ def dro(
     *,
     beta: PositiveFloat = 0.1,
 ) -> float32[samples, tokens]:
-    """Direct reward optimisation (DRO, arXiv 2405.19107): a gradient that a square holds back, and no ratio.
+    """Direct reward optimisation (DRO, arXiv 2405.19107): a squared term holds the gradient back; there is no
+    ratio.
 
-    -(A logprobs - beta / 2 (logprobs - old_logprobs)^2), of each token, as verl has it. The gradient is that
-    of -A logprobs where the policy has not moved, and 0 where it has by A / beta nats.
+    -(A logprobs - beta / 2 (logprobs - old_logprobs)^2), for each token, as in verl. The gradient is that of
+    -A logprobs while the policy has not moved, and 0 once it has moved by A / beta nats.
 
     Attributes:
-        beta: what a squared nat costs, twice, in units of the advantage, above 0.
+        beta: twice the cost of a squared nat, in units of the advantage, above 0.
 
     Example:
         update_policy: {op: update.policy, model: policy, loss: {kind: dro, beta: 0.1}}
@@ -291,22 +293,22 @@ def fipo(
     more: NonNegativeFloat = 0.2,
     limit: Annotated[float, Field(gt=1)] = 10.0,
 ) -> float32[samples, tokens]:
-    """PPO's clipped loss, each token weighed by what followed it (FIPO, arXiv 2603.19835).
+    """PPO's clipped loss, with each token weighted by what followed it (FIPO, arXiv 2603.19835).
 
     ppo_clip with the advantages f_t A_t and ``dual_clip: limit``; f_t = sg(clip(exp(F_t), 1 - less, 1 +
     more)), F_t = sum_{k >= t} 2^(-(k - t) / half_life) d_k, d = logprobs - old_logprobs, 0 where rho_k =
-    exp(d_k) is above ``limit``. Tokens in the loss mask are counted, others are passed over; sg is the stop
-    of gradients. Where an update has made the rest of a response more likely, the token before counts for
-    more. In an update's first optimizer step d is 0 and f is 1: it wants several.
+    exp(d_k) is above ``limit``. Only tokens in the loss mask are counted; sg is the stop of gradients. If an
+    update has made the rest of a response more likely, the token before it counts for more. In an update's
+    first optimizer step d is 0 and f is 1, so use several.
 
     Attributes:
         clip: how far below 1 the ratio may count, above 0; above 1 too unless ``clip_high`` is given.
         clip_high: how far above 1 the ratio may count, above 0.
-        half_life: after how many tokens a later one counts half, above 0.
+        half_life: the distance in tokens at which a later token counts half, above 0.
         less: how far below 1 a token's weight may go, 0 to 1.
         more: how far above 1 a token's weight may go, at least 0.
-        limit: the ratio above which a token says nothing of those before it, and the most that a ratio may
-            count where A < 0, above 1.
+        limit: a token with a ratio above this does not affect the weights of tokens before it; also the
+            largest ratio that counts where A < 0; above 1.
 
     Example:
         update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: fipo, half_life: 32}}

@@ -292,10 +292,10 @@ def preference(
 ) -> float32[samples, tokens]:
     """DPO, SimPO, ORPO or KTO (arXiv 2305.18290, 2405.14734, 2403.07691, 2402.01306): -w logprobs per token.
 
-    w is the column of a ``preference`` op, from the weights before the update, and says which of them it is.
-    With ``aggregate: seq-mean-token-sum``, and no other, the gradient is that of the paper's mean. It is so
-    for one optimizer step per iteration, and more are refused: w would not fall as the margin grows, and the
-    loss have no minimum. The value is not the paper's loss, which the op records.
+    w is the column of a ``preference`` op, computed from the weights before the update; the op decides which
+    of these losses it is. Only with ``aggregate: seq-mean-token-sum`` is the gradient that of the paper's
+    mean. That holds for one optimizer step per iteration; more are refused, since w would not fall as the
+    margin grows, and the loss would have no minimum. The value is not the paper's loss, which the op records.
 
     Example:
         update: {op: update.policy, model: policy, loss: {kind: preference}, aggregate: seq-mean-token-sum}

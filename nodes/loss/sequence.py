@@ -54,7 +54,8 @@ def geo_mean(
     log_clip: PositiveFloat = 0.4,
     log_clip_high: PositiveFloat = 0.4,
 ) -> float32[samples, tokens]:
-    """Geometric-mean policy optimisation (GMPO, arXiv 2507.20673): a mean of ratios that no token rules.
+    """Geometric-mean policy optimisation (GMPO, arXiv 2507.20673): a mean of ratios that no single token
+    dominates.
 
     -A exp(mean_t(d)), d = sign(A) min(sign(A) l, sign(A) clamp(l, -log_clip, log_clip_high)), l =
     clamp(logprobs - old_logprobs, -20, 20), means over the sequence's loss mask, A the mean of its
@@ -87,17 +88,17 @@ def vespo(
     power_negative: PositiveFloat = 3.0,
     decay_negative: PositiveFloat = 2.0,
 ) -> float32[samples, tokens]:
-    """Softly weighed sequences, for stale rows (VESPO, arXiv 2602.10693).
+    """Softly weighted sequences, for stale rows (VESPO, arXiv 2602.10693).
 
     -sg(W^k exp(l (1 - W))) A logprobs, W = exp(clamp(sum_t (logprobs - old_logprobs), -20, 20)), the sum over
     the sequence's loss mask: not divided by its length, as in gspo. k, l = ``power``, ``decay`` where A >= 0,
     else ``power_negative``, ``decay_negative``. The weight is 1 at W = 1 and goes to 0 on both sides, so
-    that nothing is clipped; it is largest at W = k / l. sg is the stop of gradients. With ``aggregate:
-    seq-mean-token-sum``, and no other, it is -A times the log-prob of a whole response.
+    nothing is clipped; it is largest at W = k / l. sg is the stop of gradients. Only with ``aggregate:
+    seq-mean-token-sum`` is it -A times the log-prob of a whole response.
 
     Attributes:
-        power: how fast responses lose weight that became less likely, where A >= 0, above 0.
-        decay: how fast those do that became more likely, where A >= 0, above 0.
+        power: how fast responses that became less likely lose weight, where A >= 0, above 0.
+        decay: how fast responses that became more likely lose weight, where A >= 0, above 0.
         power_negative: as ``power``, where A < 0.
         decay_negative: as ``decay``, where A < 0.
 

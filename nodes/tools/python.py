@@ -20,11 +20,12 @@ def python(
         code: the program; it starts anew each time, in an empty folder.
 
     Attributes:
-        timeout: seconds that it may take, above 0; less than ``tool_timeout`` of the rollout.
-        memory_mib: address space of each of its processes and memory of all of them, in MiB.
-        file_mib: size of all that it writes, in MiB.
-        network: whether it may use the network, this host's loopback too.
-        allow_unsandboxed: whether to run it under limits alone where Linux gives no sandbox (reward.code).
+        timeout: seconds that it may take, above 0; must be less than ``tool_timeout`` of the rollout.
+        memory_mib: address space per process and memory of all its processes together, in MiB.
+        file_mib: the most that it may write in total, in MiB.
+        network: whether it may use the network, including this host's loopback.
+        allow_unsandboxed: whether to run it with resource limits only if Linux provides no sandbox (see
+            reward.code).
 
     Example:
         tools: {python: {kind: python, timeout: 5}}

@@ -31,10 +31,10 @@ def search(query: str, *, corpus: File, column: str = "text", top: int = 3) -> s
         query: the words to look for.
 
     Attributes:
-        corpus: a file with a text per row, of a kind that data.prompts reads; a process indexes it once, for
-            BM25.
-        column: which holds the text.
-        top: how many passages are given, best first.
+        corpus: a file with one text per row, in a format that data.prompts reads; each process indexes it
+            once, for BM25.
+        column: the column that holds the text.
+        top: how many passages to return, best first.
 
     Example:
         tools: {search: {kind: search, corpus: wiki.jsonl, top: 3}}

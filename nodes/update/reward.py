@@ -13,12 +13,13 @@ from rlgraph.ops import Batch, Context, Metric, Totals, TrainEngine, float32, in
 def reward(
     model: TrainEngine, ctx: Context, tokens: int64[samples, tokens], preference: float32[samples]
 ) -> None:
-    """Train a reward model in one optimizer step; writes the next version of it.
+    """Train a reward model in one optimizer step; writes its next version.
 
-    L = the mean over sequences of -w r, r the value head's score of a whole sequence, as reward.model reads
-    it, and w ``preference``, from the scores before the update: with that of preference.reward the gradient
-    is that of InstructGPT's loss (arXiv 2203.02155, eq. 1). The value is not that loss, which
-    preference.reward records. Records ``loss``, ``grad_norm``, ``lr`` and ``score`` (mean per sequence).
+    L is the mean over sequences of -w r, where r is the value head's score of a whole sequence, as for
+    reward.model, and w is ``preference``, from the scores before the update: with the column of
+    preference.reward the gradient is that of InstructGPT's loss (arXiv 2203.02155, eq. 1). The value of L is
+    not that loss, which preference.reward records. Records ``loss``, ``grad_norm``, ``lr`` and ``score``
+    (mean per sequence).
 
     Example:
         update_reward: {op: update.reward, model: reward}

@@ -64,43 +64,46 @@ def policy(
     L = agg(w loss) + kl_coef agg(KL(policy, ref)) - entropy_coef agg(entropy), agg over the loss mask of a
     whole mini-batch, on all ranks (PPO, arXiv 1707.06347; the KL term: GRPO, arXiv 2402.03300). Reads the
     columns that the loss names, and ``ref_logprobs`` where ``kl_coef`` is not 0. w is ``rollout_weights``,
-    which a correction writes, or 1, times ``token_weights``, which ops as weight.entropy write, or 1: a token
-    of weight 0 adds nothing and is still counted by agg. With ``routing`` of its own rollout a mixture routes
-    each token to the experts that generated with it: routers weigh those, and learn by that (R3, arXiv
-    2510.11370). ``in: {watched_logprobs: COLUMN}`` adds nothing to L and measures KL(policy, column).
+    written by a correction, or 1, times ``token_weights``, written by ops such as weight.entropy, or 1: a
+    token of weight 0 adds nothing but is still counted by agg. With ``routing`` from its own rollout, a
+    mixture of experts routes each token to the experts that were used to generate it; routers weight these
+    experts and learn from that (R3, arXiv 2510.11370). ``in: {watched_logprobs: COLUMN}`` adds nothing to L
+    and measures KL(policy, column).
 
     Records ``loss``, ``grad_norm``, ``lr``, ``entropy``, and where they exist ``kl_ref``, ``kl_old`` (k3,
     nats per token), ``kl_watched`` (likewise), ``ratio``, ``clip_fraction`` (tokens whose ratio is outside
     the clip), ``advantage`` and ``no_advantage`` (tokens whose advantage is 0, which have no gradient).
-    Between ``rollout_logprobs`` and ``old_logprobs`` (or the log-probs of now, where the loss reads none):
-    ``rollout_gap``, |p_rollout - p_old| per token, and ``rollout_kl``, KL(rollout, old) by k3. Of
-    ``advantage``, ``ratio`` and ``rollout_gap`` there are ``_std``, ``_min`` and ``_max`` beside the mean.
+    Between ``rollout_logprobs`` and ``old_logprobs`` (or current log-probs, if the loss reads no
+    ``old_logprobs``) it records ``rollout_gap``, |p_rollout - p_old| per token, and ``rollout_kl``,
+    KL(rollout, old) by k3. ``advantage``, ``ratio`` and ``rollout_gap`` also have ``_std``, ``_min`` and
+    ``_max``.
 
     Attributes:
         loss: the loss and its own attributes, e.g. {kind: ppo_clip, clip: 0.2}.
         minibatches: optimizer steps in one pass over the batch, at least 1.
         epochs: passes over the batch, at least 1.
         temperature: the number by which the logits are divided, above 0; null: that of the rollout.
-        aggregate: how tokens' losses become one number: token-mean, token-sum, seq-mean-token-sum,
+        aggregate: how the losses of tokens become one number: token-mean, token-sum, seq-mean-token-sum,
             seq-mean-token-mean or seq-mean-token-sum-norm.
-        norm: what seq-mean-token-sum-norm divides a sequence's sum by, in tokens, above 0, such as the
-            rollout's max_new_tokens; null with any other.
-        kl_coef: weight of the KL to the reference, at least 0; 0 for none; may be adaptive, and follows
-            ``kl_ref`` then.
-        kl: its estimator: k1, k2, k3 or abs.
-        kl_unbiased: whether to multiply each token's estimate by the ratio of the policy now to
-            ``old_logprobs``, of the loss's level: with k3 its gradient is then that of the KL itself
-            (DeepSeek-V3.2, arXiv 2512.02556, eq. 7), where that of the bare estimate is of another one.
-        off_policy_limit: of a sequence whose mean of log p_sampled - log p is above this, in nats per token,
-            tokens with A < 0 add nothing (DeepSeek-V3.2, eq. 9); log p is of now, log p_sampled of
-            ``rollout_logprobs``, or else ``old_logprobs``. Null for no limit. Records ``off_policy``, the
+        norm: the number of tokens by which seq-mean-token-sum-norm divides a sequence's sum, above 0, such as
+            the rollout's max_new_tokens; null with any other aggregation.
+        kl_coef: weight of the KL to the reference, at least 0; 0: none. It may be adaptive; it then follows
+            ``kl_ref``.
+        kl: the estimator of the KL: k1, k2, k3 or abs.
+        kl_unbiased: whether to multiply each token's estimate by the ratio of the current policy to
+            ``old_logprobs``, at the level of the loss: with k3 its gradient is then that of the KL itself
+            (DeepSeek-V3.2, arXiv 2512.02556, eq. 7), while the bare estimate has the gradient of another KL.
+        off_policy_limit: in a sequence whose mean of log p_sampled - log p is above this, in nats per token,
+            tokens with A < 0 add nothing (DeepSeek-V3.2, eq. 9); log p is the current log-prob, log p_sampled
+            is ``rollout_logprobs``, or else ``old_logprobs``. null: no limit. Records ``off_policy``, the
             share of such tokens.
-        entropy_coef: weight of the entropy bonus, in loss per nat; 0 for none.
-        entropy_aggregate: how tokens' entropies become one number, one of ``aggregate``; null: as that.
-        weight: what the whole of L counts, at least 0, beside the losses of nodes that join this one or that
-            it ``joins``; the metric ``loss`` is without it.
-        over: the sequences that seq-mean-... averages over where rows are segments: samples, each of which
-            counts once, or segments.
+        entropy_coef: weight of the entropy bonus, in loss per nat; 0: none.
+        entropy_aggregate: how the entropies of tokens become one number, with the same choices as
+            ``aggregate``; null: as ``aggregate``.
+        weight: the weight of L, at least 0, relative to the losses of nodes that join this one or that it
+            ``joins``; the metric ``loss`` does not include it.
+        over: what seq-mean-... averages over if rows are segments: samples, each of which counts once, or
+            segments.
 
     Example:
         update_policy: {op: update.policy, model: policy, minibatches: 4, loss: {kind: ppo_clip, clip: 0.2}}
@@ -153,18 +156,19 @@ def critic(
 ) -> None:
     """Train a critic on returns; writes the next version of its model.
 
-    L = 1/2 agg(max((v - R)^2, (clamp(v, V - clip, V + clip) - R)^2)), v the value now, V the value before the
-    update (PPO with a clipped value loss, arXiv 1707.06347 and 2005.12729). Records ``loss``, ``grad_norm``,
-    ``lr``, ``value`` and ``return`` (per token: means, and ``_std``, ``_min``, ``_max``), ``clip_fraction``
-    (tokens where the clamped term is the larger) and ``explained_variance``, 1 - Var(R - V) / Var(R) over
-    tokens: 1 of a critic that foretells returns, 0 of one that gives all the same value.
+    L = 1/2 agg(max((v - R)^2, (clamp(v, V - clip, V + clip) - R)^2)), v the current value, V the value before
+    the update (PPO with a clipped value loss, arXiv 1707.06347 and 2005.12729). Records ``loss``,
+    ``grad_norm``, ``lr``, ``value`` and ``return`` (per token: means, and ``_std``, ``_min``, ``_max``),
+    ``clip_fraction`` (tokens where the clamped term is the larger) and ``explained_variance``, 1 - Var(R - V)
+    / Var(R) over tokens: 1 for a critic that predicts returns perfectly, 0 for one that gives every token the
+    same value.
 
     Attributes:
         clip: how far a value may move in one iteration, in units of the reward, above 0.
         minibatches: optimizer steps in one pass over the batch, at least 1.
         epochs: passes over the batch, at least 1.
-        aggregate: how tokens' losses become one number, as in update.policy.
-        weight: what L counts beside other losses, as in update.policy.
+        aggregate: how the losses of tokens become one number, as in update.policy.
+        weight: the weight of L relative to other losses, as in update.policy.
 
     Example:
         update_critic: {op: update.critic, model: critic, minibatches: 4}
@@ -186,15 +190,17 @@ def critic(
 
 @op(updates=True, head="any")
 def copy(model: TrainEngine, of: TrainEngine, *, mix: Annotated[float, Field(gt=0, le=1)] = 1.0) -> None:
-    """Copy a model's weights onto a frozen one of the same shape; writes the next version of that.
+    """Copy a model's weights to a frozen model of the same shape; writes the next version of the frozen
+    model.
 
     W_ref <- (1 - mix) W_ref + mix W_policy, for every weight, in the data type of the frozen model; adapters
-    of the policy are merged into what is copied. With a reference that is renewed like this the KL term does
-    not hold the policy where it began (TR-DPO, arXiv 2404.09656: hard with ``mix: 1``, soft below). It is
-    part of checkpoints from then on. ``of: policy@next`` copies what the iteration's update makes.
+    of the policy are merged into the copied weights. With a reference that is renewed like this, the KL term
+    does not hold the policy at its starting point (TR-DPO, arXiv 2404.09656: hard with ``mix: 1``, soft
+    below). From then on checkpoints include the reference. ``of: policy@next`` copies the weights after the
+    iteration's update.
 
     Attributes:
-        mix: how much of the copied weights is in the new ones, above 0 and at most 1.
+        mix: the share of the copied weights in the new weights, above 0 and at most 1.
 
     Example:
         refresh: {op: update.copy, model: ref, of: policy, every: 50}
