@@ -65,7 +65,7 @@ def trainer_of(settings: Mapping[str, Any]) -> str:
         return "ppo"
     has_actor = any(key.startswith("actor.") for key in settings)
     if not has_actor:
-        law = "there is no section `actor`: these are settings of a program that trains nothing"
+        law = "there is no section `actor`: these settings are for a program that does not train"
         remedy = "`rlgraph eval GRAPH` measures a policy, and `rlgraph chat` samples from it"
         raise GraphError([Problem("no-trainer", law, remedy=remedy)])
     kind = settings.get("train_dataset.type")
@@ -360,7 +360,7 @@ def remarks(options: Options) -> Iterator[KeyOutcome]:
     yield remark("the data", facts["data"])
     has_pipeline = any(sizes.get("p", 1) > 1 for sizes in engines_of(options))
     if has_pipeline:
-        text = "layers are not dealt out to stages: the devices of a pool hold all of them, divided"
+        text = "there are no pipeline stages: all layers are divided among the devices of a pool"
         yield remark("pipeline parallel", text)
     if options.table.kind != "ppo":
         return
@@ -370,7 +370,7 @@ def remarks(options: Options) -> Iterator[KeyOutcome]:
     yield from _remarks_on_rejection(options.nested(f"{REJECTS}.*"), facts)
     clips = not options.is_on("actor.use_sapo_loss")
     if clips and options["actor.eps_clip"] == 0:
-        text = "a clip of 0 leaves no gradient but at a ratio of 1: the graph has 1e-9"
+        text = "a clip of 0 leaves a gradient only at a ratio of 1: the graph has 1e-9"
         yield KeyOutcome("actor.eps_clip", 0, "hand", text)
 
 
@@ -438,12 +438,12 @@ def epochs(kind: str) -> Callable[[float, Options], Interval]:
 def _refuse_second_count(options: Options, *keys: str) -> None:
     for key in keys:
         if options[key]:
-            raise Hand(f"{key} counts too, and the graph has one interval: that of {key}")
+            raise Hand(f"{key} is set too, but the graph has only one interval: that of {key}")
 
 
 def min_lr(value: float, options: Options) -> float:
     if options["actor.optimizer.lr_scheduler_type"] == "constant":
-        raise Idle("decides nothing: the rate does not fall")
+        raise Idle("has no effect: the rate does not fall")
     return float(value)
 
 
@@ -454,7 +454,7 @@ def micro_tokens(value: int, options: Options) -> int:
 
 def same_model(value: str, options: Options) -> str:
     if value != options["actor.path"]:
-        raise Hand("the reference is the policy as it began; another is models.ref.path")
+        raise Hand("the reference is the initial policy; for another one, set models.ref.path")
     raise Idle("the reference is the policy as it began")
 
 
@@ -462,14 +462,15 @@ def leave_one_out(value: bool, options: Options) -> bool:
     level = options.values.get("actor.reward_norm.std_level", "batch")
     if value and level not in (None, "none"):
         raise Hand(
-            "the graph leaves a sample out of the deviation too; AReaL takes that over all, around the others"
+            "the graph also leaves the sample out of the deviation; AReaL takes the deviation over all "
+            "samples, around the mean of the others"
         )
     return value
 
 
 def group_size(value: int, options: Options) -> int:
     if value != options["gconfig.n_samples"]:
-        raise Hand("a group is the samples of a prompt, rollout.n")
+        raise Hand("a group is all samples of a prompt, rollout.n")
     raise Idle("a group is the samples of a prompt")
 
 

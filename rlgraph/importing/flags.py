@@ -32,8 +32,8 @@ class FlagSettings:
         """Return what the user has to know of the script itself."""
         if self.launches == 1:
             return []
-        text = f"it has {self.launches} launches, and this is the one of line {self.line}"
-        return [remark(str(self.file), f"{text}; another is --launch 2 and so on")]
+        text = f"it has {self.launches} launches, and this is the one in line {self.line}"
+        return [remark(str(self.file), f"{text}; choose another with --launch 2 and so on")]
 
 
 def read_flags(words: Sequence[str], programs: Sequence[str], launch: int = 1) -> FlagSettings:
@@ -72,8 +72,8 @@ def launches_in(file: Path, programs: Sequence[str]) -> list[LaunchedProgram]:
     """
     launches = launches_of(commands_of(file), programs)
     if not launches:
-        law = f"{file} launches no trainer that is known here"
-        remedy = "give the script that does, or the settings themselves"
+        law = f"{file} launches no known trainer"
+        remedy = "give the script that launches one, or the settings themselves"
         raise GraphError([Problem("no-launch", law, None, tuple(programs), remedy)])
     return launches
 

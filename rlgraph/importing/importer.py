@@ -86,7 +86,7 @@ def own_tokenizer(model: str) -> Callable[[str, Options], str]:
 
     def check_path(value: str, options: Options) -> str:
         if value != options[model]:
-            raise Hand("the tokenizer is that of the model's folder: put this one's files there")
+            raise Hand("the tokenizer comes from the model's folder: put the files of this one there")
         raise Idle("the tokenizer is the model's own")
 
     return check_path
@@ -154,7 +154,7 @@ class Imported:
         lines: list[str] = []
         by_hand = [outcome for outcome in self.outcomes if outcome.kind == "hand"]
         if by_hand:
-            lines.append("# What needs a hand:")
+            lines.append("# What is left to do by hand:")
             lines += [f"# - {outcome.line()}" for outcome in by_hand]
         lines += [
             f"graph: {self.name}",
@@ -224,14 +224,14 @@ def _outcome_without_row(judge: "Judge", key: str, is_judged: bool) -> KeyOutcom
     spelled = options.spelled[key]
     row = options.table.row(key)
     if key.endswith("_target_"):
-        return KeyOutcome(spelled, value, "default", "a class of Hydra's")
+        return KeyOutcome(spelled, value, "default", "a class of Hydra")
     if key.startswith("${shell:"):
-        return remark(key, "flags that the launch script has under a condition: give those that are meant")
+        return remark(key, "flags that the launch script sets under a condition: give the ones that you mean")
     if is_judged:
         return None
     if row is not None and row.section == "families":
         return judge.outcome(row, spelled, value)
-    text = f"it is not a key of {options.table.name} that is known here; see what reads it"
+    text = f"it is not a known key of {options.table.name}; find out what reads it"
     return KeyOutcome(spelled, value, "hand", text)
 
 
@@ -275,7 +275,7 @@ class Judge:
         """Return what becomes of a value by the words of its row; what the table says first counts."""
         condition = row.entry.get("if")
         if condition and not self.options.is_on(condition):
-            return "default", f"decides nothing: {condition} is off"
+            return "default", f"has no effect: {condition} is off"
         self._refuse_references(row, value)
         if row.to:
             return self._set(row, value)
@@ -306,7 +306,7 @@ class Judge:
         names_a_file = bool(row.to) and row.to.endswith(OPEN)
         if names_a_file and self.draft.value(row.to) is not UNKNOWN:
             self.draft.set(row.to, "???")  # the parent's model or file would be a wrong one
-        raise Hand("it stands for what is not known here: give its value, as KEY=VALUE")
+        raise Hand("it refers to something unknown here: give its value as KEY=VALUE")
 
     def _convert(self, row: KeyRow, value: Any) -> Any:
         if not row.by:
@@ -316,21 +316,21 @@ class Judge:
     def _set(self, row: KeyRow, value: Any) -> tuple[Fate, str]:
         """Set the field of the graph that a row names to the value that a key of the framework has."""
         if value is None or value == {}:
-            raise Idle("it is empty, which leaves the graph as it is")
+            raise Idle("it is empty, so the graph is unchanged")
         our_value = _translated(row, value)
         if our_value is None:
             return self._fate_without_word(row, value)
         try:
             new_value = self._convert(row, our_value)
         except (TypeError, ValueError) as error:
-            raise Hand(f"{row.to} can't be made of this value") from error
+            raise Hand(f"{row.to} can't be set from this value") from error
         graph_value = self.draft.value(row.to)
         if graph_value is UNKNOWN:
-            raise Idle(f"decides nothing: the graph has no `{row.to}`")
+            raise Idle(f"has no effect: the graph has no `{row.to}`")
         if isinstance(new_value, Interval):
             new_value = str(new_value)
         elif isinstance(new_value, str) and isinstance(graph_value, int | float | list):
-            raise Hand(f"it is not a value of {row.to}: give that one, as KEY=VALUE")
+            raise Hand(f"it is not a valid value of {row.to}: give one as KEY=VALUE")
         if is_same(graph_value, new_value):
             return "default", f"as in the graph, {row.to}: {flow(new_value)}"
         self.draft.edit("set", **{row.to: new_value})
@@ -391,5 +391,5 @@ def read_alike(draft: Draft, names: Sequence[str]) -> Iterator[KeyOutcome]:
                 continue
             draft.set(path, policy_value)
             if value is not None:
-                text = "it is read as the policy is, of which it has the files"
+                text = "it is read like the policy, whose files it has"
                 yield KeyOutcome(path, value, "hand", text)

@@ -72,7 +72,7 @@ def _merged(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     if place in heirs or len(heirs) > MOST_STEPS:
         law = f"{file}: its `defaults` lead back to it"
         chain = " -> ".join(path.name for path in (*heirs, place))
-        raise GraphError([Problem("cycle", law, remedy=f"take one of them out: {chain}")])
+        raise GraphError([Problem("cycle", law, remedy=f"remove one of them: {chain}")])
     content = _content(file, heirs)
     parents = content.pop("defaults", None)
     merged: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def _content(file: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         inherited_by = f", which {heirs[-1]} inherits" if heirs else ""
         law = f"there is no file {file}{inherited_by}: {error.strerror}"
         remedy = "`defaults` are relative to the file that has them: put the parent there, or import the "
-        remedy += "file where its checkout has it"
+        remedy += "file from its place in the checkout"
         raise GraphError([Problem("no-file", law, remedy=remedy)]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise GraphError([Problem("yaml", f"{file} is not YAML: {error}", remedy="")]) from error

@@ -73,8 +73,8 @@ def trainer_of(settings: Mapping[str, Any]) -> str:
     sections = {key.partition(".")[0] for key in settings}
     aligns_tokens = any(key.startswith(("token_aligner", "loss_fn.xtoken")) for key in settings)
     if aligns_tokens or "teachers" in sections:
-        law = "these settings are of NeMo-RL's distillation between vocabularies"
-        remedy = "there is no graph for it; the graph distill has a teacher with the policy's own tokenizer"
+        law = "these settings are for NeMo-RL's distillation between vocabularies"
+        remedy = "there is no graph for it; in the graph distill the teacher has the policy's tokenizer"
         raise GraphError([Problem("no-graph", law, remedy=remedy)])
     trainers = table_of("nemo_rl").facts["trainers"]
     # settings without the section of another trainer are of grpo
@@ -149,7 +149,7 @@ def _estimator(options: Options) -> str:
         GraphError: there is no graph for it.
     """
     name = str(options["grpo.adv_estimator.name"])
-    law = f"grpo.adv_estimator.name={name}: there is no graph for this estimator of NeMo-RL's"
+    law = f"grpo.adv_estimator.name={name}: there is no graph for this estimator of NeMo-RL"
     remedy = "the graph mopd distils from several teachers" if name == "opd" else ""
     refuse_unknown(name, options.table.facts["estimators"], law, remedy)
     return name
@@ -516,7 +516,7 @@ def _schedulers(options: Options) -> list[tuple[str, Mapping[str, Any]]]:
 def scheduler(value: Any, options: Options) -> Any:
     """Say where the schedulers differ from the graph's."""
     if options.is_on(MEGATRON):
-        raise Idle(f"decides nothing: {MEGATRON} is on")
+        raise Idle(f"has no effect: {MEGATRON} is on")
     for name, settings in _schedulers(options):
         _check_scheduler(name, settings)
     return value
@@ -528,14 +528,14 @@ def _check_scheduler(name: str, settings: Mapping[str, Any]) -> None:
     if name == "LinearLR" and settings.get("end_factor", 1) == 1:
         _check_warmup(settings.get("start_factor", START_FACTOR))
     if name == "ConstantLR" and settings.get("factor", START_FACTOR) != 1:
-        raise Hand("ConstantLR with a factor: give models.policy.optimizer.lr a course in steps")
+        raise Hand("ConstantLR with a factor: let models.policy.optimizer.lr change in steps")
 
 
 def _check_warmup(start: float) -> None:
     """Refuse a warm-up that begins at more than a thousandth of the rate."""
     if start > 1e-3:
-        law = f"the rate rises from 0 in warmup_steps, from {start:g} of it in NeMo-RL"
-        raise Hand(f"{law}: a course of lr begins where you like (docs/language_in_depth.md)")
+        law = f"the rate rises from 0 over warmup_steps; in NeMo-RL it rises from {start:g} of lr"
+        raise Hand(f"{law}: let lr change over iterations to begin elsewhere (docs/language_in_depth.md)")
 
 
 def _pools(draft: Draft, options: Options) -> None:
@@ -650,13 +650,13 @@ def minibatches(options: Options) -> int:
 
 def dtensor(value: Any, options: Options) -> Any:
     if options.is_on(MEGATRON):
-        raise Idle(f"decides nothing: {MEGATRON} is on")
+        raise Idle(f"has no effect: {MEGATRON} is on")
     return value
 
 
 def value_dtensor(value: Any, options: Options) -> Any:
     if options.is_on("value.megatron_cfg.enabled"):
-        raise Idle("decides nothing: value.megatron_cfg.enabled is on")
+        raise Idle("has no effect: value.megatron_cfg.enabled is on")
     return value
 
 
@@ -666,7 +666,7 @@ def recompute(value: bool, options: Options) -> bool:
 
 def min_lr(value: float, options: Options) -> float:
     if options["policy.megatron_cfg.scheduler.lr_decay_style"] == "constant":
-        raise Idle("decides nothing: the rate does not fall")
+        raise Idle("has no effect: the rate does not fall")
     return min(round(value / float(options["policy.megatron_cfg.optimizer.lr"]), 9), 0.999999)
 
 
@@ -676,7 +676,7 @@ def betas(_: float, options: Options) -> list[float]:
 
 def decay_iters(value: int, options: Options) -> int:
     if options["policy.megatron_cfg.scheduler.lr_decay_style"] == "constant":
-        raise Idle("decides nothing: the rate does not fall")
+        raise Idle("has no effect: the rate does not fall")
     return int(value)
 
 
@@ -708,8 +708,8 @@ def _keep(draft: Draft, options: Options) -> None:
 def metric_name(value: str, options: Options) -> str:
     is_measured = is_kept_by_reward(options) and options.is_on("grpo.val_period")
     if not is_measured:
-        law = f"the graph's evaluations don't measure {value}, and the last schedule.keep checkpoints stay"
-        raise Hand(f"{law}: schedule.best takes eval/NAME of what eval.report names (docs/running.md)")
+        law = f"evaluations don't measure {value}: only the last schedule.keep checkpoints are kept"
+        raise Hand(f"{law}: schedule.best takes eval/NAME for a NAME in eval.report (docs/running.md)")
     return value
 
 
@@ -733,7 +733,7 @@ def shuffle(value: bool, options: Options) -> bool:
     if source is None:
         return value
     if value:
-        raise Idle(f"set {source}.shuffle where it is false")
+        raise Idle(f"set {source}.shuffle where this is false")
     raise Hand(f"set {source}.shuffle: false")
 
 

@@ -86,7 +86,7 @@ def _preference_loss(draft: Draft, options: Options) -> None:
 def _policy_gradient(options: Options) -> Draft:
     estimators = options.table.facts["estimators"]
     name = str(options["algo.advantage.estimator"])
-    law = f"--algo.advantage.estimator {name}: there is no graph for this estimator of OpenRLHF's"
+    law = f"--algo.advantage.estimator {name}: there is no graph for this estimator of OpenRLHF"
     refuse_unknown(name, estimators, law)
     draft = Draft(estimators[name]["extends"])
     _data(draft, options)
@@ -265,26 +265,26 @@ def _has_minimum(options: Options, prefix: str) -> bool:
 def min_lr(value: float, options: Options) -> float:
     prefix = "actor." if options.table.kind == "ppo" else ""
     if not _has_minimum(options, prefix):
-        raise Idle("decides nothing: the schedule has no minimum")
+        raise Idle("has no effect: the schedule has no minimum")
     return value
 
 
 def critic_min_lr(value: float, options: Options) -> float:
     if not _has_minimum(options, "critic."):
-        raise Idle("decides nothing: the schedule has no minimum")
+        raise Idle("has no effect: the schedule has no minimum")
     return value
 
 
 def freezing(value: int, options: Options) -> int | None:
     """Return the first iteration that trains the policy; OpenRLHF counts steps from 1, and trains above."""
     if value < 0:
-        raise Idle("decides nothing: nothing is frozen")
+        raise Idle("has no effect: nothing is frozen")
     return int(value) + 1
 
 
 def aux_loss(value: float, _: Options) -> float | None:
     if not value:
-        raise Idle("decides nothing: it is 0")
+        raise Idle("has no effect: it is 0")
     return value
 
 

@@ -36,7 +36,7 @@ def combined(draft: Draft) -> Iterator[KeyOutcome]:
                 continue
             off = False if size is True else 1
             draft.set(path, off)
-            text = f"it is not combined with {setting} here, and is left out; "
+            text = f"it can't be combined with {setting} here, and is left out; "
             text += "the plan says whether layers fit"
             yield KeyOutcome(path, size, "hand", text)
 
@@ -62,7 +62,7 @@ def _without_shared_rows(draft: Draft, section: str, family: str) -> Iterator[Ke
         return
     draft.set(path, 1)
     _divide_tokens(draft, section, int(ranks))
-    text = f"the model is a {family}: its {UNSHARED[family]}, so that devices can't share its rows: "
+    text = f"the model is a {family}: its {UNSHARED[family]}, so devices can't share its rows: "
     yield KeyOutcome(path, ranks, "hand", f"{text}it is left out")
 
 
@@ -73,7 +73,7 @@ def _without_shared_experts(draft: Draft, section: str, config: Config) -> Itera
     if not _is_on(ranks) or _divides_experts(config, int(ranks)):
         return
     draft.set(path, 1)
-    text = f"the model has {config.experts} experts, which so many devices can't share out: "
+    text = f"the model has {config.experts} experts, which can't be divided among this many devices: "
     yield KeyOutcome(path, ranks, "hand", f"{text}it is left out")
 
 

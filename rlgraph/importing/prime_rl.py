@@ -142,7 +142,7 @@ def _of_file(file: Path, prefix: str) -> dict[str, Any]:
         raise GraphError([Problem("no-file", law, remedy=remedy)]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         law = f"{file} is not TOML: {error}"
-        remedy = "mend the file, or give the TOML file"
+        remedy = "correct the file, or give the TOML file"
         raise GraphError([Problem("no-toml", law, remedy=remedy)]) from error
     settings = dict(flattened(_plain(tree)))
     section = prefix or _section_of(tree)
@@ -178,8 +178,8 @@ def kind_of(settings: Mapping[str, Any]) -> str:
     is_evaluation = bool(sections & {"online", "eval"})
     is_server = sections <= {"inference", "slurm"}
     if is_evaluation or is_server:
-        law = "the settings train nothing: they are of an inference server or of an evaluation"
-        remedy = "give an rl.toml or an sft.toml; --run rl or --run sft says whose other files are"
+        law = "these settings are for an inference server or an evaluation, and train nothing"
+        remedy = "give an rl.toml or an sft.toml, or say what other files are by --run rl or --run sft"
         raise GraphError([Problem("trains-nothing", law, remedy=remedy)])
     return "rl"
 
@@ -262,7 +262,7 @@ def _sft(options: Options) -> Draft:
 def _policy_gradient(options: Options) -> Draft:
     graphs = options.table.facts["algorithms"]
     name = str(options[ALGORITHM])
-    law = f"orchestrator.algo.type {name}: there is no graph for this algorithm of prime-rl's"
+    law = f"orchestrator.algo.type {name}: there is no graph for this algorithm of prime-rl"
     refuse_unknown(name, graphs, law)
     draft = Draft(graphs[name])
     _data(draft, options)
@@ -520,25 +520,23 @@ def _remarks_on_rl(options: Options, facts: Mapping[str, str]) -> Iterator[KeyOu
 
 def limit(value: float, _: Options) -> float:
     if not value:
-        raise Hand("it is 0, which drops each token that moved at all: the graph has 1e-9")
+        raise Hand("it is 0, which drops every token that moved at all: the graph has 1e-9")
     return value
 
 
 def adv_tau(value: float, options: Options) -> float:
     if not value:
-        raise Hand("it is 0, and only the KL is left: the graph has 1")
+        raise Hand("it is 0, which leaves only the KL: the graph has 1")
     if options[ALGORITHM] == "max_rl":
-        raise Hand(
-            "max_rl divides by the mean, so that a factor of rewards does nothing: scale lr, and kl_coef"
-        )
+        raise Hand("max_rl divides by the mean, so a factor on rewards has no effect: scale lr and kl_coef")
     return value
 
 
 def served(value: str, options: Options) -> str:
     if value != options["trainer.model.name"]:
         raise Hand(
-            "the engine has other files than the trainer; here it has the weights that are trained: "
-            "those of fp8 are models.policy.serve.sglang.quantization"
+            "prime-rl's engine reads other files than its trainer; here it has the trained weights: for "
+            "fp8, set models.policy.serve.sglang.quantization"
         )
     return value
 
@@ -553,13 +551,13 @@ def betas(_: float, options: Options) -> list[float]:
 
 def momentum(value: float, options: Options) -> float:
     if options["trainer.optim.type"] != "muon":
-        raise Idle("decides nothing: it is of muon")
+        raise Idle("has no effect: it is for muon")
     return value
 
 
 def warmup(value: int, options: Options) -> int:
     if options["trainer.scheduler.type"] not in WARM:
-        raise Idle("decides nothing: the rate is constant from the first step")
+        raise Idle("has no effect: the rate is constant from the first step")
     return value
 
 
@@ -569,13 +567,14 @@ def decay(value: int, options: Options) -> dict[str, Any]:
     prime-rl's first step of the fall has the whole rate still, its last one min_lr, or 1e-8 of the rate.
     """
     if options["trainer.scheduler.type"] != "linear" or not value:
-        raise Idle("decides nothing: the rate does not fall")
+        raise Idle("has no effect: the rate does not fall")
     steps = options["trainer.max_steps"]
     lr = float(options["trainer.optim.lr"])
     has_course = steps and lr and value >= 2
     if not has_course:
         raise Hand(
-            "a fall in the last steps is a course of models.policy.optimizer.lr: see its end, max_steps"
+            "for a decay in the last steps, let models.policy.optimizer.lr change over iterations; it ends "
+            "at max_steps"
         )
     low = float(options["trainer.scheduler.min_lr"]) or lr * 1e-8
     return {"linear": [lr, low], "over": value - 1, "from": steps - value + 1}
@@ -583,7 +582,7 @@ def decay(value: int, options: Options) -> dict[str, Any]:
 
 def min_lr(value: float, options: Options) -> float:
     if not value or options["trainer.scheduler.type"] != "cosine":
-        raise Idle("decides nothing: the rate falls to 0, or does not fall, or has the course of decay_steps")
+        raise Idle("has no effect: the rate falls to 0, or does not fall, or follows decay_steps")
     return round(value / float(options["trainer.optim.lr"]), 9)
 
 
@@ -599,13 +598,13 @@ def max_norm(value: Any, options: Options) -> float:
 def offload(value: Any, options: Options) -> bool:
     stays_on_device = has(options, LORA) or options["trainer.optim.type"] == "muon"
     if value and stays_on_device:
-        raise Idle("decides nothing: the averages are small, or muon's, which stay on the device")
+        raise Idle("has no effect: the averages are small, or those of muon, which stay on the device")
     return bool(value)
 
 
 def expert_parallel(value: Any, options: Options) -> int:
     if value == "auto":
-        raise Idle("decides nothing: of a mixture give models.policy.train.expert_parallel")
+        raise Idle("has no effect: for a mixture of experts, set models.policy.train.expert_parallel")
     if value != 1 and has(options, LORA):
         raise Hand("experts with adapters are not divided among devices: the graph has expert_parallel 1")
     return int(value)
@@ -613,26 +612,26 @@ def expert_parallel(value: Any, options: Options) -> int:
 
 def off_policy(value: int, options: Options) -> int:
     if options[ALGORITHM] == "sft":
-        raise Idle("decides nothing: a frozen model generates")
+        raise Idle("has no effect: a frozen model generates")
     return value
 
 
 def above_zero(value: float, _: Options) -> float:
     if not value:
-        raise Hand("it is 0, and nothing is trained: give a rate above 0, or leave the update out")
+        raise Hand("it is 0, so nothing is trained: give a rate above 0, or leave the update out")
     return value
 
 
 def routing(_: bool, options: Options) -> bool:
     raise Hand(
-        "the choice of experts is not kept of a sample that is taken up again, and generation streams here; "
-        "with schedule.buffer: {staleness: 1, by: batch} set rollout.routing: true"
+        "generation streams here, and the choice of experts is not kept for a sample that is continued "
+        "later; with schedule.buffer: {staleness: 1, by: batch}, set rollout.routing: true"
     )
 
 
 def shard(value: int, options: Options) -> int:
     if value == 1:
-        raise Idle("decides nothing: parameters are divided among all devices")
+        raise Idle("has no effect: parameters are divided among all devices")
     return max(devices(options)[0] // int(value), 1)
 
 
@@ -646,7 +645,7 @@ def dataset(value: str, options: Options) -> list[str]:
 
 def demonstration(value: str, options: Options) -> str:
     if options[ALGORITHM] != "opsd":
-        raise Idle("decides nothing: it is of opsd")
+        raise Idle("has no effect: it is for opsd")
     return value
 
 

@@ -48,10 +48,10 @@ PASSED_BY_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "l
 OF_TRL = (
     'with TRL installed it is function: trl.rewards:{name} (docs/from_trl.md, "TRL\'s own reward functions")'
 )
-NO_FILE = "no file is known that has it: write where it is, as function: my_rewards.py:{name}"
-NO_NAME = "`{text}` is not the name of a function: write one to a file, as function: my_rewards.py:NAME"
-A_MODEL = "{text} is a reward model: a model with head: value, and op: reward.model (see the graph rm_ppo)"
-IN_SCRIPT = "move it out of the script, which trains where it is loaded: function: my_rewards.py:{name}"
+NO_FILE = "the file that defines it is not known: name it, as in function: my_rewards.py:{name}"
+NO_NAME = "`{text}` is not the name of a function: write one in a file, as in function: my_rewards.py:NAME"
+A_MODEL = "{text} is a reward model: use a model with head: value and reward.model (see the graph rm_ppo)"
+IN_SCRIPT = "move it out of the script, since loading the script would train: function: my_rewards.py:{name}"
 # names of methods by which an object's settings are changed begin so
 CHANGING_METHODS = ("set_", "update", "__dict__")
 UNCONDITIONAL = (ast.FunctionDef, ast.AsyncFunctionDef, ast.With)  # what is in them runs whenever they do
@@ -104,7 +104,7 @@ def settings_of(file: Path, trainer: str | None = None) -> ScriptSettings:
     kinds = {kind for _, kind in calls}
     makes_another = bool(kinds) and trainer not in kinds
     if trainer and makes_another:
-        law = f"{file} makes {_trainers(calls)}, and no {CLASS_NAMES[trainer]}Trainer"
+        law = f"{file} makes {_trainers(calls)}, but no {CLASS_NAMES[trainer]}Trainer"
         raise GraphError([Problem("no-trainer", law, None, tuple(sorted(kinds)), "--trainer one of these")])
     calls = _of_kind(calls, trainer)
     if len(calls) > 1:
@@ -121,7 +121,7 @@ def settings_of(file: Path, trainer: str | None = None) -> ScriptSettings:
         return settings
     names = tuple(f"{name}Trainer" for name in CLASS_NAMES.values())
     law = f"{file} makes none of TRL's trainers"
-    raise GraphError([Problem("no-trainer", law, None, names, "give the script that does, or a YAML file")])
+    raise GraphError([Problem("no-trainer", law, None, names, "give one that does, or a YAML file")])
 
 
 def _of_kind(calls: Sequence[tuple[ast.Call, str]], trainer: str | None) -> list[tuple[ast.Call, str]]:
@@ -135,9 +135,9 @@ def _several_trainers(file: Path, calls: Sequence[tuple[ast.Call, str]]) -> Prob
     law = f"{file} makes several trainers: {_trainers(calls)}"
     kinds = [kind for _, kind in calls]
     if len(set(kinds)) == 1:
-        remedy = "leave one of them in a copy of the script, as their settings are not one run's"
+        remedy = "keep one of them in a copy of the script: they would be different runs"
     else:
-        remedy = f"say which: --trainer {kinds[0]}; each makes a graph of its own"
+        remedy = f"choose one, as in --trainer {kinds[0]}; each makes its own graph"
     return Problem("several-trainers", law, remedy=remedy)
 
 
@@ -280,7 +280,7 @@ class _Script:
         elif isinstance(value, ast.Call):
             self.read_call(value, settings, source)
         elif not _is_none(value):
-            text = "it is made in a way that is not read: give its settings as KEY=VALUE"
+            text = "it is made in a way that can't be read: give its settings as KEY=VALUE"
             settings.unread.append((source, text))
         if isinstance(args, ast.Name):
             self._read_changes(args.id, settings)
@@ -295,7 +295,7 @@ class _Script:
         if self._is_config(call.func) or self._is_config(function):
             self._read_keywords(call, settings, source)
             return
-        text = f"`{ast.unparse(call.func)}` makes it, which is not read: give its settings as KEY=VALUE"
+        text = f"`{ast.unparse(call.func)}` makes it, which can't be read: give its settings as KEY=VALUE"
         settings.unread.append((source, text))
 
     def _is_config(self, function: ast.expr | None) -> bool:
@@ -316,7 +316,7 @@ class _Script:
         """Return the items that ``**node`` stands for, where it is a literal that nothing changes."""
         items = _items(self.value_of(node))
         if items is None or self._is_changed(node):
-            text = f"`**{ast.unparse(node)}` is not read: give its settings as KEY=VALUE"
+            text = f"`**{ast.unparse(node)}` can't be read: give its settings as KEY=VALUE"
             settings.unread.append((source, text))
             return {}
         return items
@@ -334,7 +334,7 @@ class _Script:
                 settings.values[attribute] = self.literal(change.value)
                 continue
             code = ast.unparse(change).splitlines()[0]
-            text = f"line {change.lineno}, `{code}`, is not read: give it as KEY=VALUE"
+            text = f"line {change.lineno}, `{code}`, can't be read: give it as KEY=VALUE"
             settings.unread.append((name, text))
 
     def _read_adapter(self, peft: ast.expr | None, settings: ScriptSettings) -> None:
@@ -349,7 +349,7 @@ class _Script:
             settings.unread += adapter.unread
             return
         if peft is not None and not _is_none(config):
-            text = f"`{ast.unparse(peft)}` is not read: give use_peft=true, lora_r, lora_alpha and the like"
+            text = f"`{ast.unparse(peft)}` can't be read: give use_peft=true, lora_r, lora_alpha and the like"
             settings.unread.append(("peft_config", text))
 
     def _adapter_config(self, peft: ast.expr | None, kind: str) -> ast.expr | None:

@@ -114,7 +114,7 @@ def _parsed(source: bytes, file: Path) -> Node:
         import tree_sitter_bash
         from tree_sitter import Language, Parser
     except ImportError as error:
-        law = f"{file} is a shell script, and the package that reads such is not installed ({error.name})"
+        law = f"{file} is a shell script, and the package that reads these is not installed ({error.name})"
         raise GraphError([Problem("no-package", law, None, (), INSTALL)]) from error
     return Parser(Language(tree_sitter_bash.language())).parse(source).root_node
 

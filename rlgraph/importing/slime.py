@@ -248,14 +248,14 @@ def minibatches(options: Options) -> int:
 def files(value: Any, options: Options) -> list[str]:
     """Return the files of prompt-data; a selection of rows, as data.jsonl@[0:100], can't be kept."""
     if "@" in str(value):
-        raise Hand("it takes some rows of a file: write these to a file of their own")
+        raise Hand("it takes some rows of a file: write these to a separate file")
     return [options.path(str(value))]
 
 
 def eval_files(value: Any, options: Options) -> Any:
     """Return the sets of an evaluation by their names: slime has names and files in turn."""
     if not isinstance(value, list) or len(value) % 2:
-        raise Hand("it is not a list of names and files in turn: set eval.nodes.prompts.files")
+        raise Hand("it is not an alternating list of names and files: set eval.nodes.prompts.files")
     files_by_name = {}
     for name, path in zip(value[::2], value[1::2], strict=True):
         files_by_name[str(name)] = [options.path(str(path))]
@@ -264,7 +264,7 @@ def eval_files(value: Any, options: Options) -> Any:
 
 def min_lr(value: float, options: Options) -> float:
     if not value or options["lr-decay-style"] == "constant":
-        raise Idle("decides nothing: the rate falls to 0, or does not fall")
+        raise Idle("has no effect: the rate falls to 0, or does not fall")
     return round(value / float(options["lr"]), 9)
 
 
@@ -279,7 +279,7 @@ def lora(value: int, options: Options) -> Mapping[str, Any] | None:
 
 def devices(_: int, options: Options) -> int:
     if options.is_odd("actor-num-nodes") or options.is_odd("actor-num-gpus-per-node"):
-        raise Hand("nodes or GPUs are not known: set pools.main.devices")
+        raise Hand("the number of nodes or GPUs is not known: set pools.main.devices")
     return int(options["actor-num-nodes"]) * int(options["actor-num-gpus-per-node"])
 
 
@@ -291,13 +291,13 @@ def experts(value: int, options: Options) -> int:
 
 def offload(value: bool, options: Options) -> bool:
     if options.is_on("lora-rank"):
-        raise Idle("decides nothing: the optimizer is of adapters alone, and small")
+        raise Idle("has no effect: the optimizer is small, since only adapters train")
     return value
 
 
 def epochs(value: int, options: Options) -> int:
     if options["num-rollout"]:
-        raise Idle("decides nothing: num-rollout counts")
+        raise Idle("has no effect: num-rollout takes precedence")
     return value
 
 
@@ -308,7 +308,7 @@ def critic_only(value: int, _: Options) -> int | None:
 
 def above_zero(value: float, _: Options) -> float:
     if not value:
-        raise Idle("decides nothing: it is 0")
+        raise Idle("has no effect: it is 0")
     return value
 
 
@@ -320,7 +320,7 @@ def share(value: float, _: Options) -> float:
 
 def mapping(value: Any, _: Options) -> Any:
     if not isinstance(value, dict):
-        raise Hand("it is not JSON of a mapping: set prompts.template_options")
+        raise Hand("it is not a JSON mapping: set prompts.template_options")
     return value
 
 

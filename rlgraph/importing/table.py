@@ -19,9 +19,9 @@ from rlgraph.syntax.yaml_text import flow
 Fate = Literal["taken", "default", "hand", "none"]
 TITLES: dict[Fate, str] = {
     "taken": "taken",
-    "default": "default, or as rlgraph does anyway",
+    "default": "default, or what rlgraph does anyway",
     "none": "has no equivalent",
-    "hand": "needs a hand",
+    "hand": "to do by hand",
 }
 BELOW = ".*"
 
@@ -150,7 +150,7 @@ def table_of(name: str, kind: str = "") -> KeyTable:
         for key, entry in section_rows.items():
             rows[key] = KeyRow(key, section, _of_model(entry, models))
     for key in facts.get("architecture", ()):
-        rows[key] = KeyRow(key, "model", {"none": "the shape of a model is that of its config.json"})
+        rows[key] = KeyRow(key, "model", {"none": "the shape of a model comes from its config.json"})
     families: dict[str, KeyRow] = {}
     for entry in facts.get("families", ()):
         families[entry["begins"]] = KeyRow(f"{entry['begins']}*", "families", entry)

@@ -44,7 +44,7 @@ PARENTS = {"reward": "reward_model", "distillation": "distill", "cpo": "dpo"}  #
 FROM_SAMPLER = {"old_logprobs": "rollout_logprobs"}
 NO_BOUND = 1e9  # a ratio is at most exp(20)
 OWN_COLUMNS = ("prompt", "question", "answer", "source")  # columns that data.prompts writes itself
-KWARGS = "list the columns that it reads from **kwargs in `columns` of its node, and in prompts.columns"
+KWARGS = "list the columns that it reads from **kwargs, both in `columns` of its node and in prompts.columns"
 
 
 class ScriptOptions(Options):
@@ -130,7 +130,7 @@ def guessed(settings: Mapping[str, Any]) -> str:
     if len(fitting) != 1:
         candidates = " or ".join(fitting) or "no one"
         law = f"these settings are of {candidates} of TRL's trainers"
-        raise GraphError([Problem("no-trainer", law, None, TRAINERS, "say which: --trainer grpo")])
+        raise GraphError([Problem("no-trainer", law, None, TRAINERS, "choose one, as in --trainer grpo")])
     return fitting[0]
 
 
@@ -514,7 +514,7 @@ def prompts(_: Any, options: Options) -> int:
     rows = generated(options)
     n = options["num_generations"]
     if rows % n:
-        raise Hand(f"{rows} responses are not a whole number of groups of {n}: set prompts.batch")
+        raise Hand(f"{rows} responses don't divide into groups of {n}: set prompts.batch")
     return int(rows // n)
 
 
@@ -538,7 +538,7 @@ def optimizer_steps(options: Options) -> int:
 
 def epochs(value: float, options: Options) -> float:
     if options.is_on("max_steps"):
-        raise Idle("decides nothing: max_steps counts")
+        raise Idle("has no effect: max_steps takes precedence")
     if float(value).is_integer():
         return int(value)
     return value
@@ -546,7 +546,7 @@ def epochs(value: float, options: Options) -> float:
 
 def iterations(value: int, options: Options) -> int:
     if value <= 0:
-        raise Idle("decides nothing: num_train_epochs counts")
+        raise Idle("has no effect: num_train_epochs applies")
     return math.ceil(value / optimizer_steps(options))
 
 
@@ -562,7 +562,7 @@ def interval(steps: float, options: Options) -> int | Interval:
 
 def save_steps(value: float, options: Options) -> int | Interval:
     if options["save_strategy"] != "steps":
-        raise Idle(f"decides nothing: save_strategy is {options['save_strategy']}")
+        raise Idle(f"has no effect: save_strategy is {options['save_strategy']}")
     if value <= 0:
         raise Hand("it is not a number of steps: set schedule.save_every")
     return interval(value, options)
@@ -620,9 +620,11 @@ def _is_greater(options: Options) -> bool:
 def best(value: bool, options: Options) -> bool:
     """Say where the best checkpoint is of an evaluation or a metric that the graph does not have."""
     if options["eval_strategy"] not in ("steps", "epoch"):
-        raise Hand("eval_strategy is no, and the best is by evaluations: give eval.every and schedule.best")
+        raise Hand(
+            "the best is chosen by evaluations, and eval_strategy is no: set eval.every and schedule.best"
+        )
     if _metric(options) != "reward":
-        law = f"{_metric(options)} is not measured by the graph's evaluations, which report the mean reward"
+        law = f"{_metric(options)} is not measured: the graph's evaluations report only the mean reward"
         raise Hand(f"{law}: schedule.best: {{metric: eval/reward, mode: max}}")
     return value
 
@@ -630,7 +632,7 @@ def best(value: bool, options: Options) -> bool:
 def best_metric(value: str, options: Options) -> str:
     keeps_best = options.is_on("load_best_model_at_end") or options["save_strategy"] == "best"
     if not keeps_best:
-        raise Idle("decides nothing: load_best_model_at_end is off, and save_strategy is not best")
+        raise Idle("has no effect: load_best_model_at_end is off, and save_strategy is not best")
     best(True, options)
     return value
 
@@ -638,7 +640,7 @@ def best_metric(value: str, options: Options) -> str:
 def loss_type(value: str, options: Options) -> str:
     """Say what is averaged otherwise: TRL's bnpo over each micro-batch, here over the mini-batch."""
     if value == "bnpo":
-        raise Idle("taken as dapo: a mean over the tokens of the mini-batch, of TRL over each micro-batch")
+        raise Idle("taken as dapo: a mean over the tokens of the mini-batch (TRL: of each micro-batch)")
     return value
 
 
@@ -646,8 +648,8 @@ def entropy(value: float, options: Options) -> float:
     """Refuse a bonus for entropy where TRL averages it over other tokens than the graph."""
     if value and options["top_entropy_quantile"] < 1:
         raise Hand(
-            "left out: with top_entropy_quantile TRL averages the entropy of those tokens alone, and "
-            "update_policy.entropy_coef here that of all"
+            "left out: with top_entropy_quantile TRL averages the entropy of only those tokens, while "
+            "update_policy.entropy_coef averages that of all tokens"
         )
     return value
 
@@ -656,7 +658,7 @@ def aggregation(value: str, options: Options) -> str:
     """Say which rewards are left out where each is normalised by itself."""
     functions = options["reward_funcs"] or ()
     if value == NORMALIZE_EACH and len(functions) > len(PORTS):
-        raise Hand(f"advantage.gdpo normalises {len(PORTS)} rewards: the others are left out of it")
+        raise Hand(f"advantage.gdpo normalises {len(PORTS)} rewards: the others are left out")
     return value
 
 
@@ -665,7 +667,7 @@ def pair_loss(value: Any, options: Options) -> Any:
     table = options.table.facts["pair_losses"]
     unknown = [kind for kind in _pair_kinds(value) if kind not in table]
     if unknown:
-        law = f"{', '.join(unknown)} is not a loss of pairs here (`rlgraph nodes` lists them)"
+        law = f"{', '.join(unknown)} is not a pair loss of rlgraph (`rlgraph nodes` lists them)"
         raise Hand(f"{law}: preference.losses")
     return value
 
@@ -673,7 +675,7 @@ def pair_loss(value: Any, options: Options) -> Any:
 def power(value: float, options: Options) -> float:
     """Refuse the power of mean probabilities for which there is no loss."""
     if value and options["loss_type"] == "ipo":
-        raise Hand("ipo of a power of mean probabilities has no loss here: write one, as my_losses.py:NAME")
+        raise Hand("rlgraph has no ipo of a power of mean probabilities: write one, as my_losses.py:NAME")
     return value
 
 

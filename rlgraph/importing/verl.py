@@ -217,7 +217,7 @@ def trainer_of(settings: Mapping[str, Any]) -> str:
         if program in ("ppo", "sft"):
             return str(program)
         keys = ", ".join(key for key in settings if key in prefixes)
-        law = f"{keys}: these are settings of verl's {program}, which trains nothing"
+        law = f"{keys}: these settings are for verl's {program}, which does not train"
         remedy = "`rlgraph eval GRAPH` measures a policy, and `rlgraph chat` samples from it"
         raise GraphError([Problem("no-trainer", law, remedy=remedy)])
     return "ppo"
@@ -295,7 +295,7 @@ def draft_of(options: Options) -> Draft:
     """Return the parent of an estimator with the nodes that verl's switches ask for."""
     estimators = options.table.facts["estimators"]
     name = str(options["algorithm.adv_estimator"])
-    law = f"algorithm.adv_estimator={name}: there is no graph for this estimator of verl's"
+    law = f"algorithm.adv_estimator={name}: there is no graph for this estimator of verl"
     refuse_unknown(name, estimators, law)
     estimator = estimators[name]
     distils = _distils(options)
@@ -422,7 +422,7 @@ def _check_distillation(options: Options) -> None:
         return
     law = f"distillation: {DISTILLATION}.loss_mode={mode}: there is a graph for loss_mode k1, "
     law += "use_policy_gradient true and use_task_rewards false"
-    remedy = "the graphs distill (by sampled tokens) and distill_reward (with a reward) are the nearest"
+    remedy = "the closest graphs are distill (by sampled tokens) and distill_reward (with a reward)"
     raise GraphError([Problem("no-graph", law, remedy=remedy)])
 
 
@@ -434,7 +434,7 @@ def _teachers_by_row(draft: Draft, teachers: Sequence[Teacher], options: Options
     """
     for teacher in teachers:
         if teacher.row_key is None:
-            law = f"distillation.teacher_models.{teacher.name} has no key: which rows it scores is not said"
+            law = f"distillation.teacher_models.{teacher.name} has no key, which says which rows it scores"
             remedy = f"give distillation.teacher_models.{teacher.name}.key, "
             remedy += "a value of distillation.teacher_key"
             raise GraphError([Problem("no-graph", law, remedy=remedy)])
@@ -836,10 +836,10 @@ def corrected(value: str, options: Options) -> str:
     if not options.is_on(BYPASS):
         return value
     if options[f"{CORRECTION}.loss_type"] != "reinforce":
-        raise Idle("decides nothing: in bypass mode the clipped loss takes no weights")
+        raise Idle("has no effect: in bypass mode the clipped loss takes no weights")
     if value == "sequence":
         raise Hand(
-            "no loss here weighs a token by the product of its sequence's ratios of now: nothing is weighed"
+            "no loss weights a token by the product of its sequence's current ratios: nothing is weighted"
         )
     return value
 
@@ -847,9 +847,7 @@ def corrected(value: str, options: Options) -> str:
 def rejected(value: str, options: Options) -> str:
     """Say how rejection differs from verl's, or which modes have no node."""
     if options.is_on(BYPASS):
-        raise Hand(
-            "in bypass mode verl rejects by the log-probs of now at each step; here nothing is rejected"
-        )
+        raise Hand("in bypass mode verl rejects by current log-probs at each step; here nothing is rejected")
     modes = [mode.strip() for mode in str(value).split(",")]
     unknown = [mode for mode in modes if not REJECTION.fullmatch(mode)]
     if unknown:
@@ -857,15 +855,15 @@ def rejected(value: str, options: Options) -> str:
             f"{', '.join(unknown)}: verl 0.9.1 has token, seq_sum, seq_mean and seq_max, with k1, k2 or k3"
         )
     raise Hand(
-        "taken as correction.reject; what is rejected still counts in the mean of update_policy.aggregate, "
-        "where verl leaves it out, so that a step is smaller by the share that is rejected"
+        "taken as correction.reject; rejected tokens still count in the mean of update_policy.aggregate, "
+        "while verl leaves them out, so a step is smaller by the rejected share"
     )
 
 
 def batch_normalized(value: bool, options: Options) -> bool:
     """Refuse to normalise weights, where there are any."""
     if value and options[f"{CORRECTION}.rollout_is"]:
-        raise Hand("weights are not normalised; an op of your own may divide them by their mean")
+        raise Hand("weights are not normalised; your own op can divide them by their mean")
     return value
 
 
@@ -883,10 +881,10 @@ def minibatches(value: int, options: Options) -> int:
     has_several_passes = options[f"{ACTOR}.ppo_epochs"] > 1
     has_several_steps = batch != value or has_several_passes
     if has_several_steps and _loss_of(options) == "reinforce":
-        law = "the loss is the plain policy gradient, which corrects for no step that came before"
+        law = "the loss is the plain policy gradient, which does not correct for earlier steps"
         raise Hand(f"{law}: the graph takes one step per iteration; give it ppo_clip for {batch / value:g}")
     if batch % value:
-        law = f"{batch} prompts are not a whole number of mini-batches of {value}"
+        law = f"{batch} prompts don't divide into mini-batches of {value}"
         raise Hand(f"{law}: set update_policy.minibatches, {batch / value:.2f} here")
     return int(batch // value)
 
@@ -898,7 +896,7 @@ def critic_minibatches(value: int, options: Options) -> int:
         return int(batch // value)
     if value == options[f"{ACTOR}.ppo_mini_batch_size"]:
         raise Idle("it follows the actor's")
-    law = f"{batch} prompts are not a whole number of mini-batches of {value}"
+    law = f"{batch} prompts don't divide into mini-batches of {value}"
     raise Hand(f"{law}: set update_critic.minibatches")
 
 
@@ -909,7 +907,7 @@ def aggregate(value: str, options: Options) -> str:
         return str(mean)
     has_other_terms = options.is_on(IN_LOSS) or options[f"{ACTOR}.entropy_coeff"]
     if has_other_terms:
-        raise Hand(f"verl averages the loss by {mean}, KL and entropy by this; the graph has {mean} for all")
+        raise Hand(f"verl averages the loss by {mean}, KL and entropy by this; the graph uses {mean} for all")
     return str(mean)
 
 
@@ -947,7 +945,7 @@ def warmup_share(model: str) -> Callable[[float, Options], float]:
     def share(value: float, options: Options) -> float:
         has_steps = options[f"{model}.optim.lr_warmup_steps"] > 0
         if not value or has_steps:
-            raise Idle("decides nothing: there is none, or lr_warmup_steps counts")
+            raise Idle("has no effect: there is no warm-up, or lr_warmup_steps takes precedence")
         return float(value)
 
     return share
@@ -959,7 +957,7 @@ def least_rate(model: str) -> Callable[[float, Options], float]:
     def share(value: float, options: Options) -> float:
         ratio = float(value) / float(options[f"{model}.optim.lr"])
         if ratio >= 1:
-            raise Hand("it is not less than lr, so that the rate stays: set the schedule to constant")
+            raise Hand("it is not below lr, so the rate does not change: set the schedule to constant")
         return ratio
 
     return share
@@ -989,8 +987,8 @@ def attention_copies(value: int, options: Options) -> int:
     copies = _engine(options)[1]
     if copies == 1 < int(value):
         raise Hand(
-            "engines beside each other follow from the pool; copies of attention in one engine, of Qwen3, "
-            "are models.policy.serve.sglang.attention_replicas"
+            "the number of engines follows from the pool; for copies of attention in one engine, for Qwen3, "
+            "set models.policy.serve.sglang.attention_replicas"
         )
     return copies
 
@@ -999,7 +997,7 @@ def expert_parallel(value: int, options: Options) -> int:
     """Return the devices that experts are dealt out to, where they divide an engine's."""
     devices = _engine(options)[0]
     if devices % int(value):
-        law = f"verl deals experts out to {value} devices, of tensor and data parallel engines"
+        law = f"verl divides experts among {value} devices of tensor and data parallel engines"
         raise Hand(
             f"{law}; an engine here has {devices}: set models.policy.serve.sglang.expert_parallel, a divisor"
         )
@@ -1023,7 +1021,7 @@ def config_of(model: str) -> Callable[[Any, Options], Mapping[str, Any]]:
                 values |= options.nested(key)
         fields = {name: value for name, value in values.items() if name not in NO_FIELDS}
         if not fields:
-            raise Idle("it has no field of config.json")
+            raise Idle("it contains no field of config.json")
         return fields
 
     return config
@@ -1051,9 +1049,9 @@ def micro_tokens(model: str, switch: str, rows: bool) -> Callable[[int, Options]
         if options.values.get(switch_key) is not None:
             counts_tokens = options.is_on(switch_key)
         if rows and counts_tokens:
-            raise Idle(f"decides nothing: {switch_key} is on")
+            raise Idle(f"has no effect: {switch_key} is on")
         if not rows and not counts_tokens:
-            raise Idle(f"decides nothing: {switch_key} is off")
+            raise Idle(f"has no effect: {switch_key} is off")
         size = int(value)
         if rows:
             longest = options["data.max_prompt_length"] + options["data.max_response_length"]
@@ -1086,7 +1084,7 @@ def _is_megatrons(options: Options) -> bool:
 def megatrons(value: int, options: Options) -> int:
     """Return a parallel size of Megatron's; one is what the graph has, or what FSDP's own keys say."""
     if not _is_megatrons(options):
-        raise Idle("decides nothing: FSDP trains")
+        raise Idle("has no effect: FSDP trains")
     if int(value) == 1:
         raise Idle("nothing is divided")
     return int(value)
@@ -1096,16 +1094,16 @@ def passes(value: int, options: Options) -> int:
     """Return the passes over a batch; the plain policy gradient has one."""
     if _loss_of(options) == "reinforce" and value > 1:
         raise Hand(
-            "the loss is the plain policy gradient, which corrects for no step that came before: one pass"
+            "the loss is the plain policy gradient, which does not correct for earlier steps: one pass"
         )
     return value
 
 
 def epochs(value: Any, options: Options) -> Any:
     if options["trainer.total_training_steps"] is not None:
-        raise Idle("decides nothing: total_training_steps counts")
+        raise Idle("has no effect: total_training_steps takes precedence")
     if _streams(options) and options["rollout.total_rollout_steps"]:
-        raise Idle("decides nothing: rollout.total_rollout_steps counts")
+        raise Idle("has no effect: rollout.total_rollout_steps takes precedence")
     return value
 
 

@@ -32,8 +32,8 @@ SHARERS = ("ulysses_sequence_parallel_size", "context_parallel_size")  # of FSDP
 ONE = 1  # trainer.n_gpus_per_node of a configuration that torchrun starts, which does not read it
 EARLIER = ("model.partial_pretrain", "model.fsdp_config", "data.multiturn.enable")  # keys of fsdp_sft_trainer
 OTHERS = (
-    "it is of fsdp_sft_trainer, which verl 0.9.1 has no longer; the defaults are those of sft_trainer: give "
-    "the configuration that the run printed, or its learning rate, betas, schedule and warm-up"
+    "it is for fsdp_sft_trainer, which verl 0.9.1 no longer has; the defaults are those of sft_trainer: "
+    "give the configuration that the run printed, or its learning rate, betas, schedule and warm-up"
 )
 
 
@@ -72,22 +72,20 @@ def _has_messages(options: Options) -> bool:
 
 def messages(value: str, options: Options) -> str:
     if not _has_messages(options):
-        raise Idle("decides nothing: prompt_key and response_key are given")
+        raise Idle("has no effect: prompt_key and response_key are given")
     return value
 
 
 def tools(value: str, options: Options) -> str:
     """Return the column with a row's tools, where the user names it: rows without it are read as they are."""
     if "data.tools_key" not in options.values:
-        raise Idle(
-            "rows that have no such column are read all the same; set examples.row_tools where they do"
-        )
+        raise Idle("rows without this column are read too; if they have it, set examples.row_tools")
     return value
 
 
 def tokens(value: int, options: Options) -> int:
     if not options.is_on("data.use_dynamic_bsz"):
-        raise Idle("decides nothing: data.use_dynamic_bsz is off")
+        raise Idle("has no effect: data.use_dynamic_bsz is off")
     sharers = max(int(options[f"engine.{key}"]) for key in SHARERS)
     return int(value) * sharers
 
@@ -101,20 +99,20 @@ def shared(value: int, _: Options) -> int:
 
 def rows(value: int, options: Options) -> int:
     if options.is_on("data.use_dynamic_bsz"):
-        raise Idle("decides nothing: data.use_dynamic_bsz is on")
+        raise Idle("has no effect: data.use_dynamic_bsz is on")
     return int(value) * int(options["data.max_length"])
 
 
 def warmup_share(value: float, options: Options) -> float:
     if not value or options["optim.lr_warmup_steps"] > 0:
-        raise Idle("decides nothing: there is none, or lr_warmup_steps counts")
+        raise Idle("has no effect: there is no warm-up, or lr_warmup_steps takes precedence")
     return float(value)
 
 
 def devices(_: Any, options: Options) -> int:
     each = options["trainer.n_gpus_per_node"]
     if each in (None, ONE):
-        raise Idle("decides nothing: as many as there are, of which torchrun says how many")
+        raise Idle("has no effect: all devices are used, and torchrun says how many there are")
     return int(options["trainer.nnodes"]) * int(each)
 
 
@@ -131,7 +129,7 @@ def shard(value: int, options: Options) -> int | None:
 
 def epochs(value: Any, options: Options) -> Any:
     if options["trainer.total_training_steps"] is not None:
-        raise Idle("decides nothing: total_training_steps counts")
+        raise Idle("has no effect: total_training_steps takes precedence")
     return value
 
 

@@ -290,7 +290,7 @@ def test_a_script_is_read_and_not_run() -> None:
 def test_settings_that_do_not_say_whose_they_are() -> None:
     result = call("trl", "trl_rloo.yaml")
     assert result.exit_code == 1
-    assert "say which: --trainer grpo" in result.output
+    assert "choose one, as in --trainer grpo" in result.output
     Path("empty.py").write_text("x = 1\n")
     assert "makes none of TRL's trainers" in call("trl", "empty.py").output
     assert "is not KEY=VALUE" in call("verl", "grpo.txt", "again.yaml").output

@@ -105,9 +105,9 @@ def test_several_trainers_are_not_merged() -> None:
     assert nodes(grpo)["rollout"]["n"] == 4
     assert not any(o.key == "max_length" for o in grpo.outcomes)
     assert nodes(read(TWO, trainer="sft"))["examples"]["max_tokens"] == 77
-    with pytest.raises(GraphError, match="and no DPOTrainer"):
+    with pytest.raises(GraphError, match="but no DPOTrainer"):
         read(TWO, trainer="dpo")
-    with pytest.raises(GraphError, match="leave one of them"):
+    with pytest.raises(GraphError, match="keep one of them"):
         read("DPOTrainer(m)\nDPOTrainer(n)\n")
 
 
