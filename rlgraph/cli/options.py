@@ -58,7 +58,7 @@ OUTPUT = click.option(
     "-o", "--output", type=click.File("w", encoding="utf-8"), default="-", help="Write to a file."
 )
 DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Plan for this many devices.")
-STRICT = click.option("--strict", is_flag=True, help="Take warnings of the graph for errors.")
+STRICT = click.option("--strict", is_flag=True, help="Treat warnings about the graph as errors.")
 SHARE = click.FloatRange(0, 1, min_open=True)
 TOKENS = click.FloatRange(min=1)
 TOO_MANY = "--cluster says how many devices there are: leave out --devices"
@@ -106,46 +106,49 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--cluster",
         metavar="NAME_OR_FILE",
-        help="Plan for a cluster, as h100-8, or auto, this machine: predict times and memory, and move "
-        "engines so that they fit. On a machine with GPUs auto is implied.",
+        help="Plan for a cluster, such as h100-8, or auto for this machine: predict times and memory, and "
+        "move engines so that they fit. On a machine with GPUs the default is auto.",
     )
-    @click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster.")
+    @click.option("--prompt-tokens", type=TOKENS, help="Mean tokens per prompt, for --cluster.")
     @click.option(
         "--response-tokens",
         callback=_responses,
         metavar="TOKENS|PERCENTILES|RUN",
-        help="Mean tokens of a response, percentiles as p50=800,p99=8000, or the folder of a run that has "
-        "measured them. For --cluster.",
+        help="Mean tokens per response, percentiles such as p50=800,p99=8000, or the folder of a run that "
+        "has measured them. For --cluster.",
     )
     @click.option(
         "--calibration",
         type=click.Path(),
         metavar="FILE",
-        help="Factors on the times, as `rlgraph report RUN --calibrate FILE` measured them, for --cluster.",
+        help="Factors on predicted times, measured by `rlgraph report RUN --calibrate FILE`, for --cluster.",
     )
     @click.option(
         "--expert-imbalance",
         type=TOKENS,
         metavar="FACTOR",
-        help="Tokens of the busiest of the devices that divide experts, over their mean, for --cluster.",
+        help="Tokens on the busiest of the devices that divide experts, relative to their mean, for "
+        "--cluster.",
     )
     @click.option(
         "--kept-rows",
         multiple=True,
         callback=_shares,
         metavar="[FILTER=]SHARE",
-        help="Share of its rows that a filter, or every other one, keeps; all unless given. For --cluster.",
+        help="Share of rows that a filter keeps, or without FILTER every filter not named. Default: all "
+        "rows. For --cluster.",
     )
-    @click.option("--turns", type=TOKENS, help="Mean turns of a conversation, for --cluster.")
+    @click.option("--turns", type=TOKENS, help="Mean turns per conversation, for --cluster.")
     @click.option(
         "--tool-seconds",
         type=click.FloatRange(0),
-        help="Seconds in which tools answer a turn, for --cluster.",
+        help="Seconds that tools take to answer a turn, for --cluster.",
     )
     @click.option(
         "--margin",
         type=click.FloatRange(0, 1, max_open=True),
-        help="Share of a device's memory that stays free, for --cluster; 0.05 unless its file says another.",
+        help="Share of a device's memory to leave free, for --cluster; 0.05 unless the cluster's file gives "
+        "another.",
     )
     @functools.wraps(command)
     def with_request(
@@ -196,9 +199,11 @@ def without_plugins(command: Callable[..., Any]) -> Callable[..., Any]:
 def drawing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of pictures, as the one argument ``drawn``."""
 
-    @click.option("--types", is_flag=True, help="Of a picture: write the types of columns on its arrows.")
-    @click.option("--inserted", is_flag=True, help="Of a picture: show the steps that were inserted, too.")
-    @click.option("--direction", type=click.Choice(["down", "right"]), default="down", help="Of a picture.")
+    @click.option("--types", is_flag=True, help="In a picture, label arrows with the types of columns.")
+    @click.option("--inserted", is_flag=True, help="In a picture, also show inserted steps.")
+    @click.option(
+        "--direction", type=click.Choice(["down", "right"]), default="down", help="Direction of a picture."
+    )
     @functools.wraps(command)
     def with_options(*args: Any, types: bool, inserted: bool, direction: Any, **others: Any) -> Any:
         from rlgraph.view.drawings.drawing_options import DrawingOptions
@@ -220,8 +225,8 @@ NO_CODE = click.option(
     is_flag=True,
     expose_value=False,
     callback=_refuse_code,
-    help="Refuse the Python files that a graph names. Loading them runs them: use it for a graph that you "
-    "don't trust.",
+    help="Refuse to load the Python files that a graph names. Loading a file runs it: use this for graphs "
+    "that you don't trust.",
 )
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @options.OVERRIDES
 @options.DEVICES
 @options.form_option("text", "json")
-@click.option("--files", is_flag=True, help="Look at models, data and tools too, as a run does first.")
+@click.option(
+    "--files", is_flag=True, help="Also check models, data and tools, as a run does before it starts."
+)
 @options.without_plugins
 @options.request_options
 @options.STRICT
@@ -112,15 +114,15 @@ PICTURES = ("svg", "png", "dot", "mermaid")
     "--format",
     "form",
     type=click.Choice(["text", "json", "mermaid", "dot", "svg", "png", "html", "trace"]),
-    help="Default: as the file behind -o is named (.json, which `rlgraph run` takes, .html, .dot, .mmd, "
-    ".svg, .png), else text. mermaid, dot, svg and png (by graphviz) draw the graph, html is the page of "
-    "`rlgraph view`, trace is for ui.perfetto.dev.",
+    help="Default: by the name of the file after -o (.json, which `rlgraph run` takes, .html, .dot, .mmd, "
+    ".svg, .png), else text. mermaid, dot, svg and png (through graphviz) draw the graph, html is the page "
+    "of `rlgraph view`, trace is for ui.perfetto.dev.",
 )
 @click.option(
     "--against",
     type=click.Path(path_type=Path),
     metavar="PLAN",
-    help="Show instead what is different from this saved plan: exit 0 for nothing, 1 for something.",
+    help="Show only the differences from this saved plan; exit with 0 if there are none, else with 1.",
 )
 @options.without_plugins
 @options.request_options
@@ -132,7 +134,7 @@ PICTURES = ("svg", "png", "dot", "mermaid")
 @click.option(
     "--brief",
     is_flag=True,
-    help="Show only what you decide by: times, GPU-hours, memory, and what limits it.",
+    help="Show only what matters for decisions: times, GPU-hours, memory, and the bottleneck.",
 )
 @options.drawing_options
 @click.option(
@@ -156,9 +158,9 @@ def plan(
     brief: bool,
     drawn: DrawingOptions,
 ) -> None:
-    """Show what will run, step by step; GRAPH may be a saved plan as well.
+    """Show what will run, step by step; GRAPH may also be a saved plan.
 
-    Python files that the graph names are loaded, which runs them; --no-code refuses them.
+    Python files that the graph names are loaded, which runs them; --no-code refuses to load them.
     """
     from rlgraph.view.drawings.drawing_options import SHOWN
 
@@ -167,7 +169,7 @@ def plan(
     if form not in PICTURES and drawn != SHOWN:
         raise click.UsageError(f"--types, --inserted and --direction are for pictures: {', '.join(PICTURES)}")
     if against and form != "text":
-        raise click.UsageError(f"--against prints words: leave out --format {form}, and .json behind -o")
+        raise click.UsageError(f"--against prints text: leave out --format {form}, and .json after -o")
     old: Plan | None = None
     if against:
         from rlgraph.reports.plan_file import load
@@ -231,9 +233,9 @@ def _brief(plan: Plan, form: str) -> str:
     from rlgraph.printing.headline import headline_text
 
     if form not in ("text", "json"):
-        raise click.UsageError("--brief is text or json")
+        raise click.UsageError("--brief prints text or json")
     if not (plan.predicted and plan.predicted.headline):
-        raise click.UsageError("--brief is of a plan for a cluster: give --cluster")
+        raise click.UsageError("--brief needs a plan for a cluster: give --cluster")
     if form == "json":
         return json.dumps(plan.fields["predicted"]["headline"], indent=1)
     return "\n".join(headline_text(plan))
@@ -246,7 +248,7 @@ def _best_layout(request: PlanRequest) -> Compilation:
     from rlgraph.search.text import contest_text
 
     if request.target is None or request.devices is not None or options.is_saved(request):
-        raise click.UsageError("--autoplace takes a graph and --cluster, and no --devices")
+        raise click.UsageError("--autoplace takes a graph and --cluster, but not --devices")
     progress = SearchProgress(sys.stderr)
     try:
         candidates, best = autoplace(request, progress)
@@ -286,9 +288,9 @@ def _compilation(request: PlanRequest, old: Plan | None) -> Compilation:
 @click.command()
 @options.GRAPH
 @options.OVERRIDES
-@click.option("--origin", is_flag=True, help="Mark each value with the place that it came from.")
-@click.option("--column", help="Show instead who writes and reads this column, and when it is freed.")
-@click.option("--tree", is_flag=True, help="Show instead the nodes, each below what it reads.")
+@click.option("--origin", is_flag=True, help="Mark each value with the place it came from.")
+@click.option("--column", help="Show only which nodes write and read this column, and when it is freed.")
+@click.option("--tree", is_flag=True, help="Show only the nodes, each below the nodes that it reads.")
 @options.DEVICES
 @options.NO_CODE
 def show(
@@ -302,7 +304,9 @@ def show(
     from rlgraph.view.terminal import WIDTH, tree_text
 
     if (column is not None) + origin + tree > 1:
-        raise click.UsageError("--origin is of the graph, --tree and --column of the plan: give one of them")
+        raise click.UsageError(
+            "--origin shows the graph, --tree and --column show the plan: give only one of them"
+        )
     if not tree and column is None:
         click.echo(show_text(compose(graph, overrides).written(), origin), nl=False)
         return
@@ -320,10 +324,10 @@ def show(
 def diff(ctx: click.Context, a: str, b: str, form: str) -> None:
     """Show the edits that turn one graph into another.
 
-    Of two runs, named by their folders, show what they were started with, the edits, how their plans differ,
-    and the last value of each metric of both.
+    For two runs, given by their folders, show what they were started with, the edits, how their plans differ,
+    and the last value of each metric in both.
 
-    Exits with 0 if they are the same, with 1 if they differ.
+    Exit with 0 if they are the same, with 1 if they differ.
     """
     import rlgraph.api
     from rlgraph.frontend.graph_diff import diff_yaml

@@ -10,7 +10,9 @@ from rlgraph.cli.options import OUTPUT, echo, form_option, say
 
 @click.command()
 @click.argument("name", required=False)
-@form_option("text", "markdown", "jsonschema", help="jsonschema: of the whole graph language, for editors.")
+@form_option(
+    "text", "markdown", "jsonschema", help="jsonschema: the schema of the whole graph language, for editors."
+)
 @OUTPUT
 def nodes(name: str | None, form: str, output: TextIO) -> None:
     """List the ops and losses, or show one's declaration and docs; NAME may be my_ops.py:name."""
@@ -19,7 +21,7 @@ def nodes(name: str | None, form: str, output: TextIO) -> None:
     from rlgraph.reference.pages import entry_markdown, reference
 
     if name and form == "jsonschema":
-        raise click.UsageError("the JSON schema is of the whole language; leave NAME out")
+        raise click.UsageError("the JSON schema is for the whole language: leave out NAME")
     if form == "jsonschema":
         text = json.dumps(graph_schema(), indent=1) + "\n"
     elif form == "markdown":

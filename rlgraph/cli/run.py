@@ -24,7 +24,7 @@ def _iterations(text: str | None) -> tuple[int, ...]:
     """Return the iterations of a text as ``3,4``."""
     words = text.split(",") if text else []
     if not all(word.strip().isdigit() and int(word) for word in words):
-        raise click.BadParameter(f"`{text}` is not iterations, counted from 1: write 3 or 3,4")
+        raise click.BadParameter(f"`{text}` is not a list of iterations, counted from 1: write 3 or 3,4")
     return tuple(int(word) for word in words)
 
 
@@ -40,35 +40,37 @@ ADDRESS = click.option(
     "--address", help="Join a Ray cluster: its address, or auto. Default: start Ray on this machine."
 )
 INLINE = click.option(
-    "--inline", is_flag=True, help="All in this process, on one device a pool, without Ray: for a debugger."
+    "--inline",
+    is_flag=True,
+    help="Run everything in this process, with one device per pool and without Ray; useful in a debugger.",
 )
 TRACK = click.option(
     "--track",
     metavar="NAME",
     multiple=True,
-    help="Send metrics and samples to wandb or mlflow too, which their own environment variables set up, or "
-    "to a tracker of yours: my_tracker.py:Name.",
+    help="Also send metrics and samples to wandb or mlflow, configured by their own environment variables, "
+    "or to your own tracker: my_tracker.py:Name.",
 )
 
 
 KEEP_SETTINGS = click.option(
     "--keep-settings/--drop-settings",
     default=None,
-    help="With --resume and GRAPH: what becomes of KEY=VALUE that the run was started with and that are left "
-    "out now. On a terminal this is asked.",
+    help="With --resume and GRAPH: keep or drop each KEY=VALUE that the run was started with but that is "
+    "left out now. On a terminal you are asked.",
 )
 
 
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a run that it starts, or goes on with."""
     options = (
-        click.option("--steps", type=click.IntRange(min=0), help="Stop after this many iterations in all."),
+        click.option("--steps", type=click.IntRange(min=0), help="Stop after this many iterations in total."),
         click.option(
             "--time-limit",
             callback=_seconds,
             metavar="TIME",
-            help="Begin no iteration after so long, as 3h50m; save, and exit with 75: `rlgraph resume RUN` "
-            "goes on.",
+            help="Begin no iteration after this time, such as 3h50m; save, and exit with 75. `rlgraph "
+            "resume RUN` continues.",
         ),
         ADDRESS,
         INLINE,
@@ -76,19 +78,19 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--metrics-port",
             metavar="[HOST:]PORT",
-            help="Let Prometheus ask here for the newest metrics, at /metrics; without HOST on this machine "
-            "alone.",
+            help="Serve the latest metrics to Prometheus here, at /metrics; without HOST only on this "
+            "machine.",
         ),
         click.option(
             "--profile",
             callback=lambda ctx, option, text: _iterations(text),
             metavar="N[,N]",
-            help="Trace what every worker computes in these iterations, counted from 1, by torch's profiler.",
+            help="Trace every worker in these iterations, counted from 1, with torch's profiler.",
         ),
         click.option(
             "--log-level",
             type=click.Choice(["debug", "info", "warning", "error"]),
-            help="What processes of the run write into logs/, from this level on.",
+            help="The lowest level of messages that the run's processes write to logs/.",
         ),
         STRICT,
     )
@@ -101,7 +103,7 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("graph", required=False, metavar="GRAPH|PLAN|RUN")
 @OVERRIDES
 @DEVICES
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept  [runs/<graph>]")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the run  [runs/<graph>]")
 @click.option(
     "--resume",
     is_flag=True,
@@ -110,7 +112,7 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--resume-from",
     metavar="NAME",
-    help="Continue it from this checkpoint, as step-000100 or best; what came after it is set aside.",
+    help="Continue from this checkpoint, such as step-000100 or best; everything after it is set aside.",
 )
 @KEEP_SETTINGS
 @training_options
@@ -118,8 +120,8 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def run(request: PlanRequest, keep_settings: bool | None, **options: Any) -> None:
     """Compile a graph and train.
 
-    In place of a graph, take a plan saved by `rlgraph plan GRAPH -o plan.json`, or the folder of a run: that
-    is run again, as it was, into a new folder. With --resume it goes on instead.
+    Instead of a graph, you can give a plan saved by `rlgraph plan GRAPH -o plan.json`, or the folder of a
+    run, which is repeated with the same settings in a new folder. With --resume it continues instead.
     """
     resume = options["resume"] or options["resume_from"] is not None
     request = _with_subject(request, options["run_dir"] if resume else None)
@@ -140,14 +142,15 @@ def run(request: PlanRequest, keep_settings: bool | None, **options: Any) -> Non
     "--checkpoint",
     "resume_from",
     metavar="NAME",
-    help="As step-000100 or best; what came after it is set aside  [the last one]",
+    help="Continue from this checkpoint, such as step-000100 or best; everything after it is set aside  "
+    "[the last one]",
 )
 @training_options
 @request_options
 def resume(request: PlanRequest, **options: Any) -> None:
-    """Go on with a run, by its folder: with the graph, settings, devices and cluster that it had.
+    """Continue a run, given by its folder, with the graph, settings, devices and cluster that it had.
 
-    KEY=VALUE change settings, from the next iteration on.
+    KEY=VALUE changes a setting from the next iteration on.
     """
     from rlgraph.runtime.run import is_run
 
@@ -155,7 +158,9 @@ def resume(request: PlanRequest, **options: Any) -> None:
         from rlgraph.errors import RunError
 
         law = f"{request.graph} holds no run to resume (no plan.json)"
-        raise RunError(f"{law}\n  name the folder of one, as runs/demo; a new run is started by rlgraph run")
+        raise RunError(
+            f"{law}\n  name the folder of a run, such as runs/demo; to start a new run, use rlgraph run"
+        )
     # a folder that is named as a shipped graph is meant, not the graph
     _train(replace(request, graph=os.path.join(".", request.graph)), resume=True, **options)
 
@@ -197,18 +202,20 @@ def _ask_for_settings(request: PlanRequest, run_dir: Path | None) -> bool | None
 @click.argument("graph", metavar="RUN|GRAPH")
 @OVERRIDES
 @DEVICES
-@click.option("--checkpoint", metavar="NAME", help="Of the run, as step-000100 or best  [the last one]")
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), help="Where the result is kept  [runs/<graph>-eval]"
+    "--checkpoint", metavar="NAME", help="Checkpoint of the run, such as step-000100 or best  [the last one]"
+)
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Directory of the result  [runs/<graph>-eval]"
 )
 @ADDRESS
 @INLINE
 @TRACK
 @request_options
 def evaluate(request: PlanRequest, **options: Any) -> None:
-    """Evaluate a checkpoint of a run, or the models that a graph names, as models.policy.path=DIR.
+    """Evaluate a checkpoint of a run, or the models of a graph, with models.policy.path=DIR.
 
-    It measures what the graph's section `eval` says; KEY=VALUE may change that.
+    It measures what the graph's section `eval` describes; KEY=VALUE may change it.
     """
     from rlgraph.runtime.evaluate import evaluate
 
@@ -217,11 +224,11 @@ def evaluate(request: PlanRequest, **options: Any) -> None:
 
 @click.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Path(path_type=Path), required=True, help="The directory to make.")
-@click.option("--model", metavar="NAME", help="Which, where the run trains several.")
-@click.option("--checkpoint", metavar="NAME", help="As step-000100 or best  [the last one]")
+@click.option("--to", type=click.Path(path_type=Path), required=True, help="The directory to create.")
+@click.option("--model", metavar="NAME", help="The model to export, if the run trains several.")
+@click.option("--checkpoint", metavar="NAME", help="Checkpoint, such as step-000100 or best  [the last one]")
 def export(run_dir: Path, to: Path, model: str | None, checkpoint: str | None) -> None:
-    """Write a model of a run's checkpoint as a directory that transformers loads."""
+    """Write a model from a run's checkpoint to a directory that transformers can load."""
     from rlgraph.runtime.export import export
 
     say(f"wrote {export(run_dir, to, model, checkpoint)}")
@@ -229,11 +236,15 @@ def export(run_dir: Path, to: Path, model: str | None, checkpoint: str | None) -
 
 @click.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--step", "iteration", type=click.IntRange(min=1), required=True, help="Which iteration.")
-@click.option("--from", "node", metavar="NODE", required=True, help="The first node that runs again.")
-@click.option("--export", type=click.Path(path_type=Path), metavar="DIR", help="Write the models after it.")
+@click.option(
+    "--step", "iteration", type=click.IntRange(min=1), required=True, help="The iteration to run again."
+)
+@click.option("--from", "node", metavar="NODE", required=True, help="The first node to run again.")
+@click.option(
+    "--export", type=click.Path(path_type=Path), metavar="DIR", help="Write the models after the iteration."
+)
 def replay(run_dir: Path, iteration: int, node: str, export: Path | None) -> None:
-    """Run an iteration again from recorded columns, in this process, and compare what comes of it."""
+    """Run an iteration again from recorded columns, in this process, and compare the results."""
     from rlgraph.runtime.replay import replay
 
     say(str(replay(run_dir, iteration, node, export)), nl=False)
@@ -242,23 +253,23 @@ def replay(run_dir: Path, iteration: int, node: str, export: Path | None) -> Non
 @click.command()
 @click.argument("examined", required=False, metavar="[GRAPH|MODEL]")
 @OVERRIDES
-@click.option("--run-dir", default="runs", show_default=True, help="Where runs will be kept.")
-@click.option("--address", help="Look at this Ray cluster too: its address, or auto.")
+@click.option("--run-dir", default="runs", show_default=True, help="Where runs will be written.")
+@click.option("--address", help="Also check this Ray cluster: its address, or auto.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=120,
     show_default=True,
-    help="Seconds that all of it may take.",
+    help="Seconds that all checks together may take.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the lines, and the facts behind them, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the lines, and the underlying facts, as JSON.")
 @click.pass_context
 def doctor(
     ctx: click.Context, /, examined: str | None, overrides: Sequence[str], as_json: bool, **options: Any
 ) -> None:
     """Check this machine: versions, GPUs, memory, NCCL, disk, Ray, SGLang; and the models of a graph, or one.
 
-    Each line is ok, warn or wrong, with what to do about it. Exits with 1 where something is wrong.
+    Each line is ok, warn or wrong, and says what to do. Exit with 1 if something is wrong.
     """
     from rlgraph.runtime.doctor.doctor import examine
 

@@ -13,13 +13,11 @@ from rlgraph.cli.options import DEVICES, GRAPH, OVERRIDES, say
 @OVERRIDES
 @DEVICES
 @click.option("--steps", type=click.IntRange(min=1), help="Stop each run after this many iterations.")
-@click.option(
-    "--folder", type=click.Path(path_type=Path), help="Where the runs are kept  [runs/<graph>-sweep]"
-)
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
-@click.option("--address", help="Join a Ray cluster, on which several runs find room: its address, or auto.")
-@click.option("--inline", is_flag=True, help="Each run in one process, without Ray.")
-@click.option("--track", metavar="NAME", multiple=True, help="As of `rlgraph run`.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Directory of the runs  [runs/<graph>-sweep]")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Concurrent runs.")
+@click.option("--address", help="Join a Ray cluster with room for several runs: its address, or auto.")
+@click.option("--inline", is_flag=True, help="Run each in one process, without Ray.")
+@click.option("--track", metavar="NAME", multiple=True, help="As for `rlgraph run`.")
 @click.pass_context
 def sweep(
     ctx: click.Context,
@@ -33,10 +31,10 @@ def sweep(
     inline: bool,
     track: Sequence[str],
 ) -> None:
-    """Run a graph with each combination of values, as rollout.n=[4,8] seed=[0,1,2].
+    """Run a graph with each combination of values, such as rollout.n=[4,8] seed=[0,1,2].
 
-    A list is swept where the graph takes no list; where it takes one, a list of lists is. All combinations
-    are checked first. Started again with the same folder it goes on, and what is done is not run again.
+    A list is swept if the setting takes no list; if it takes one, give a list of lists. All combinations are
+    checked first. Started again with the same folder, the sweep continues; finished runs are not repeated.
     """
     from rlgraph.sweep.combinations import combinations
     from rlgraph.sweep.results import LEGEND

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     "--against",
     metavar="GRAPH|PLAN|RUN",
     multiple=True,
-    help="Show also what is different from this one, with the curves of both runs. For more runs repeat it.",
+    help="Also show the differences from this one, with the curves of both runs. Repeat it for more runs.",
 )
-@form_option("html", "trace", help="trace: a timeline for ui.perfetto.dev, of a run with what was measured.")
+@form_option("html", "trace", help="trace: a timeline for ui.perfetto.dev; for a run, with measured times.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file  [<graph>.html]")
 @click.option("--serve", is_flag=True, help="Write no file: serve the page on this machine until Ctrl-C.")
-@click.option("--follow", is_flag=True, help="With --serve: the page shows a run as it goes on.")
+@click.option("--follow", is_flag=True, help="With --serve: update the page while the run continues.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="For --serve.")
 @NO_CODE
 def view(
@@ -54,9 +54,9 @@ def view(
     follow: bool,
     port: int,
 ) -> None:
-    """Make a page of a graph, a saved plan or a run: one HTML file, to open in a browser.
+    """Make a page that shows a graph, a saved plan or a run: one HTML file, to open in a browser.
 
-    Of a graph, Python files that it names are loaded, which runs them; --no-code refuses them.
+    For a graph, the Python files that it names are loaded, which runs them; --no-code refuses to load them.
     """
     from rlgraph.view.contents import contents
     from rlgraph.view.page import page
@@ -67,12 +67,12 @@ def view(
     if request.devices is not None and request.target:
         raise click.UsageError(TOO_MANY)
     if serve and (output or form == "trace"):
-        raise click.UsageError("--serve writes no file and serves a page: leave out -o and --format trace")
+        raise click.UsageError("--serve serves a page and writes no file: leave out -o and --format trace")
     new = subject(request)
     compared = [subject(replace(request, graph=other, overrides=())) for other in against]
     shown = [new, *compared]
     if len(shown) > 2 and not all(each.run_dir for each in shown):
-        raise click.UsageError("several --against overlay the curves of runs: give runs alone")
+        raise click.UsageError("several --against overlay the curves of runs: give only runs")
     if serve:
         _serve(request, compared, port, follow)
         return
@@ -115,21 +115,21 @@ def _trace(subject: Subject) -> str:
     "--calibrate",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write by which factor each kind of work took longer than predicted, for --calibration.",
+    help="Write the factor by which each kind of work took longer than predicted, for --calibration.",
 )
 @click.option(
     "--cluster",
     metavar="NAME_OR_FILE",
-    help="Predict for this cluster, with responses as long as they were. Default: as the run was planned.",
+    help="Predict for this cluster, with the measured response lengths. Default: as the run was planned.",
 )
-@click.option("--prompt-tokens", type=TOKENS, help="Mean tokens of a prompt, for --cluster and --calibrate.")
+@click.option("--prompt-tokens", type=TOKENS, help="Mean tokens per prompt, for --cluster and --calibrate.")
 @form_option("text", "json")
 def report(
     run_dir: Path, calibrate: Path | None, cluster: str | None, prompt_tokens: float | None, form: str
 ) -> None:
     """Show where a run's time went and what it reached, how far off predictions were, and what would help.
 
-    For the latter its graph is planned again, with one change at a time.
+    To find what would help, its graph is planned again with one change at a time.
     """
     from rlgraph.reports.measured import Priced
     from rlgraph.reports.report import make_report, report_text
