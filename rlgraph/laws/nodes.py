@@ -52,7 +52,7 @@ def _answered(view: CallView) -> Iterator[Problem]:
 
 
 def _tries(view: CallView) -> Iterator[Problem]:
-    """A question has at least as many samples as tries are counted."""
+    """A question has at least as many samples as there are tries to count."""
     graph, node = view.graph, view.node
     domain = unfiltered_domains(graph, node)[0]
     samples = 1 if domain.parent is None else domain.times
@@ -68,7 +68,7 @@ def _tries(view: CallView) -> Iterator[Problem]:
 
 
 def _reference(view: CallView) -> Iterator[Problem]:
-    """A KL term measures the distance to other weights than those that are trained."""
+    """A KL term measures the distance to weights other than the trained ones."""
     graph, node = view.graph, view.node
     column = view.call.ins.get("ref_logprobs")
     if column is None:
@@ -98,7 +98,7 @@ def _model_of_kl(graph: Graph, node: Node) -> str | None:
 
 
 def _critic_values(view: CallView) -> Iterator[Problem]:
-    """Values are a critic's, and a critic is trained on its own."""
+    """Values come from a critic, and a critic is trained on its own values."""
     graph, node = view.graph, view.node
     column = view.call.ins["values"]
     critic = writer(graph, column)
@@ -116,7 +116,7 @@ def _critic_values(view: CallView) -> Iterator[Problem]:
 
 
 def _constant_norm(view: CallView) -> Iterator[Problem]:
-    """A sum that is divided by a constant is given the constant, and no other aggregation has one."""
+    """Only the aggregation that divides a sum by a constant has the constant, and it needs it."""
     graph, node = view.graph, view.node
     aggregate, norm = view.call.attributes["aggregate"], view.call.attributes["norm"]
     divides = aggregate == "seq-mean-token-sum-norm"
@@ -133,7 +133,7 @@ def _constant_norm(view: CallView) -> Iterator[Problem]:
 
 
 def _signed(view: CallView) -> Iterator[Problem]:
-    """A limit on what rows of negative advantages may weigh wants a loss that reads advantages."""
+    """A limit on the weight of rows with negative advantages needs a loss that reads advantages."""
     node = view.node
     loss = node.hooks["loss"]
     if view.call.attributes["off_policy_limit"] is None:
@@ -147,7 +147,7 @@ def _signed(view: CallView) -> Iterator[Problem]:
 
 
 def _dropped(view: CallView) -> Iterator[Problem]:
-    """Check that a filter drops samples without a reward where it is told to; evaluations take them as 0."""
+    """Check that a filter drops samples without a reward if it should; evaluations count them as 0."""
     graph, node = view.graph, view.node
     if view.call.attributes.get("on_error") != "drop" or graph.report:
         return
@@ -174,7 +174,7 @@ def _user_readers(graph: Graph, column: str) -> list[Node]:
 
 
 def _one_step(view: CallView) -> Iterator[Problem]:
-    """Check that a loss reads what the weights computed that its first optimizer step changes."""
+    """Check that a loss reads columns computed with the weights that its first optimizer step changes."""
     node = view.node
     steps = node.optimizer_steps
     if steps == 1:
@@ -202,13 +202,13 @@ def _sequence_sum(view: CallView) -> Iterator[Problem]:
 
 
 def _token_sum(view: CallView) -> Iterator[Problem]:
-    """Check that tokens of all sequences count alike in a loss that is -w logprobs of each."""
+    """Check that tokens of all sequences count equally in a loss of -w logprobs per token."""
     if view.node.called.attributes.get("aggregate") == "seq-mean-token-mean":
         yield from _sequence_sum(view)
 
 
 def _weighed_losses(view: CallView) -> Iterator[Problem]:
-    """Check that a weight is one of a loss that is there."""
+    """Check that each weight belongs to an existing loss."""
     node = view.node
     losses = [path.removeprefix("losses.") for path in node.hooks if path.startswith("losses.")]
     unknown = [name for name in view.call.attributes["weights"] or {} if name not in losses]
@@ -220,7 +220,7 @@ def _weighed_losses(view: CallView) -> Iterator[Problem]:
 
 
 def _routed(view: CallView) -> Iterator[Problem]:
-    """Check that a serve engine that is asked for its choice of experts tells it."""
+    """Check that a serve engine can report its choice of experts if asked for it."""
     node = view.node
     engine = view.graph.models[str(node.model)].spec.serve.engine
     if not view.call.value("routing") or SERVING[engine].routing is not None:
@@ -234,7 +234,7 @@ def _routed(view: CallView) -> Iterator[Problem]:
 
 
 def _grammar(view: CallView) -> Iterator[Problem]:
-    """Check that the serve engine draws texts of a grammar, and that one grammar alone says when they end."""
+    """Check that the serve engine supports grammars, and that only one grammar decides when texts end."""
     graph, node = view.graph, view.node
     grammars = [key for key in GRAMMARS if view.call.attributes[key] is not None]
     if not grammars:

@@ -24,7 +24,7 @@ DECOUPLED = "{0}.loss.kind: decoupled_ppo, {0}.loss.cap: 2.0"  # of ppo_clip, wh
 
 
 def sampling_logprobs(view: CallView) -> Iterator[Problem]:
-    """A ratio's denominator are the log-probs of the weights that sampled the rows.
+    """The denominator of a ratio is the log-probs of the weights that sampled the rows.
 
     A newer version will do where ``rollout_weights`` make up for the rest.
     """
@@ -99,7 +99,7 @@ def _other_rows(view: CallView, scorer: Node, rollout: Node, stranger: Node, law
 
 
 def on_policy(view: CallView) -> Iterator[Problem]:
-    """A loss without a ratio trains the very weights that sampled its rows, once, or weighs the rows."""
+    """A loss without a ratio trains exactly the weights that sampled its rows, once, or weights the rows."""
     graph, node = view.graph, view.node
     rollout = sampler(graph, node.domain)
     law = f"node `{node.name}`: the loss {view.call.op.name} corrects for no change of weights since "
@@ -128,7 +128,7 @@ def on_policy(view: CallView) -> Iterator[Problem]:
 
 
 def behaviour_logprobs(view: CallView) -> Iterator[Problem]:
-    """Importance weights are a train engine's log-probs over those that the rollout itself measured."""
+    """Importance weights divide a train engine's probabilities by those that the rollout measured."""
     graph, node = view.graph, view.node
     scorer = read_from(graph, node, "old_logprobs")
     behaviour = read_from(graph, node, "rollout_logprobs")
@@ -156,7 +156,7 @@ def behaviour_logprobs(view: CallView) -> Iterator[Problem]:
 
 
 def greedy_baseline(view: CallView) -> Iterator[Problem]:
-    """A baseline is what the weights that sampled the rows earn on the same prompts without chance."""
+    """A baseline is the greedy reward, on the same prompts, of the weights that sampled the rows."""
     graph, node = view.graph, view.node
     base = read_from(graph, node, "greedy_rewards")
     rollout = sampler(graph, node.domain)

@@ -20,7 +20,7 @@ from rlgraph.ops.tools import Tool, tool_schema
 from rlgraph.reference.words import default_of, in_words
 
 ROWS = {
-    "each": "any part of the rows on its own",
+    "each": "any subset of the rows, independently",
     "group": "all samples of a prompt together",
     "all": "the whole batch at once",
 }
@@ -58,7 +58,7 @@ def catalog_text() -> str:
         lines.append(f"{title}:")
         for name in names:
             lines.append(f"  {name:<{width}}  {entry_of(name).doc.summary}")
-    return "\n".join([*lines, "", "`rlgraph nodes NAME` says all of one; NAME may be my_ops.py:name.", ""])
+    return "\n".join([*lines, "", "`rlgraph nodes NAME` describes one; NAME may be my_ops.py:name.", ""])
 
 
 def describe(name: str) -> str:
@@ -171,7 +171,7 @@ def condition(op: Op, port: Port) -> str:
     if port.name in op.declared.when:
         return f"only where {op.declared.when[port.name]} is not 0"
     if op.kind and port.name in op.kind.provides:
-        return "computed now by the op that trains"
+        return "computed by the op that trains"
     return "where a node writes it" if port.optional else ""
 
 
@@ -193,7 +193,7 @@ def hook_facts(op: Op, word: str) -> list[tuple[str, str]]:
     if word == "tool":
         parameters = tool_schema(op.name, op.body)["function"]["parameters"]["properties"]
         for name, schema in parameters.items():
-            facts.append((name, f"given by the policy: {in_words(schema)}"))
+            facts.append((name, f"chosen by the policy: {in_words(schema)}"))
     return facts
 
 
@@ -239,9 +239,9 @@ def _engine(op: Op) -> str:
     if op.engine == "train":
         return f"reads `model: NAME`, on its train engine; needs head {head}; NAME@next: after its update"
     if op.declared.recorded:
-        return "on one device; its rows were sampled by `model: NAME`, at an earlier time"
+        return "on one device; its rows were sampled earlier by `model: NAME`"
     if op.declared.beside:
-        return "beside the pool's devices, on CPUs, while they go on; without a model"
+        return "on CPUs, while the pool's devices go on; without a model"
     return "on the pool's devices, without a model"
 
 
@@ -249,16 +249,16 @@ def _new_rows(op: Op) -> str:
     """Return which rows an op makes that were not there before; empty if it makes none."""
     domain, times = op.declared.makes, op.declared.times
     if op.declared.filters:
-        return "a part of its rows: a node with `rows: THIS_NODE` reads those alone"
+        return "a subset of its rows: a node with `rows: THIS_NODE` reads only these"
     if op.declared.holds:
-        rows = "some of those that it has seen, with every column that is read of them"
+        rows = "some of the rows that it has seen, with every column of them that is read"
         return f"a new domain of {domain}: {rows}"
     if domain is None:
         return ""
     if op.source:
-        return f"rows from nothing: a new domain of {domain}"
+        return f"new rows: a new domain of {domain}"
     if op.declared.counts:
-        return f"a new domain of {domain}: for each row that it reads as many as `{op.declared.counts}` says"
+        return f"a new domain of {domain}: for each row that it reads, as many as `{op.declared.counts}` says"
     if times:
         return f"a new domain of {domain}: `{times}` for each row that it reads"
     return f"a new domain of {domain}"

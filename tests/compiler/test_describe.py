@@ -167,7 +167,7 @@ def test_an_op_in_a_file() -> None:
 def test_a_loss_in_a_file() -> None:
     text = describe("my_ops.py:my_loss")
     assert "`loss: {kind: my_ops.py:my_loss}` of update.policy" in text
-    assert "logprobs  float32[samples, tokens]  computed now by the op that trains" in text
+    assert "logprobs  float32[samples, tokens]  computed by the op that trains" in text
     assert "writes" not in text and "attributes" not in text
 
 

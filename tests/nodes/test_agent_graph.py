@@ -161,7 +161,7 @@ def test_the_catalog_reads_those_in_a_file(name: str, said: str) -> None:
 
 
 def test_the_policy_s_side_of_a_tool_is_listed() -> None:
-    assert "given by the policy: text" in CliRunner().invoke(main, ["nodes", "search"]).output
+    assert "chosen by the policy: text" in CliRunner().invoke(main, ["nodes", "search"]).output
 
 
 def test_what_the_docs_show_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
