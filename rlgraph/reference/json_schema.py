@@ -63,7 +63,7 @@ def graph_schema() -> Schema:
 def _node_definitions() -> dict[str, Schema]:
     definitions = {
         **PARTS["definitions"],
-        "op": _choice({name: f"op.{name}" for name in OPS}, "Which op the node runs", "an op"),
+        "op": _choice({name: f"op.{name}" for name in OPS}, "The op that the node runs", "an op"),
         "node": _by_name("op", [*OPS], "op.", "custom", "op"),
         "refill": parts.section_schema(Refill.model_json_schema()) | DEFAULTS_OR_MAP,
     }
@@ -97,7 +97,7 @@ def _function(key: str, name: str) -> Schema:
 def _inserted(name: str, node: Schema) -> Schema:
     """Return the schema of a node under ``insert``: one with the column that it is put on."""
     properties = {key: ref(f"op.{name}/properties/{key}") for key in node["properties"]}
-    on = {"type": "string", "description": "The column that it is put on: whoever read it reads this node's."}
+    on = {"type": "string", "description": "The column that it is put on: readers of it now read this node's."}
     return {**node, "properties": {**properties, "on": on}, "required": [*node["required"], "on"]}
 
 
