@@ -100,7 +100,7 @@ def test_a_graph_without_files_is_checked_and_code_runs_again_behind(own: Path) 
 
 def test_help_says_that_a_graphs_code_runs() -> None:
     for command in ("check", "plan", "view"):
-        assert "Loading them runs them: use it for a graph that you don't trust" in " ".join(
+        assert "Loading a file runs it: use this for graphs that you don't trust" in " ".join(
             call(command, "--help").output.split()
         )
 

@@ -122,7 +122,7 @@ def test_of_several_launches_one_is_chosen_and_it_is_said(tmp_path: Path) -> Non
     script.write_text("python train.py --x 1\npython train.py --x 2\npython train.py --x 2\n")
     first = read_flags([str(script)], ("train.py",))
     assert first.flags == {"x": 1}
-    assert "it has 2 launches, and this is the one of line 1" in first.outcomes()[0].text
+    assert "it has 2 launches, and this is the one in line 1" in first.outcomes()[0].text
     assert read_flags([str(script), "--y", "3"], ("train.py",), launch=2).flags == {"x": 2, "y": 3}
     with pytest.raises(GraphError, match="no launch 3"):
         read_flags([str(script)], ("train.py",), launch=3)
