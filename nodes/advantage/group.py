@@ -55,8 +55,8 @@ def rloo(
     """Leave-one-out advantages (RLOO, arXiv 2402.14740): a sample's reward minus the mean reward of its
     peers.
 
-    A = n / (n - 1) (s - mu), n the number of samples in the group; that is s minus the mean of the other n -
-    1. In a group of one, A = s. 0 where ``loss_mask`` is false.
+    A = n / (n - 1) (s - mu), n the number of samples in the group; that is s minus the mean of the others.
+    In a group of one, A = s. 0 where ``loss_mask`` is false.
 
     Example:
         advantages: {op: advantage.rloo}
@@ -165,9 +165,9 @@ def grpo_passk(
 
     A = (r_1 - r_2) / (sigma + eps) for the sample with the largest reward r_1, r_2 the second largest of its
     group, and 0 for the others: a leave-one-out baseline of the group's maximum, since leaving out any other
-    sample does not change the maximum. If several share the largest reward, r_1 = r_2 and all advantages are
-    0. A group of one has r_2 = 0 and sigma = 1. sigma is the group's unbiased standard deviation; without
-    ``scale`` nothing is divided, as in the paper. 0 where ``loss_mask`` is false.
+    sample does not change the maximum. If several samples share the largest reward, r_1 = r_2 and no sample
+    has an advantage. A group of one has r_2 = 0 and sigma = 1. sigma is the group's unbiased standard
+    deviation; without ``scale`` nothing is divided, as in the paper. 0 where ``loss_mask`` is false.
 
     Attributes:
         scale: whether to divide by the standard deviation.

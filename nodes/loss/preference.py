@@ -170,11 +170,12 @@ def orpo_weights(
 ) -> Preference:
     """Write the weight of each token's log-prob in the gradient of ORPO (arXiv 2403.07691, eq. 6 and 7).
 
-    The loss is the mean over pairs of -log p_w - coef log sigmoid(m), m = log(p_w / (1 - p_w)) - log(p_l / (1
-    - p_l)), where log p is a response's mean log-prob: fine-tuning on the chosen response, plus odds that
-    separate the two, without a reference. So the weight is (2 + 2 coef sigmoid(-m) / (1 - p_w)) / |w| on the
-    tokens of w, -2 coef sigmoid(-m) / (1 - p_l) / |l| on those of l, and 0 where ``loss_mask`` is false.
-    Records ``loss`` (only of the odds), ``margin`` (m) and ``accuracy`` (pairs with m > 0), means over pairs.
+    The loss is the mean over pairs of -log p_w - coef log sigmoid(m), where m = log(p_w / (1 - p_w)) -
+    log(p_l / (1 - p_l)) and log p is a response's mean log-prob: fine-tuning on the chosen response, plus
+    odds that separate the two, without a reference. So the weight is (2 + 2 coef sigmoid(-m) / (1 - p_w)) /
+    |w| on the tokens of w, -2 coef sigmoid(-m) / (1 - p_l) / |l| on those of l, and 0 where ``loss_mask`` is
+    false. Records ``loss`` (only of the odds), ``margin`` (m) and ``accuracy`` (pairs with m > 0), means over
+    pairs.
 
     Attributes:
         coef: weight of the odds, relative to the likelihood of the chosen response, above 0.
