@@ -52,8 +52,7 @@ def grpo(
 def rloo(
     rewards: float32[samples], group: int64[samples], loss_mask: boolean[samples, tokens]
 ) -> float32[samples, tokens]:
-    """Leave-one-out advantages (RLOO, arXiv 2402.14740): a sample's reward minus the mean reward of its
-    peers.
+    """Leave-one-out advantages (RLOO, arXiv 2402.14740): a sample's reward minus the mean of its peers'.
 
     A = n / (n - 1) (s - mu), n the number of samples in the group; that is s minus the mean of the others.
     In a group of one, A = s. 0 where ``loss_mask`` is false.
@@ -131,8 +130,7 @@ def gpg(
     f_norm: PositiveFloat = 1.0,
     counted: Literal["gradient", "reward"] = "gradient",
 ) -> float32[samples, tokens]:
-    """Group policy gradient (GPG, arXiv 2504.02546): centred rewards, scaled up to offset samples without
-    gradient.
+    """Group policy gradient (GPG, arXiv 2504.02546): centred rewards, scaled up for samples without gradient.
 
     A = (samples / samples where s - mu is not 0) (s - mu) / f_norm, counted over the whole batch: groups of
     equal rewards give no gradient, and would otherwise dilute the mean. With ``counted: reward`` the samples
@@ -245,8 +243,7 @@ def _groups(group: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @op(rows="group")
 def group_mean(values: float32[samples], group: int64[samples]) -> float32[prompts]:
-    """The mean of a number over the samples of each prompt: for rewards of 0 and 1, the share of right
-    samples.
+    """The mean of a number over the samples of each prompt: for rewards of 0 and 1, the share of 1.
 
     Example:
         solved: {op: group.mean, in: {values: rewards}}

@@ -35,8 +35,7 @@ def band(
     high: float = 5.0,
     minibatches: Annotated[int, Field(ge=1)] = 1,
 ) -> boolean[samples, tokens]:
-    """A few tokens, drawn at random from those whose covariance is between two bounds: Clip-Cov holds them
-    back.
+    """A few random tokens whose covariance is between two bounds, which Clip-Cov holds back.
 
     cov_t = (lp_t - mean lp)(A_t - mean A), means over the loss mask of a mini-batch, lp the ``old_logprobs``
     (arXiv 2505.22617). Of its tokens with low < cov < high, max(1, floor(share n)) are drawn, where n is the

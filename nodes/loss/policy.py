@@ -80,8 +80,7 @@ def decoupled_ppo(
     delta: PositiveFloat | None = None,
     cap: PositiveFloat | None = None,
 ) -> float32[samples, tokens]:
-    """PPO on rows of older weights: clipped around the current weights, weighted against the older ones
-    (AReaL, arXiv 2505.24298).
+    """PPO on rows of older weights: clipped around the current ones, weighted (AReaL, arXiv 2505.24298).
 
     w max(-A rho, -A clip(rho, 1 - clip, 1 + clip_high)), rho = exp(clamp(logprobs - old_logprobs, -20, 20)),
     w = exp(clamp(old_logprobs - rollout_logprobs, -20, 20)), at most ``cap``. The policy from which an update
@@ -263,8 +262,7 @@ def dro(
     *,
     beta: PositiveFloat = 0.1,
 ) -> float32[samples, tokens]:
-    """Direct reward optimisation (DRO, arXiv 2405.19107): a squared term holds the gradient back; there is no
-    ratio.
+    """Direct reward optimisation (DRO, arXiv 2405.19107): no ratio, but a square that limits the gradient.
 
     -(A logprobs - beta / 2 (logprobs - old_logprobs)^2), for each token, as in verl. The gradient is that of
     -A logprobs while the policy has not moved, and 0 once it has moved by A / beta nats.

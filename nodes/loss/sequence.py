@@ -54,8 +54,7 @@ def geo_mean(
     log_clip: PositiveFloat = 0.4,
     log_clip_high: PositiveFloat = 0.4,
 ) -> float32[samples, tokens]:
-    """Geometric-mean policy optimisation (GMPO, arXiv 2507.20673): a mean of ratios that no single token
-    dominates.
+    """Geometric-mean policy optimisation (GMPO, arXiv 2507.20673): a mean that no token dominates.
 
     -A exp(mean_t(d)), d = sign(A) min(sign(A) l, sign(A) clamp(l, -log_clip, log_clip_high)), l =
     clamp(logprobs - old_logprobs, -20, 20), means over the sequence's loss mask, A the mean of its

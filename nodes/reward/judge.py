@@ -68,8 +68,7 @@ def judge(
     on_error: OnError = "zero",
     **more: anything[samples],
 ) -> Judged:
-    """(s - low) / (high - low), where s is the score that a language model gives a response (arXiv
-    2306.05685).
+    """(s - low) / (high - low), s the score that a language model gives a response (arXiv 2306.05685).
 
     The judge reads ``prompt`` with {question}, {response}, {answer} and any other column of the rows, such as
     {rubric}, filled in by name; values that are not text are written as JSON. They are tokenised separately,

@@ -60,8 +60,7 @@ def squares(
     *,
     temperature: PositiveFloat | None = None,
 ) -> Squared:
-    """Log-probs and, in the same pass, how sure the policy was of each token: the sum of squared
-    probabilities.
+    """Log-probs and, in the same pass, the sum of squared probabilities: how sure the policy was.
 
     ``logprobs`` is as for the op of that name; ``squares`` is sum_v p_v^2 over the vocabulary at the same
     position, 1 where the policy was certain (arXiv 2602.07078, for advantage.optimal_token_baseline). Both
@@ -86,8 +85,7 @@ def entropies(
     *,
     temperature: PositiveFloat | None = None,
 ) -> Uncertain:
-    """Log-probs and, in the same pass, how open the choice of each token was: the entropy of its
-    distribution.
+    """Log-probs and, in the same pass, the entropy at each token: how open the choice was.
 
     ``logprobs`` is as for the op of that name; ``entropy`` is -sum_v p_v log p_v over the vocabulary at the
     same position, in nats (arXiv 2506.01939, for weight.entropy). Both are 0 where ``loss_mask`` is false.

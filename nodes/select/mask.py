@@ -36,8 +36,7 @@ def steps(
     *,
     end: Annotated[str, Field(min_length=1)] = "\n\n",
 ) -> boolean[samples, tokens]:
-    """A mask of the tokens that end a step of a response: those that complete the text ``end``, and the last
-    one.
+    """A mask of the tokens that end a step of a response: those that complete ``end``, and the last one.
 
     The texts of the tokens in ``loss_mask`` are concatenated; the mask is true on tokens that hold the last
     character of an ``end``, and on the last token. False elsewhere.

@@ -190,8 +190,7 @@ def critic(
 
 @op(updates=True, head="any")
 def copy(model: TrainEngine, of: TrainEngine, *, mix: Annotated[float, Field(gt=0, le=1)] = 1.0) -> None:
-    """Copy a model's weights to a frozen model of the same shape; writes the next version of the frozen
-    model.
+    """Copy a model's weights to a frozen model of the same shape; writes that model's next version.
 
     W_ref <- (1 - mix) W_ref + mix W_policy, for every weight, in the data type of the frozen model; adapters
     of the policy are merged into the copied weights. With a reference that is renewed like this, the KL term
