@@ -453,7 +453,8 @@ def test_a_command_is_pasted_with_its_configs_name() -> None:
     assert "staleness: 1" not in ahead.output or "hybrid" not in ahead.output
     unknown = called("--config-name", "mine", *GRPO)
     assert (
-        "--config-name = mine: values of this file are not known here: give the file first" in unknown.output
+        "--config-name = mine: the values of this file are not known here: give the file first"
+        in unknown.output
     )
     Path("config").mkdir()
     Path("config/mine.yaml").write_text("data: {train_batch_size: 64}\n")
