@@ -97,7 +97,7 @@ def _function(key: str, name: str) -> Schema:
 def _inserted(name: str, node: Schema) -> Schema:
     """Return the schema of a node under ``insert``: one with the column that it is put on."""
     properties = {key: ref(f"op.{name}/properties/{key}") for key in node["properties"]}
-    on = {"type": "string", "description": "The column that it is put on: readers of it now read this node's."}
+    on = {"type": "string", "description": "The column that it is put on: its readers now read this node's."}
     return {**node, "properties": {**properties, "on": on}, "required": [*node["required"], "on"]}
 
 
