@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
 from math import prod
 
 from rlgraph.errors import Problem
@@ -22,12 +21,15 @@ def _row_for_each_minibatch(view: NodeView) -> Iterator[Problem]:
         return
     lines = graph.origins(node.domain)
     rows = _known_rows(graph, lines)
+    if rows is None:
+        return
     minibatches = node.called.value("minibatches", 1)
-    if rows is None or minibatches <= rows:
+    if minibatches <= rows:
         return
     law = f"node `{node.name}` ({node.op.name}) makes {minibatches:,} mini-batches of {rows:,} rows"
     remedy = f"set: {{{node.name}.{node.called.name_of('minibatches')}: {rows}}}, or fewer"
-    yield refusal("few-rows", law, graph, node, [lines[0][-1].maker], remedy)
+    source = lines[0][-1].maker
+    yield refusal("few-rows", law, graph, node, [source], remedy)
 
 
 def _known_rows(graph: Graph, lines: Sequence[Sequence[GraphDomain]]) -> int | None:
@@ -54,12 +56,18 @@ def _one_context(view: NodeView) -> Iterator[Problem]:
         return
     law = f"node `{node.name}` ({node.op.name}) reads whole samples of `{maker.name}`, whose policy "
     law += "forgets: it never saw all of a sample's tokens in one context"
-    nodes = (*graph.nodes, *graph.dropped)
-    cuts = [other for other in nodes if other.call and other.op.name == "segment.contexts"]
-    remedy = "" if cuts else "add: {segments: {op: segment.contexts, most: 4}}, and "
+    remedy = ""
+    if not _cuts_contexts(graph):
+        remedy += "add: {segments: {op: segment.contexts, most: 4}}, and "
     remedy += f"set: {{{node.name}.in: {{tokens: segment_tokens, loss_mask: segment_mask}}}}, or "
     remedy += f"set: {{{maker.name}.{maker.called.name_of('contexts')}: false}}"
     yield refusal("several-contexts", law, graph, node, [maker.name], remedy)
+
+
+def _cuts_contexts(graph: Graph) -> bool:
+    """Return whether the user's graph cuts samples into contexts, if only for nobody."""
+    nodes = (*graph.nodes, *graph.dropped)
+    return any(node.call and node.op.name == "segment.contexts" for node in nodes)
 
 
 def unfiltered_domains(graph: Graph, node: Node) -> list[GraphDomain]:
@@ -72,15 +80,16 @@ def _groups_are_not_held(view: NodeView) -> Iterator[Problem]:
     graph, node = view.graph, view.node
     if not node.call or not compares_groups(node):
         return
-    lines = [line for line in graph.origins(node.domain) if line and line[-1].held]
-    if not lines:
+    for line in graph.origins(node.domain):
+        if not line or not line[-1].held:
+            continue
+        holder = graph.node(line[-1].maker)
+        law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{holder.name}` holds "
+        law += "single rows, and gives some of them"
+        remedy = f"let it compare them when they come: set: {{{node.name}.rows: {holder.rows[0]}}}; "
+        remedy += "what it writes is held"
+        yield refusal("held-groups", law, graph, node, [holder.name], remedy)
         return
-    holder = graph.node(lines[0][-1].maker)
-    law = f"node `{node.name}` ({node.op.name}) compares the samples of a prompt; `{holder.name}` holds "
-    law += "single rows, and gives some of them"
-    remedy = f"let it compare them when they come: set: {{{node.name}.rows: {holder.rows[0]}}}; "
-    remedy += "what it writes is held"
-    yield refusal("held-groups", law, graph, node, [holder.name], remedy)
 
 
 def compares_groups(node: Node) -> bool:
@@ -100,9 +109,12 @@ def cut_groups(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         if not node.call or node.op.declared.rows != "group":
             continue
-        filtered = takewhile(lambda domain: domain.filtered, graph.ancestors(node.domain))
-        filters = [graph.node(domain.maker) for domain in filtered]
-        names = [f"`{node.name}`" for node in filters if node.op.declared.rows == "each"]
+        names = []
+        for domain in graph.ancestors(node.domain):
+            if not domain.filtered:
+                break
+            if graph.node(domain.maker).op.declared.rows == "each":
+                names.append(f"`{domain.maker}`")
         if names:
             yield f"{', '.join(names)} may cut groups: `{node.name}` compares what is left of them"
 
@@ -113,9 +125,10 @@ def _same_temperature(view: NodeView) -> Iterator[Problem]:
     rollout = sampler(graph, node.domain)
     if rollout is None or not scores_at_temperature(node):
         return
-    scored, sampled = temperature(node), temperature(rollout)
+    sampled = temperature(rollout)
     if sampled is None:
         return
+    scored = temperature(node)
     if scored is not None and scored != sampled:
         law = f"node `{node.name}` scores at temperature {scored}; `{rollout.name}` sampled at {sampled}"
         remedy = f"leave out {node.name}.temperature: it is the rollout's then"
@@ -133,7 +146,9 @@ def _reaches_zero(schedule: ValueSchedule) -> bool:
 
 def scores_at_temperature(node: Node) -> bool:
     """Return whether a node of a train engine has a temperature."""
-    return node.call is not None and node.op.engine == "train" and bool(node.call.name_of("temperature"))
+    if node.call is None or node.op.engine != "train":
+        return False
+    return node.call.name_of("temperature") != ""
 
 
 def temperature(node: Node) -> float | ValueSchedule | None:
@@ -163,7 +178,9 @@ def _rows_come_when_read(view: CadenceView) -> Iterator[Problem]:
         runs = available[node.name] if node.writes else node.when
         for column in node.reads:
             writer = graph.writers[column]
-            if not holds_rows(writer) and not within(runs, available[writer.name]):
+            if holds_rows(writer):
+                continue
+            if not within(runs, available[writer.name]):
                 yield _misses_rows(view, node, writer, runs)
                 break
 
@@ -171,22 +188,26 @@ def _rows_come_when_read(view: CadenceView) -> Iterator[Problem]:
 def _misses_rows(view: CadenceView, node: Node, writer: Node, runs: Cadences) -> Problem:
     graph, available = view.graph, view.available[writer.name]
     origin = _origin_of(view, available)
-    law = f"node `{node.name}` runs {words(runs) or 'in every iteration'}; what it reads of "
+    law = f"node `{node.name}` runs {_iterations_text(runs)}; what it reads of "
     law += f"`{origin.name}` comes {words(available)}"
-    maker = graph.domains[str(writer.domain)].maker
     cadence = available[0]
-    replay = f"{{op: replay, rows: {maker}, fresh: true, capacity: 1024, staleness: {cadence.every - 1}}}"
+    remedy = ""
     # where only these rows train, iterations without them would have nothing to run
     has_other_updates = any(other.updates and other is not node for other in graph.nodes)
-    remedy = "let rows last: "
     if has_other_updates:
-        remedy = (
-            f"set: {{{node.name}.every: {cadence.every}, {node.name}.from: {cadence.first}}}; or {remedy}"
-        )
-    begins = f", {origin.name}.from: 1" if cadence.first > 1 else ""
-    remedy += f"add: {{kept: {replay}}}, and set: {{{node.name}.rows: kept{begins}}}"
+        remedy += f"set: {{{node.name}.every: {cadence.every}, {node.name}.from: {cadence.first}}}; or "
+    maker = graph.domains[str(writer.domain)].maker
+    replay = f"{{op: replay, rows: {maker}, fresh: true, capacity: 1024, staleness: {cadence.every - 1}}}"
+    settings = f"{node.name}.rows: kept"
+    if cadence.first > 1:
+        settings += f", {origin.name}.from: 1"
+    remedy += f"let rows last: add: {{kept: {replay}}}, and set: {{{settings}}}"
     mark = origin.edited or origin.mark
     return Problem("misses-rows", law, mark, (), remedy, draw(graph, [origin.name, node.name]))
+
+
+def _iterations_text(cadences: Cadences) -> str:
+    return words(cadences) or "in every iteration"
 
 
 def _origin_of(view: CadenceView, available: Cadences) -> Node:
@@ -217,7 +238,7 @@ def _no_rows_held(view: CadenceView, node: Node, rows: GraphDomain, iteration: i
     holder = graph.node(rows.maker)
     youngest, oldest = rows.ages
     law = f"in iteration {iteration} `{holder.name}` has no rows for `{node.name}`: they come "
-    law += f"{words(available) or 'in every iteration'}, and are given when they are {youngest} to {oldest} "
+    law += f"{_iterations_text(available)}, and are given when they are {youngest} to {oldest} "
     law += "iterations old"
     settings = []
     if youngest:
@@ -226,21 +247,32 @@ def _no_rows_held(view: CadenceView, node: Node, rows: GraphDomain, iteration: i
     if longest_gap > oldest:
         settings.append(f"{holder.name}.{holder.called.name_of('oldest')}: {longest_gap}")
     if _iteration_without_rows(node.when, available, (0, longest_gap)):
-        rare_writers = [writer for writer in graph.in_order if writer.writes and writer.when]
-        origin = rare_writers[0] if rare_writers else node
-        settings.append(f"{origin.name}.from: 1")
+        settings.append(f"{_first_rare_writer(graph, node).name}.from: 1")
     remedy = f"set: {{{', '.join(settings)}}}"
     return Problem("no-rows-held", law, holder.edited or holder.mark, (), remedy)
+
+
+def _first_rare_writer(graph: Graph, default: Node) -> Node:
+    """Return the first node that writes, and in some iterations only; the default where there is none."""
+    for node in graph.in_order:
+        if node.writes and node.when:
+            return node
+    return default
 
 
 def _iteration_without_rows(runs: Cadences, available: Cadences, ages: tuple[int, int]) -> int | None:
     """Return the first iteration in which a node runs, and no rows of these ages have come."""
     youngest, oldest = ages
     end = min(settled([runs, available]) + cycle([runs, available]) + oldest, COUNTED)
-    has_come = [due(available, iteration) and iteration > 0 for iteration in range(end + 1)]
+    has_come = [False]  # nothing comes before iteration 1
     for iteration in range(1, end + 1):
-        usable = has_come[max(iteration - oldest, 1) : iteration - youngest + 1]
-        if due(runs, iteration) and not any(usable):
+        has_come.append(due(available, iteration))
+    for iteration in range(1, end + 1):
+        if not due(runs, iteration):
+            continue
+        oldest_usable = max(iteration - oldest, 1)
+        youngest_usable = iteration - youngest
+        if not any(has_come[oldest_usable : youngest_usable + 1]):
             return iteration
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from rlgraph.errors import Mark, Problem, warning
@@ -18,27 +18,35 @@ from rlgraph.laws.views import RunView
 
 def dropped_nodes(view: RunView) -> Iterator[Problem]:
     """Yield the last node of each chain that leads to no update and to nothing that is reported."""
-    evaluated = {node.name for node in view.evaluation.nodes} if view.evaluation else set()
+    evaluated: set[str] = set()
+    if view.evaluation:
+        evaluated.update(node.name for node in view.evaluation.nodes)
     dropped = {node.name: node for node in view.train.dropped}
-    writers = {}
-    for node in dropped.values():
-        for column in node.writes:
-            writers[column] = node.name
-    needs = DiGraph(dropped)
-    for node in dropped.values():
-        for column in node.reads:
-            if column in writers:
-                needs.add_edge(node.name, writers[column])
+    needs = _needs_among(dropped)
     for node in dropped.values():
         is_last = not needs.predecessors(node.name)
         if not is_last or not node.call or node.name in evaluated:
             continue
-        needed = sorted(needs.reachable([node.name]) - {node.name} - evaluated)
+        needed = needs.reachable([node.name]) - {node.name} - evaluated
         chain = [node]
-        for name in needed:
+        for name in sorted(needed):
             if dropped[name].call:
                 chain.append(dropped[name])
         yield _dropped_chain(view, chain)
+
+
+def _needs_among(nodes: Mapping[str, Node]) -> DiGraph[str]:
+    """Return which of some nodes needs which, by the columns that they write and read."""
+    writers = {}
+    for node in nodes.values():
+        for column in node.writes:
+            writers[column] = node.name
+    needs = DiGraph(nodes)
+    for node in nodes.values():
+        for column in node.reads:
+            if column in writers:
+                needs.add_edge(node.name, writers[column])
+    return needs
 
 
 def _dropped_chain(view: RunView, chain: list[Node]) -> Problem:
@@ -58,15 +66,14 @@ def _dropped_chain(view: RunView, chain: list[Node]) -> Problem:
         if port == "rewards":
             remedy += f", or let a node read it: set: {{{reader.name}.in.rewards: {node.writes[0]}}}"
             break
-    ports = []
+    # edits of the chain come before what makes a reader leave it out, and that before the readers' edits
+    marks = [needed.edited for needed in chain]
     for reader, port in readers:
         key = reader.op.declared.when.get(port, "in")
-        ports.append(setting_place(view.tree, graph, reader, key))
-    edits_of_chain = [needed.edited for needed in chain]
-    edits_of_readers = [reader.edited for reader, _ in readers]
-    # edits of the chain come before what makes a reader leave it out, and that before the readers' edits
-    mark = place_of_user([*edits_of_chain, *ports, *edits_of_readers], node.mark)
-    return warning("dropped", law, mark, remedy)
+        marks.append(setting_place(view.tree, graph, reader, key))
+    for reader, _ in readers:
+        marks.append(reader.edited)
+    return warning("dropped", law, place_of_user(marks, node.mark), remedy)
 
 
 def _possible_readers(graph: Graph, node: Node) -> Iterator[tuple[Node, str]]:
@@ -99,17 +106,27 @@ def untrained_models(view: RunView) -> Iterator[Problem]:
     for name, model in graph.models.items():
         if name in updated or name not in view.plan.models:
             continue
-        readers = [node for node in graph.nodes if node.model == name and node.call]
-        base = _language_model_of(graph, model.path)
-        # the files of a frozen model have a value head, unless they are those of a language model
-        has_new_head = model.spec.head == "value" and not (model.spec.frozen and base is None)
-        if has_new_head and readers:
-            yield _random_head(view, model, readers[0], base)
-        elif not model.spec.frozen:
+        if model.spec.head == "value":
+            base = _language_model_of(graph, model.path)
+            # the files of a frozen model have a value head, unless they are those of a language model
+            has_trained_head = model.spec.frozen and base is None
+            reader = _first_reader(graph, name)
+            if reader and not has_trained_head:
+                yield _random_head(view, model, reader, base)
+                continue
+        if not model.spec.frozen:
             law = f"model `{name}` has an optimizer, and no node updates it"
             remedy = f"set: {{models.{name}.frozen: true}}, and remove: [models.{name}.optimizer]; "
             remedy += f"or add: {{update_{name}: {{op: ..., model: {name}}}}}"
             yield warning("untrained", law, _place_of_model(view, model), remedy)
+
+
+def _first_reader(graph: Graph, model: str) -> Node | None:
+    """Return the first node of the user that reads the weights of a model."""
+    for node in graph.nodes:
+        if node.model == model and node.call:
+            return node
+    return None
 
 
 def _language_model_of(graph: Graph, path: str) -> str | None:
@@ -135,7 +152,9 @@ def _random_head(view: RunView, model: Model, reader: Node, base: str | None) ->
 def _place_of_model(view: RunView, model: Model) -> Mark | None:
     section = view.tree.at(("models", model.name))
     marks = [place.key for _, place in section.walk()]
-    marks += [mark for removed, mark in view.train.removed.items() if model.name in removed]
+    for removed, mark in view.train.removed.items():
+        if model.name in removed:
+            marks.append(mark)
     return place_of_user(marks, model.mark)
 
 
@@ -143,19 +162,21 @@ def blind_rewards(view: RunView) -> Iterator[Problem]:
     """Yield nodes whose column is read as the rewards of samples, and depends on nothing that is sampled."""
     graph = view.train
     for reader in graph.nodes:
-        node, rollout = read_from(graph, reader, "rewards"), sampler(graph, reader.domain)
+        node = read_from(graph, reader, "rewards")
+        rollout = sampler(graph, reader.domain)
         if node is None or rollout is None:
             continue
-        if rollout.name in reached(graph.needs, [node.name], waits=lambda *_: False):
+        needed = reached(graph.needs, [node.name], waits=lambda *_: False)
+        if rollout.name in needed:
             continue
         law = f"node `{node.name}` ({node.op.name}) reads nothing of what `{rollout.name}` samples: it is "
         law += "the same for all samples of a prompt"
+        remedy = "let it read a column of the samples, as by a parameter `responses: text[samples]`"
         outs = rollout.called.outs
-        ports = [port.name for port in node.op.inputs if port.name in outs]
-        if ports:
-            remedy = f"set: {{{node.name}.in.{ports[0]}: {outs[ports[0]]}}}"
-        else:
-            remedy = "let it read a column of the samples, as by a parameter `responses: text[samples]`"
+        for port in node.op.inputs:
+            if port.name in outs:
+                remedy = f"set: {{{node.name}.in.{port.name}: {outs[port.name]}}}"
+                break
         yield refusal("blind", law, graph, node, [], remedy, "warning")
 
 
@@ -169,8 +190,8 @@ def idle_kl(view: RunView) -> Iterator[Problem]:
         if not node.trains:
             continue
         attributes = node.called.attributes
-        is_k1 = attributes.get("kl") == "k1" and attributes.get("kl_coef")
-        if not is_k1 or attributes.get("kl_unbiased"):
+        has_kl = attributes.get("kl_coef") and not attributes.get("kl_unbiased")
+        if not has_kl or attributes.get("kl") != "k1":
             continue
         law = f"the KL term of node `{node.name}` holds nothing: the gradient of k1 has a mean of 0 over the "
         law += "policy's own samples"
@@ -185,7 +206,8 @@ def stale_clips(view: RunView) -> Iterator[Problem]:
     for node in graph.nodes:
         if not node.trains:
             continue
-        rollout, scorer = sampler(graph, node.domain), read_from(graph, node, "old_logprobs")
+        rollout = sampler(graph, node.domain)
+        scorer = read_from(graph, node, "old_logprobs")
         if rollout is None or scorer is not rollout:
             continue
         if not clips_around_older(node, rollout, by=2):
@@ -198,18 +220,21 @@ def stale_clips(view: RunView) -> Iterator[Problem]:
 
 def _decoupled(graph: Graph, node: Node, rollout: Node) -> str:
     """Return the edits that clip an update around the weights that it starts from."""
-    scorers = [scorer for scorer in (*graph.nodes, *graph.dropped) if "old_logprobs" in scorer.writes]
-    is_written = bool(scorers) and all(sampler(graph, scorer.domain) is rollout for scorer in scorers)
-    # a column of that name for the rows of another rollout stays as it is
-    column = f"{node.name}_logprobs" if scorers and not is_written else "old_logprobs"
+    column = "old_logprobs"
+    scorers = [scorer for scorer in (*graph.nodes, *graph.dropped) if column in scorer.writes]
+    is_of_rollout = all(sampler(graph, scorer.domain) is rollout for scorer in scorers)
+    if not is_of_rollout:
+        column = f"{node.name}_logprobs"  # that of the other rollout's rows stays as it is
     settings = [f"{node.name}.in.old_logprobs: {column}"]
     if measured(rollout) != "rollout_logprobs":
         settings.append(f"{node.name}.in.rollout_logprobs: {measured(rollout)}")
     settings.append(DECOUPLED.format(node.name))
     remedy = f"set: {{{', '.join(settings)}}}"
-    if is_written:
+    if scorers and is_of_rollout:
         return remedy
-    outs = {port: rollout.called.outs[port].partition("/")[0] for port in ("tokens", "loss_mask")}
+    outs = {}
+    for port in ("tokens", "loss_mask"):
+        outs[port] = rollout.called.outs[port].partition("/")[0]
     return f"{remedy}, add: {{{column}: {{op: logprobs, model: {node.model}{renamed(outs)}}}}}"
 
 
@@ -220,12 +245,15 @@ def rising_rates(view: RunView) -> Iterator[Problem]:
         steps = view.train.optimizer_steps(name)
         if not model.optimizer or not section or not steps:
             continue
+        end = steps
+        if model.optimizer.total_steps:
+            end = min(steps, model.optimizer.total_steps)
         warmup = model.optimizer.warmup_steps
-        end = min(steps, model.optimizer.total_steps or steps)
         if not isinstance(warmup, int) or warmup < end:
             continue
-        ends_by_schedule = section.get("total_steps") and end < steps
-        subject = "schedule has" if ends_by_schedule else "run makes"
+        subject = "run makes"
+        if end < steps and section.get("total_steps"):
+            subject = "schedule has"
         path = f"models.{name}.optimizer"
         law = f"`{path}.warmup_steps`: the learning rate rises over {warmup:,} optimizer steps, and the "
         law += f"{subject} {end:,}: it never comes to `lr`"
