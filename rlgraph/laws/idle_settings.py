@@ -71,13 +71,16 @@ Condition = Callable[[ModelUse], str]  # returns why a setting has no effect, or
 
 
 def _needs_updates(use: ModelUse) -> str:
-    return "" if use.is_updated else f"no step trains `{use.name}`"
+    if use.is_updated:
+        return ""
+    return f"no step trains `{use.name}`"
 
 
 def _needs_full_passes(use: ModelUse) -> str:
     """Passes that score go by ``score_tokens`` where it is given."""
     train = use.model.train
-    if use.is_updated or train is None or train.score_tokens is None:
+    has_score_tokens = train is not None and train.score_tokens is not None
+    if use.is_updated or not has_score_tokens:
         return ""
     return f"no step trains `{use.name}`, and passes that score go by `score_tokens`"
 
@@ -85,7 +88,9 @@ def _needs_full_passes(use: ModelUse) -> str:
 def _needs_scores(use: ModelUse) -> str:
     # whether log-probs of a model that samples are computed again depends on the number of mini-batches
     may_be_scored_with = use.is_scored_with or use.model.serve is not None
-    return "" if may_be_scored_with else f"no step computes log-probs or values with `{use.name}`"
+    if may_be_scored_with:
+        return ""
+    return f"no step computes log-probs or values with `{use.name}`"
 
 
 def _needs_narrow_computation(use: ModelUse) -> str:
@@ -97,21 +102,26 @@ def _needs_narrow_computation(use: ModelUse) -> str:
 
 def _needs_cosine(use: ModelUse) -> str:
     optimizer = use.model.optimizer
-    return "" if optimizer and optimizer.schedule == "cosine" else "only a cosine schedule reads it"
+    if optimizer and optimizer.schedule == "cosine":
+        return ""
+    return "only a cosine schedule reads it"
 
 
 def _needs_falling_rate(use: ModelUse) -> str:
     optimizer = use.model.optimizer
-    has_end = optimizer is not None and optimizer.schedule in FALLING
-    return "" if has_end else f"only a {' or '.join(FALLING)} schedule reads it"
+    if optimizer and optimizer.schedule in FALLING:
+        return ""
+    return f"only a {' or '.join(FALLING)} schedule reads it"
 
 
 def _needs_counted_steps(use: ModelUse) -> str:
     optimizer = use.model.optimizer
-    warms_by_share = optimizer is not None and 0 < optimizer.warmup_steps < 1
-    if warms_by_share or not _needs_falling_rate(use):
+    if optimizer and 0 < optimizer.warmup_steps < 1:
         return ""
-    return f"only a {' or '.join(FALLING)} schedule reads it, and `warmup_steps` below 1"
+    reason = _needs_falling_rate(use)
+    if not reason:
+        return ""
+    return f"{reason}, and `warmup_steps` below 1"
 
 
 def _needs_sync_between_pools(use: ModelUse) -> str:
@@ -179,10 +189,11 @@ def idle_settings(view: RunView) -> Iterator[Problem]:
         use = use_of(view.plan, name)
         for setting, condition in CONDITIONS.items():
             keys = setting.split(".")
-            if _is_given(view, name, keys) and _has_section(use.model, keys):
-                reason = condition(use)
-                if reason:
-                    yield decides_nothing(view.tree, ("models", name, *keys), reason)
+            if not _is_given(view, name, keys) or not _has_section(use.model, keys):
+                continue
+            reason = condition(use)
+            if reason:
+                yield decides_nothing(view.tree, ("models", name, *keys), reason)
 
 
 def _is_given(view: RunView, model: str, keys: list[str]) -> bool:
@@ -191,7 +202,8 @@ def _is_given(view: RunView, model: str, keys: list[str]) -> bool:
     if setting is None or setting.value == OPEN:
         return False
     *section, key = keys
-    default = SECTIONS[".".join(section)].model_fields[key].get_default(call_default_factory=True)
+    fields = SECTIONS[".".join(section)].model_fields
+    default = fields[key].get_default(call_default_factory=True)
     return bool(setting.plain() != default)
 
 

@@ -28,20 +28,23 @@ def runs_ahead(graph: Graph) -> Iterator[Problem]:
     staleness = graph.schedule.ahead
     if not staleness or graph.report:
         return
-    generating = serving_trained(graph)
-    if any(is_on_separate_pool(graph, node) for node in generating):
+    trained = serving_trained(graph)
+    if any(is_on_separate_pool(graph, node) for node in trained):
         return
     law = f"`schedule.buffer` is {{staleness: {staleness}, by: batch}}: "
     law += "generation is to run ahead of training; "
-    if generating:
-        node = generating[0]
-        law += f"`{node.model}` generates and trains on one pool, {graph.engines[f'{node.model}.serve']}"
-        yield Problem("no-overlap", law, node.mark, (), f"{_apart(graph, node)}, or schedule.buffer=null")
+    if trained:
+        node = trained[0]
+        pool = graph.engines[f"{node.model}.serve"]
+        law += f"`{node.model}` generates and trains on one pool, {pool}"
+        remedy = f"{_apart(graph, node)}, or schedule.buffer=null"
+        yield Problem("no-overlap", law, node.mark, (), remedy)
         return
     law += "nothing generates with a model that is trained"
     serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
     nodes = [*serving, *graph.nodes]
-    yield Problem("no-overlap", law, nodes[0].mark if nodes else None, (), NO_STREAM)
+    mark = nodes[0].mark if nodes else None
+    yield Problem("no-overlap", law, mark, (), NO_STREAM)
 
 
 def _apart(graph: Graph, node: Node) -> str:
@@ -67,18 +70,14 @@ def _generates_beside_training(view: StreamView) -> Iterator[Problem]:
         return
     law = "`schedule.buffer`: generation is to stream beside training; "
     serving = serving_trained(view.graph)
-    if serving:
-        law += f"`{serving[0].model}` generates and trains on one pool"
-        yield Problem(
-            "no-stream",
-            law,
-            serving[0].mark,
-            (),
-            f"{_apart(view.graph, serving[0])}, or schedule.buffer=null",
-        )
-    else:
+    if not serving:
         law += "nothing generates with a model that is trained"
         yield Problem("no-stream", law, None, (), NO_STREAM)
+        return
+    node = serving[0]
+    law += f"`{node.model}` generates and trains on one pool"
+    remedy = f"{_apart(view.graph, node)}, or schedule.buffer=null"
+    yield Problem("no-stream", law, node.mark, (), remedy)
 
 
 def _rollout_goes_on_later(view: StreamView) -> Iterator[Problem]:
@@ -89,13 +88,14 @@ def _rollout_goes_on_later(view: StreamView) -> Iterator[Problem]:
             continue
         if not declared.streams:
             law = f"`{node.name}` ({node.op.name}) is to stream, and leaves no sample for later"
-            yield Problem("no-stream", law, node.mark, (), "replace it by rollout, or " + NO_STREAM)
+            yield Problem("no-stream", law, node.mark, (), f"replace it by rollout, or {NO_STREAM}")
             continue
         key = _attribute_against_streaming(node)
         if key:
             law = f"`{node.name}` is to stream, and `{key}` does not hold for a sample that is taken up "
             law += "again"
-            yield Problem("no-stream", law, node.mark, (), f"remove: [{node.name}.{key}], or {NO_STREAM}")
+            remedy = f"remove: [{node.name}.{key}], or {NO_STREAM}"
+            yield Problem("no-stream", law, node.mark, (), remedy)
 
 
 def _attribute_against_streaming(node: Node) -> str:
@@ -115,8 +115,10 @@ def _kept_rows_are_read(view: StreamView) -> Iterator[Problem]:
     refills = [node for node in nodes if node.refill]
     if not refills:
         return
-    read = {name for node in nodes for name in node.rows}
-    if any(refill.name in read for refill in refills):
+    filters_read: set[str] = set()
+    for node in nodes:
+        filters_read.update(node.rows)
+    if any(refill.name in filters_read for refill in refills):
         return
     name = refills[0].name
     law = f"`schedule.buffer`: `{name}` refills, and nothing reads the rows that it keeps"
@@ -193,8 +195,10 @@ def more_than_a_group(graph: Graph, node: Node) -> str:
     declared = node.op.declared
     if node.op.source:
         return ""
-    trained = {update.model for update in graph.nodes if update.updates}
-    training_pools = {graph.engines[f"{model}.train"] for model in trained}
+    training_pools = set()
+    for update in graph.nodes:
+        if update.updates:
+            training_pools.add(graph.engines[f"{update.model}.train"])
     pool = graph.engines[f"{node.model}.{node.op.engine}"] if node.op.engine else ""
     reasons = {
         "it runs in some iterations only": node.when,
@@ -218,7 +222,8 @@ def waits_on_another_pool(view: PlacedView) -> Iterator[Problem]:
     A pool takes its steps in order: behind one that waits for the rows, they would never come.
     """
     for collect in collects(view.graph.nodes):
-        if not view.graph.regions[collect.after[0]].streams:
+        region = view.graph.regions[collect.after[0]]
+        if not region.streams:
             continue
         problem = _wait_behind_stream(view, collect)
         if problem:
@@ -231,7 +236,6 @@ def _wait_behind_stream(view: PlacedView, collect: Node) -> Problem | None:
     graph, pools = view.graph, view.pools
     names = {collect.name, *graph.needs.ancestors(collect.name)}
     waiting = [node for node in graph.in_order if node.name in names]
-    waiting_pools = {pools[node.name] for node in waiting}
     inside = members(graph, collect)
     drawing_pool = _drawing_pool(inside, view)
     for node in waiting:
@@ -239,9 +243,10 @@ def _wait_behind_stream(view: PlacedView, collect: Node) -> Problem | None:
             law = f"`{node.name}` is on pool `{drawing_pool}`, where "
             law += "it waits for rows that stream: they are drawn there, and would wait behind it"
             return _stream_waits(node, law, pools[collect.name])
+    waiting_pools = {pools[node.name] for node in waiting}
     for node in inside:
         pool = pools[node.name]
-        if pool in waiting_pools and pool != drawing_pool:
+        if pool in waiting_pools:
             law = f"`{node.name}` is on pool `{pool}`, where steps wait for the rows that it makes or "
             law += "measures as they stream"
             return _stream_waits(node, law, drawing_pool)
@@ -256,5 +261,7 @@ def _drawing_pool(inside: Sequence[Node], view: PlacedView) -> str:
 
 
 def _stream_waits(node: Node, law: str, pool: str) -> Problem:
-    engine = f"models.{node.model}.{node.op.engine}" if node.call and node.op.engine else node.name
-    return Problem("stream-waits", law, node.mark, (), f"set: {{{engine}.pool: {pool}}}")
+    setting = f"{node.name}.pool"
+    if node.call and node.op.engine:
+        setting = f"models.{node.model}.{node.op.engine}.pool"
+    return Problem("stream-waits", law, node.mark, (), f"set: {{{setting}: {pool}}}")
