@@ -30,15 +30,24 @@ def intervals(plan: Plan) -> dict[tuple[str, str], int | Interval]:
 
 def long_intervals(view: RunView) -> Iterator[Problem]:
     """Yield intervals that are longer than the run, in iterations both, or in epochs of one source."""
-    plan = view.plan
-    epochs = plan.schedule.epochs if isinstance(plan.schedule.epochs, dict) else {}
-    for path, interval in intervals(plan).items():
-        if isinstance(interval, int):
-            if interval > plan.iterations > 0:
-                yield from longer_than_the_run(plan, view.tree, path, f"{plan.iterations:,} iterations")
-        elif interval.source in epochs and interval.epochs > epochs[interval.source]:
-            length = f"{epochs[interval.source]:g} epochs of {interval.source}"
-            yield from longer_than_the_run(plan, view.tree, path, length)
+    for path, interval in intervals(view.plan).items():
+        length = _exceeded_length(view.plan, interval)
+        if length:
+            yield from longer_than_the_run(view.plan, view.tree, path, length)
+
+
+def _exceeded_length(plan: Plan, interval: int | Interval) -> str:
+    """Return the length of the run where the interval is longer, both in one unit; else ""."""
+    if isinstance(interval, int):
+        is_longer = interval > plan.iterations > 0
+        return f"{plan.iterations:,} iterations" if is_longer else ""
+    epochs = plan.schedule.epochs
+    if not isinstance(epochs, dict) or interval.source not in epochs:
+        return ""
+    epochs_of_source = epochs[interval.source]
+    if interval.epochs <= epochs_of_source:
+        return ""
+    return f"{epochs_of_source:g} epochs of {interval.source}"
 
 
 def longer_than_the_run(plan: Plan, tree: Tree, path: tuple[str, str], length: str) -> Iterator[Problem]:
@@ -46,9 +55,10 @@ def longer_than_the_run(plan: Plan, tree: Tree, path: tuple[str, str], length: s
 
     None where a shipped graph has the interval, whose run another graph has made shorter.
     """
-    place, name = tree.find(path), ".".join(path)
+    place = tree.find(path)
     if place is None or is_shipped(place.mark):
         return
+    name = ".".join(path)
     law = f"`{name}` is {intervals(plan)[path]}, and the run has {length}: {LONGER_THAN_RUN[path]}"
     yield warning("long-interval", law, place.mark, f"give less, or set: {{{name}: 0}}")
 
@@ -56,7 +66,8 @@ def longer_than_the_run(plan: Plan, tree: Tree, path: tuple[str, str], length: s
 def best_of_one(view: RunView) -> Iterator[Problem]:
     """Yield a best checkpoint that is chosen among one, as no evaluation comes on the way."""
     plan = view.plan
-    if plan.schedule.best and plan.eval_steps and not plan.eval_every:
+    evaluates_at_end_alone = plan.eval_steps and not plan.eval_every
+    if plan.schedule.best and evaluates_at_end_alone:
         law = "`schedule.best` chooses among checkpoints by their evaluations, and there is only that after "
         law += "the last iteration (`eval.every` is 0)"
         mark = view.tree.at(("schedule", "best")).key
@@ -73,30 +84,31 @@ def changing_evaluations(view: RunView) -> Iterator[Problem]:
     has_several = plan.eval_before or plan.eval_every
     if graph is None or not has_several:
         return
-    for name, call in _calls_with_courses(graph):
-        for key, course in call.courses.items():
-            attribute = (name, *key.split("."))
-            place = view.tree.find(("nodes", *attribute))
-            is_of_evaluation = view.tree.find(("eval", "nodes", *attribute)) is not None
-            if place is None or is_of_evaluation or not isinstance(course, ValueSchedule):
-                continue
-            path = ".".join(attribute)
-            metrics = " and ".join(f"`eval/{metric}`" for metric in plan.report)
-            law = f"`{path}` changes in the course of the run ({course}), and evaluations use the value of "
-            law += f"their iteration: {metrics} will change with the setting too, not with learning alone"
-            _, final = course.points[-1]
-            remedy = f"set: {{eval.nodes.{path}: {final}}}"
-            yield warning("changing-evaluation", law, place.key or place.mark, remedy)
+    metrics = " and ".join(f"`eval/{metric}`" for metric in plan.report)
+    for attribute, course in _courses(graph):
+        place = view.tree.find(("nodes", *attribute))
+        is_of_evaluation = view.tree.find(("eval", "nodes", *attribute)) is not None
+        if place is None or is_of_evaluation:
+            continue
+        path = ".".join(attribute)
+        law = f"`{path}` changes in the course of the run ({course}), and evaluations use the value of "
+        law += f"their iteration: {metrics} will change with the setting too, not with learning alone"
+        _, final = course.points[-1]
+        remedy = f"set: {{eval.nodes.{path}: {final}}}"
+        yield warning("changing-evaluation", law, place.key or place.mark, remedy)
 
 
-def _calls_with_courses(graph: Graph) -> Iterator[tuple[str, Call]]:
-    """Yield the names of nodes whose attributes follow a course, and their calls.
+def _courses(graph: Graph) -> Iterator[tuple[tuple[str, ...], ValueSchedule]]:
+    """Yield the attributes that follow a course, each as the path to it behind ``nodes``.
 
     A source that gives all of its rows reads no weights, so that a course of these changes nothing.
     """
     for node in graph.nodes:
-        if node.call and node.call.courses and node.call.value("rows") != "all":
-            yield node.name, node.call
+        if not node.call or node.call.value("rows") == "all":
+            continue
+        for key, course in node.call.courses.items():
+            if isinstance(course, ValueSchedule):
+                yield (node.name, *key.split(".")), course
 
 
 def unread_attributes(view: RunView) -> Iterator[Problem]:
@@ -118,14 +130,14 @@ def _unread_in_section(tree: Tree, section: tuple[str, ...], graphs: list[Graph]
         calls = calls_of.get(name)
         if not calls:
             continue
-        for key, condition in calls[0].op.declared.when.items():
+        op = calls[0].op
+        for key, condition in op.declared.when.items():
             is_attribute = key in calls[0].attributes and key != condition
             if not is_attribute or not node_tree.get(key):
                 continue
-            if _may_be_read(node_tree, calls, condition):
-                continue
-            reason = f"{calls[0].op.name} reads it only where `{condition}` is not 0"
-            yield decides_nothing(tree, (*section, name, key), reason)
+            if not _may_be_read(node_tree, calls, condition):
+                reason = f"{op.name} reads it only where `{condition}` is not 0"
+                yield decides_nothing(tree, (*section, name, key), reason)
 
 
 def _calls_by_node(graphs: list[Graph]) -> dict[str, list[Call]]:
@@ -148,7 +160,8 @@ def _may_be_read(node_tree: Tree, calls: list[Call], condition: str) -> bool:
 
 def decides_nothing(tree: Tree, path: tuple[str, ...], reason: str) -> Problem:
     """Return the warning of a setting, or a whole section, without which the plan is the same."""
-    place, name = tree.at(path), ".".join(path)
+    place = tree.at(path)
     mark = place.key or place.mark
+    name = ".".join(path)
     remedy = f"remove: [{name}]" if is_shipped(mark) else f"leave out `{name}`"
     return warning("dead", f"`{name}` has no effect: {reason}", mark, remedy)

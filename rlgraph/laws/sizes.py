@@ -16,16 +16,17 @@ from rlgraph.engines.registry import BALANCED, serving
 from rlgraph.engines.sglang_options import FP8_BLOCK, REPLICATED
 from rlgraph.errors import Problem, divisors
 from rlgraph.ir.plan import ServePlan
-from rlgraph.laws.views import SizedView
+from rlgraph.laws.views import ServeSizeView, SizedView, TrainSizeView
 
 
 def _reads_text_alone(view: SizedView) -> Iterator[Problem]:
     """Yield a vision-language model that the run would load. An endpoint may serve one."""
     has_remote_weights = view.model.serve is not None and not serving(view.model.serve).paths
-    is_loaded = view.model.train is not None or not has_remote_weights
+    if has_remote_weights and view.model.train is None:
+        return
     same_path = [name for name, model in view.plan.models.items() if model.path == view.model.path]
-    is_first = same_path[0] == view.name
-    if not is_loaded or not is_first or not is_vision_language(view.model.path):
+    is_first = same_path[0] == view.name  # where several models have the path
+    if not is_first or not is_vision_language(view.model.path):
         return
     law = f"models.{view.name}.path: {view.model.path} is a vision-language model, and vision-language "
     law += "models are not supported yet"
@@ -43,39 +44,49 @@ def _four_bits_are_of_linear_layers(view: SizedView) -> Iterator[Problem]:
     if view.config and view.config.experts:
         law = f"`{view.name}` is a mixture of experts, whose weights can't lie in 4 bits ({path})"
         yield Problem("four-bits", law, None, remedy=f"leave out {path}")
-    elif serve and serve.lora == "adapter" and not shares_base(view.plan, view.name, serve.pool):
+        return
+    if serve is None or serve.lora != "adapter":
+        return
+    if not shares_base(view.plan, view.name, serve.pool):
         law = f"the engine of `{view.name}` reads the weights below the adapter from files, where they are "
         law += f"not those in 4 bits beside which it trains ({path})"
         remedy = f"leave out models.{view.name}.serve.lora: a sync then sends weights with the adapter added"
         yield Problem("four-bits", law, None, remedy=remedy)
 
 
-def _rows_can_be_shared(view: SizedView) -> Iterator[Problem]:
-    train, config = view.model.train, view.config
-    if not train or not config or train.sequence_parallel == 1 or config.model_type not in UNSHARED:
+def _trains_as_its_size_allows(view: SizedView) -> Iterator[Problem]:
+    """A train engine divides and balances only what a model of known size has."""
+    if view.model.train and view.config:
+        trained = TrainSizeView(view.plan, view.name, view.model.train, view.config)
+        for law in TRAIN_SIZE_LAWS:
+            yield from law(trained)
+
+
+def _rows_can_be_shared(view: TrainSizeView) -> Iterator[Problem]:
+    family = view.config.model_type
+    if view.train.sequence_parallel == 1 or family not in UNSHARED:
         return
-    family = config.model_type
     law = f"`{view.name}` is a {family}: its {UNSHARED[family]}, so that devices can't share its rows "
     law += f"(models.{view.name}.train.sequence_parallel)"
     yield Problem("sequence-parallel", law, None, ("1",))
 
 
-def _layers_can_be_divided(view: SizedView) -> Iterator[Problem]:
-    train, config = view.model.train, view.config
-    if not train or not config or train.tensor_parallel == 1:
+def _layers_can_be_divided(view: TrainSizeView) -> Iterator[Problem]:
+    ranks = view.train.tensor_parallel
+    if ranks == 1:
         return
-    ranks = train.tensor_parallel
     setting = f"(models.{view.name}.train.tensor_parallel)"
-    reason = undivided_layers(config)
+    reason = undivided_layers(view.config)
     if reason:
         law = f"`{view.name}` {reason} can't be divided among devices {setting}"
         yield Problem("tensor-parallel", law, None, ("1",))
         return
-    counts = divided_counts(config)
+    counts = divided_counts(view.config)
     for name, count in counts.items():
         if count % ranks:
             law = f"the {count} {name} of `{view.name}` can't be shared out among {ranks} devices {setting}"
-            fitting = divisors(gcd(view.plan.pools[train.pool], *counts.values()))
+            devices = view.plan.pools[view.train.pool]
+            fitting = divisors(gcd(devices, *counts.values()))
             yield Problem("tensor-parallel", law, None, tuple(fitting))
             return
 
@@ -97,29 +108,26 @@ def divided_counts(config: Config) -> dict[str, int]:
     }
 
 
-def _experts_can_be_divided(view: SizedView) -> Iterator[Problem]:
-    train, config = view.model.train, view.config
-    if not train or not config or train.expert_parallel == 1:
+def _experts_can_be_divided(view: TrainSizeView) -> Iterator[Problem]:
+    ranks = view.train.expert_parallel
+    if ranks == 1:
         return
-    ranks = train.expert_parallel
     setting = f"(models.{view.name}.train.expert_parallel)"
-    if not config.experts:
+    experts = view.config.experts
+    if not experts:
         law = f"`{view.name}` is not a mixture: it has no experts that devices could divide {setting}"
         yield Problem("expert-parallel", law, None, ("1",))
-    elif config.experts % ranks:
-        law = f"the {config.experts} experts of `{view.name}` can't be shared out among {ranks} devices "
-        law += f"{setting}"
-        fitting = divisors(gcd(view.plan.meshes[view.name].shard, config.experts))
+    elif experts % ranks:
+        law = f"the {experts} experts of `{view.name}` can't be shared out among {ranks} devices {setting}"
+        fitting = divisors(gcd(view.plan.meshes[view.name].shard, experts))
         yield Problem("expert-parallel", law, None, tuple(fitting))
 
 
-def _experts_can_be_balanced(view: SizedView) -> Iterator[Problem]:
-    train, config = view.model.train, view.config
-    if not train or not config:
-        return
+def _experts_can_be_balanced(view: TrainSizeView) -> Iterator[Problem]:
+    config = view.config
     path = f"models.{view.name}.train"
     for setting in BALANCED:
-        if not getattr(train, setting):
+        if not getattr(view.train, setting):
             continue
         if not config.experts:
             law = f"`{view.name}` is not a mixture: it has no experts to balance ({path}.{setting})"
@@ -145,37 +153,45 @@ def _devices_serve_8_bits(view: SizedView) -> Iterator[Problem]:
     yield Problem("quantization", law, None, (), f"leave out {serve.setting_name(view.name, 'quantization')}")
 
 
-def _servers_deal_out_experts(view: SizedView) -> Iterator[Problem]:
-    serve, config = view.model.serve, view.config
-    if not serve or not config or serve.expert_parallel == 1:
+def _serves_as_its_size_allows(view: SizedView) -> Iterator[Problem]:
+    """A serve engine divides and quantizes only what a model of known size has."""
+    if view.model.serve and view.config:
+        served = ServeSizeView(view.plan, view.name, view.model.serve, view.config)
+        for law in SERVE_SIZE_LAWS:
+            yield from law(served)
+
+
+def _servers_deal_out_experts(view: ServeSizeView) -> Iterator[Problem]:
+    devices = view.serve.expert_parallel
+    if devices == 1:
         return
-    devices = serve.expert_parallel
-    if config.experts and config.experts % devices == 0:
+    experts = view.config.experts
+    if experts and experts % devices == 0:
         return
-    reason = f"has {config.experts} experts" if config.experts else "is not a mixture of experts"
+    reason = f"has {experts} experts" if experts else "is not a mixture of experts"
     law = f"`{view.name}` {reason}, which can't be dealt out to {devices} devices "
-    law += f"({serve.setting_name(view.name, 'expert_parallel')})"
-    fitting = [size for size in divisors(config.experts or 1) if int(size) <= devices]
+    law += f"({view.serve.setting_name(view.name, 'expert_parallel')})"
+    fitting = [size for size in divisors(experts or 1) if int(size) <= devices]
     yield Problem("expert-parallel", law, None, tuple(fitting))
 
 
-def _attention_has_copies(view: SizedView) -> Iterator[Problem]:
-    serve, config = view.model.serve, view.config
-    if not serve or not config or serve.attention_replicas == 1 or config.model_type in REPLICATED:
+def _attention_has_copies(view: ServeSizeView) -> Iterator[Problem]:
+    family = view.config.model_type
+    if view.serve.attention_replicas == 1 or family in REPLICATED:
         return
-    law = f"SGLang has no copies of attention for `{view.name}`, a {config.model_type} "
-    law += f"({serve.setting_name(view.name, 'attention_replicas')})"
+    law = f"SGLang has no copies of attention for `{view.name}`, a {family} "
+    law += f"({view.serve.setting_name(view.name, 'attention_replicas')})"
     yield Problem("attention-replicas", law, None, (), "leave it out: tensor_parallel alone")
 
 
-def _layers_have_8_bit_blocks(view: SizedView) -> Iterator[Problem]:
-    serve, config = view.model.serve, view.config
-    if not serve or not config or not serve.quantization or view.plan.device != "cuda":
+def _layers_have_8_bit_blocks(view: ServeSizeView) -> Iterator[Problem]:
+    serve = view.serve
+    if not serve.quantization or view.plan.device != "cuda":
         return
-    for name, count in _columns_on_device(serve, config).items():
+    for name, count in _columns_on_device(serve, view.config).items():
         if count % FP8_BLOCK:
-            law = f"the {name} of `{view.name}`, {count} on each device of a server, are no "
             path = serve.setting_name(view.name, "quantization")
+            law = f"the {name} of `{view.name}`, {count} on each device of a server, are no "
             law += f"blocks of {FP8_BLOCK} ({path}: {serve.quantization})"
             remedy = "let a server span fewer devices (serve.tensor_parallel), or leave out quantization"
             yield Problem("quantization", law, None, (), remedy)
@@ -199,15 +215,21 @@ def _columns_on_device(serve: ServePlan, config: Config) -> dict[str, int]:
     return columns
 
 
-SIZE_LAWS: tuple[Callable[[SizedView], Iterator[Problem]], ...] = (
-    _reads_text_alone,
-    _four_bits_are_of_linear_layers,
+TRAIN_SIZE_LAWS: tuple[Callable[[TrainSizeView], Iterator[Problem]], ...] = (
     _rows_can_be_shared,
     _layers_can_be_divided,
     _experts_can_be_divided,
     _experts_can_be_balanced,
-    _devices_serve_8_bits,
+)
+SERVE_SIZE_LAWS: tuple[Callable[[ServeSizeView], Iterator[Problem]], ...] = (
     _servers_deal_out_experts,
     _attention_has_copies,
     _layers_have_8_bit_blocks,
+)
+SIZE_LAWS: tuple[Callable[[SizedView], Iterator[Problem]], ...] = (
+    _reads_text_alone,
+    _four_bits_are_of_linear_layers,
+    _trains_as_its_size_allows,
+    _devices_serve_8_bits,
+    _serves_as_its_size_allows,
 )

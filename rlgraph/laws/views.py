@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rlgraph.errors import Mark
 from rlgraph.ir.graph import Call, Graph, Model, Node, Region
 from rlgraph.ir.intervals import Cadences
-from rlgraph.ir.plan import ModelPlan, Plan, ServePlan
+from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 from rlgraph.records import dataclass
 from rlgraph.syntax.model_settings import ModelSection, ServeSettings
 from rlgraph.syntax.source import Tree
@@ -126,6 +126,26 @@ class SizedView:
     name: str
     model: ModelPlan
     config: Config | None
+
+
+@dataclass(frozen=True)
+class TrainSizeView:
+    """A model of known size in a plan, and its train engine."""
+
+    plan: Plan
+    name: str
+    train: TrainPlan
+    config: Config
+
+
+@dataclass(frozen=True)
+class ServeSizeView:
+    """A model of known size in a plan, and its serve engine."""
+
+    plan: Plan
+    name: str
+    serve: ServePlan
+    config: Config
 
 
 @dataclass(frozen=True)
