@@ -71,7 +71,7 @@ def _wrong_ratio(view: CallView, scorer: Node, rollout: Node, law: str) -> Itera
         weights = read_from(graph, node, "rollout_weights")
         if weights is None:
             remedy = _corrections(graph, node, rollout)
-        elif _target_of_weights(graph, weights) in ("", scorer.weights):
+        elif _lead_to(graph, weights, scorer.weights):
             return
         else:
             remedy = _importance_weights(graph, node, rollout)
@@ -89,7 +89,8 @@ def _other_rows(view: CallView, scorer: Node, rollout: Node, stranger: Node, law
     graph, node = view.graph, view.node
     law += f": `{stranger.writes[0]}` is of the rows of `{rollout.name}`, and all else is repeated to these"
     remedy = f"let `{node.name}` read what is of the rows that `{scorer.model}` sampled, "
-    if scorer.domain in {domain.name for domain in graph.ancestors(rollout.domain)}:
+    domains_behind = {domain.name for domain in graph.ancestors(rollout.domain)}
+    if scorer.domain in domains_behind:
         remedy += f"as a mean by group.mean of what is said of each by `{rollout.name}`, "
     remedy += f"or train what sampled these: set: {{{node.name}.model: {rollout.model}, "
     remedy += f"{scorer.name}.model: {rollout.model}}}"
@@ -104,11 +105,11 @@ def on_policy(view: CallView) -> Iterator[Problem]:
     rollout = sampler(graph, node.domain)
     law = f"node `{node.name}`: the loss {view.call.op.name} corrects for no change of weights since "
     law += "sampling; "
-    clip = f"replace: {{{node.name}.loss: {{kind: ppo_clip}}}}"
     if rollout is None:
         law += "its rows come from data"
         yield refusal("off-policy", law, graph, node, [], _train_by_sft(node))
         return
+    clip = f"replace: {{{node.name}.loss: {{kind: ppo_clip}}}}"
     quantized = _quantized(graph, rollout)
     is_same = rollout.weights == node.weights and not quantized
     if not is_same and not _weighed(graph, node, rollout):
@@ -117,7 +118,8 @@ def on_policy(view: CallView) -> Iterator[Problem]:
         if rollout.model == node.model:
             # importance weights lead from an older version, or from fewer bits, to the weights of now
             is_stale = quantized or _version(rollout) < 0
-            remedy = _importance_weights(graph, node, rollout) if is_stale else clip
+            if is_stale:
+                remedy = _importance_weights(graph, node, rollout)
         yield refusal("off-policy", law, graph, node, [rollout.name], remedy)
     elif node.optimizer_steps > 1:
         law += f"it makes {node.optimizer_steps} optimizer steps on them, "
@@ -132,9 +134,9 @@ def behaviour_logprobs(view: CallView) -> Iterator[Problem]:
     graph, node = view.graph, view.node
     scorer = read_from(graph, node, "old_logprobs")
     behaviour = read_from(graph, node, "rollout_logprobs")
-    rollout = sampler(graph, node.domain)
     if scorer is None or behaviour is None:
         return  # elided, or not read
+    rollout = sampler(graph, node.domain)
     loss = view.call.op.name
     law = f"{loss} of node `{node.name}` weighs rows by the log-probs that they were sampled with; "
     if rollout is None:
@@ -159,9 +161,9 @@ def greedy_baseline(view: CallView) -> Iterator[Problem]:
     """A baseline is the greedy reward, on the same prompts, of the weights that sampled the rows."""
     graph, node = view.graph, view.node
     base = read_from(graph, node, "greedy_rewards")
-    rollout = sampler(graph, node.domain)
     if base is None:
         return
+    rollout = sampler(graph, node.domain)
     law = f"node `{node.name}` ({node.op.name}) takes off what the weights that sampled earn without chance; "
     if rollout is None:
         law += "its rows come from data"
@@ -237,13 +239,13 @@ def _weighed(graph: Graph, node: Node, rollout: Node) -> bool:
     weights = read_from(graph, node, "rollout_weights")
     if weights is None or rollout.model != node.model:
         return False
-    return _target_of_weights(graph, weights) in ("", node.weights)
+    return _lead_to(graph, weights, node.weights)
 
 
-def _target_of_weights(graph: Graph, weights: Node) -> str:
-    """Return the weights of the model whose log-probs importance weights have above; "" of a user's op."""
-    scorer = read_from(graph, weights, "old_logprobs")  # it may have another way to them
-    return scorer.weights if scorer else ""
+def _lead_to(graph: Graph, importance_weights: Node, weights: str) -> bool:
+    """Return whether importance weights lead to these weights of a model. A user's op is taken to do so."""
+    scorer = read_from(graph, importance_weights, "old_logprobs")  # a user's op may have another way to them
+    return scorer is None or scorer.weights == weights
 
 
 def _corrected_twice(graph: Graph, node: Node, reason: str) -> Iterator[Problem]:
@@ -263,10 +265,9 @@ def _corrections(graph: Graph, node: Node, rollout: Node) -> str:
     """Return what makes a loss with a ratio legal on rows of an older version."""
     column = measured(rollout)
     ratio = f"set: {{{node.name}.in.old_logprobs: {column}}}"
+    decoupled = f"replace: {{{node.name}.loss: {{kind: decoupled_ppo, cap: 2.0}}}}"
     if _clips(node):
         decoupled = f"set: {{{DECOUPLED.format(node.name)}}}"
-    else:
-        decoupled = f"replace: {{{node.name}.loss: {{kind: decoupled_ppo, cap: 2.0}}}}"
     if column != "rollout_logprobs":
         decoupled += f", set: {{{node.name}.in.rollout_logprobs: {column}}}"
     edits = [ratio, _importance_weights(graph, node, rollout), decoupled]
@@ -280,8 +281,9 @@ def clips_around_older(node: Node, rollout: Node, by: int = 1) -> bool:
 
     It is then clipped for what the updates since have changed: see docs/streaming.md.
     """
-    is_older = rollout.model == node.model and _version(node) - _version(rollout) >= by
-    return is_older and _clips(node)
+    if rollout.model != node.model or not _clips(node):
+        return False
+    return _version(node) - _version(rollout) >= by
 
 
 def _clips(node: Node) -> bool:
@@ -297,8 +299,9 @@ def _importance_weights(graph: Graph, node: Node, rollout: Node) -> str:
     call = f"{{op: correction.tis{renamed(ins)}}}"
     if weights:
         return f"replace: {{{weights.name}: {call}}}"
-    recompute = "" if _is_written(graph, column) else f"{column}: {_logprobs_of_rows(node, rollout)}, "
-    return f"add: {{{recompute}rollout_weights: {call}}}"
+    if _is_written(graph, column):
+        return f"add: {{rollout_weights: {call}}}"
+    return f"add: {{{column}: {_logprobs_of_rows(node, rollout)}, rollout_weights: {call}}}"
 
 
 def _logprobs_of_rows(node: Node, rollout: Node) -> str:
@@ -315,7 +318,9 @@ def _recompute(graph: Graph, rollout: Node, scorer: Node) -> str:
     call = f"{{old_logprobs: {{op: logprobs, model: {rollout.model}}}}}"
     if scorer.name == "old_logprobs":
         return f"replace: {call}, "
-    return "" if _is_written(graph, "old_logprobs") else f"add: {call}, "
+    if _is_written(graph, "old_logprobs"):
+        return ""
+    return f"add: {call}, "
 
 
 def _is_written(graph: Graph, column: str) -> bool:
@@ -325,8 +330,10 @@ def _is_written(graph: Graph, column: str) -> bool:
 
 def renamed(ins: Mapping[str, str]) -> str:
     """Return `, in: {port: column}` of an edit, for the ports whose columns have other names; "" of none."""
-    ports = ", ".join(f"{port}: {column}" for port, column in ins.items() if port != column)
-    return f", in: {{{ports}}}" if ports else ""
+    ports = [f"{port}: {column}" for port, column in ins.items() if port != column]
+    if not ports:
+        return ""
+    return f", in: {{{', '.join(ports)}}}"
 
 
 def measured(rollout: Node) -> str:
@@ -341,8 +348,8 @@ def _greedy_rollout(node: Node, rollout: Node, base: Node) -> str:
     limit = call.name_of("response_limit")
     sampling = f"op: {call.op.name}, model: {rollout.model}, n: 1, {call.name_of('temperature')}: 0, "
     sampling += f"{limit}: {call.attributes.get(limit)}"
-    scores = any(port.name == "responses" for port in base.op.inputs)
-    reward = base.op.name if scores else "reward.math"
+    scores_responses = any(port.name == "responses" for port in base.op.inputs)
+    reward = base.op.name if scores_responses else "reward.math"
     score = f"{{op: {reward}, in: {{responses: greedy_responses}}}}"
     add = f"add: {{greedy: {{{sampling}, out: {{{outs}}}}}, greedy_rewards: {score}}}"
     return f"{add}, set: {{{node.name}.in.greedy_rewards: greedy_rewards}}"

@@ -12,7 +12,9 @@ from rlgraph.syntax.source import Tree
 
 def setting_place(tree: Tree, graph: Graph, node: Node, key: str) -> Mark | None:
     """Return where a key of a node is written, for an evaluation or for both; else where the node is."""
-    sections = (("eval", "nodes"), ("nodes",)) if graph.report else (("nodes",),)
+    sections: list[tuple[str, ...]] = [("nodes",)]
+    if graph.report:
+        sections = [("eval", "nodes"), ("nodes",)]
     for section in sections:
         place = tree.find((*section, node.name, key))
         if place:

@@ -53,7 +53,9 @@ def _only_kept_rows_are_read(view: RegionView) -> Iterator[Problem]:
     """No rows but those that the filter keeps leave a region."""
     graph = view.graph
     names = {node.name for node in view.inside}
-    written = {column for node in view.inside for column in node.writes}
+    written: set[str] = set()
+    for node in view.inside:
+        written.update(node.writes)
     for node in graph.nodes:
         if node.name in names or node.kind is Kind.COLLECT:
             continue
@@ -77,20 +79,17 @@ def _user_node_behind(graph: Graph, node: Node) -> Node:
 
 def _stream_has_rollout(view: RegionView) -> Iterator[Problem]:
     """A filter that refills from a stream is behind the rollout that streams."""
-    has_rollout = any(node.unfinished_columns for node in view.inside)
-    if has_rollout or not view.region.streams:
+    if not view.region.streams:
+        return
+    if any(node.unfinished_columns for node in view.inside):
         return
     name = view.region.filter
     law = f"`{name}` refills, and where generation streams a filter behind it does"
+    updates = [node.name for node in view.graph.in_order if node.trains]
     remedy = f"set: {{{name}.refill: false}}, add: {{whole: {{op: filter.all, refill: true}}}}, and let a "
-    remedy += f"node behind it read its rows: set: {{{_update_of(view.graph)}.rows: whole}}; "
+    remedy += f"node behind it read its rows: set: {{{updates[-1]}.rows: whole}}; "
     remedy += "or set: {schedule.buffer: null}"
     yield Problem("no-stream", law, view.graph.node(name).mark, (), remedy)
-
-
-def _update_of(graph: Graph) -> str:
-    """Return the name of the last node that trains."""
-    return [node.name for node in graph.in_order if node.trains][-1]
 
 
 def _one_step_leaves_groups(view: RegionView) -> Iterator[Problem]:
@@ -120,10 +119,10 @@ def _rows_do_not_vary(view: RegionView) -> Iterator[Problem]:
 
 def _runs_ahead_together(view: RegionView) -> Iterator[Problem]:
     """A region runs ahead of the updates with all of its nodes, or with none."""
-    trained = {node.model for node in view.graph.nodes if node.updates}
     ahead = [node for node in view.inside if node.version is not None and node.version < 0]
     if not ahead:
         return
+    trained = {node.model for node in view.graph.nodes if node.updates}
     for node in view.inside:
         if node.model not in trained or node in ahead:
             continue
