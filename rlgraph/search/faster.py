@@ -19,7 +19,6 @@ from rlgraph.search.candidate import Candidate
 from rlgraph.search.evaluate import Evaluator
 from rlgraph.search.moves import (
     Move,
-    Settings,
     ahead,
     generates,
     scaled_serving,
@@ -74,13 +73,15 @@ def single_changes(evaluator: Evaluator, plan: Plan) -> Outlook:
     best: dict[str, Improvement] = {}
     for move in moves:
         changed = evaluator.candidate(move.settings)
+        if not changed.fits:
+            continue
         saves = round(1 - changed.seconds / unchanged.seconds, 4)
-        if not changed.fits or saves < LEAST_SAVING:
+        if saves < LEAST_SAVING:
             continue
-        if move.kind in best and saves <= best[move.kind].saves:
-            continue
-        edits = tuple(overrides(move.settings))
-        best[move.kind] = Improvement(edits, changed.prediction.seconds, saves, move.alters)
+        rival = best.get(move.kind)
+        if rival is None or saves > rival.saves:
+            edits = tuple(overrides(move.settings))
+            best[move.kind] = Improvement(edits, changed.prediction.seconds, saves, move.alters)
     ordered = sorted(best.values(), key=lambda improvement: -improvement.saves)
     return Outlook(unchanged.prediction.seconds, len(moves), tuple(ordered))
 
@@ -105,7 +106,8 @@ def _pool_moves(plan: Plan, most: int) -> Iterator[Move]:
         yield Move("devices", with_pools(doubled))
     for source, target in permutations(pools, 2):
         devices = pools[source]
-        for moved in sorted({1, devices // 4, devices // 2} - {0, devices}):
+        shares = {1, devices // 4, devices // 2} - {0, devices}
+        for moved in sorted(shares):
             sizes = {**pools, source: devices - moved, target: pools[target] + moved}
             yield Move("pools", with_pools(sizes))
     if len(pools) > 1:
@@ -117,9 +119,9 @@ def _pool_moves(plan: Plan, most: int) -> Iterator[Move]:
 def _moves_of_several_pools(plan: Plan, total: int) -> Iterator[Move]:
     """Yield all devices in one pool, and generation that is ahead or streams on the pools that there are."""
     pool = next(iter(plan.pools))
-    together: Settings = with_pools({pool: total})
+    together = with_pools({pool: total})
     if plan.schedule.ahead:
-        together = {**together, "schedule.buffer": None}
+        together["schedule.buffer"] = None
     yield Move("together", together)
     if plan.schedule.stream:
         return
@@ -131,7 +133,8 @@ def _moves_of_several_pools(plan: Plan, total: int) -> Iterator[Move]:
 def _moves_of_one_pool(plan: Plan, total: int) -> Iterator[Move]:
     """Yield generation on devices of its own: in turn with training, ahead of it, and streaming."""
     pool = next(iter(plan.pools))
-    for generating in sorted({total // 4, total // 2, 3 * total // 4} - {0}):
+    shares = {total // 4, total // 2, 3 * total // 4} - {0}
+    for generating in sorted(shares):
         split = with_pools({pool: total - generating, "gen": generating})
         yield Move("apart", {**split, **surplus_stays(plan)})
         yield ahead(plan, split)
@@ -146,13 +149,13 @@ def streaming_offer(evaluator: Evaluator, layouts: Sequence[Candidate]) -> Candi
     busiest pool has the least to do.
     """
     enough = (1 - LEAST_SAVING) * layouts[0].seconds
-    streamed = []
+    fast = []
     for layout in _least_busy(layouts):
         assert layout.plan
         for move in streaming(layout.plan, layout.settings):
             candidate = evaluator.candidate(move.settings)
-            streamed.append(replace(candidate, layout=layout.layout, alters=move.alters))
-    fast = [candidate for candidate in streamed if candidate.fits and candidate.seconds < enough]
+            if candidate.fits and candidate.seconds < enough:
+                fast.append(replace(candidate, layout=layout.layout, alters=move.alters))
     return min(fast, key=goals.faster, default=None)
 
 
@@ -160,13 +163,13 @@ def _least_busy(layouts: Sequence[Candidate]) -> list[Candidate]:
     """Return the best layout of each division of the devices, those with the least busy pools alone."""
     best: dict[int, Candidate] = {}
     for candidate in layouts:
-        layout = candidate.layout
-        is_apart = layout is not None and layout.generating > 0
-        if not is_apart or not candidate.fits:
+        if candidate.layout is None or not candidate.fits:
             continue
-        assert layout and candidate.plan
-        if candidate.plan.schedule.stream is None:
-            best.setdefault(layout.generating, candidate)
+        assert candidate.plan
+        generating = candidate.layout.generating
+        streams = candidate.plan.schedule.stream is not None
+        if generating > 0 and not streams:
+            best.setdefault(generating, candidate)
     return sorted(best.values(), key=_busiest_pool)[:SPLITS]
 
 

@@ -65,8 +65,8 @@ def with_remedies(
     """
     (problem,) = error.problems
     memory = MemoryTest(replace(error.pricing, plan=error.unmoved))
-    found = remedies(memory, evaluator)
-    lines = [remedies_text(found), *_one_host_more_or_less(found, evaluator, open_settings)]
+    fitting = remedies(memory, evaluator)
+    lines = [remedies_text(fitting), *_one_host_more_or_less(fitting, evaluator, open_settings)]
     return GraphError([replace(problem, remedy="\n".join(lines))])
 
 
@@ -118,20 +118,23 @@ def remedies(memory: MemoryTest, evaluator: Evaluator) -> list[Remedy]:
     best = []
     for alternatives in by_settings.values():
         winner = fastest([remedy.candidate for remedy in alternatives])
-        best += [remedy for remedy in alternatives if remedy.candidate is winner][:1]
-    ordered = sorted(best, key=lambda remedy: goals.cheaper(remedy.candidate))
-    on_same = [remedy for remedy in ordered if remedy.devices is None]
-    on_more = [remedy for remedy in ordered if remedy.devices is not None]
+        for remedy in alternatives:
+            if remedy.candidate is winner:
+                best.append(remedy)
+                break
+    best.sort(key=lambda remedy: goals.cheaper(remedy.candidate))
+    on_same = [remedy for remedy in best if remedy.devices is None]
+    on_more = [remedy for remedy in best if remedy.devices is not None]
     return [*on_same[:OFFERED], *on_more[:1]]
 
 
 def _one_host_more_or_less(
-    found: Sequence[Remedy], evaluator: Evaluator, open_settings: Collection[str]
+    fitting: Sequence[Remedy], evaluator: Evaluator, open_settings: Collection[str]
 ) -> Iterator[str]:
     """Yield what one host more would change for a plan that does not fit, and one less for the first of the
     changes with which it fits. Pools of fixed sizes gain and lose nothing: then there is no line."""
     cluster = evaluator.scenario.cluster
-    on_same = [remedy.candidate.settings for remedy in found if remedy.devices is None]
+    on_same = [remedy.candidate.settings for remedy in fitting if remedy.devices is None]
     changes: list[tuple[int, Settings]] = [(cluster.hosts + 1, {})]
     if on_same and cluster.hosts > 1:
         changes.append((cluster.hosts - 1, on_same[0]))
@@ -205,7 +208,8 @@ class MemoryTest:
         if key not in self._verdicts:
             footprint = self.changed(settings)
             footprint = replace(footprint, sizes=sizes_of(footprint.plan))
-            self._verdicts[key] = fits(replace(footprint, plan=reside(footprint)))
+            plan = reside(footprint)
+            self._verdicts[key] = fits(replace(footprint, plan=plan))
         return self._verdicts[key]
 
     def choices(self, lever: Lever, settings: Settings) -> Iterator[Settings]:
@@ -220,7 +224,10 @@ class MemoryTest:
 
     def first_fitting(self, choices: Iterable[Settings]) -> Settings | None:
         """Return the first of some settings with which the plan fits."""
-        return next((settings for settings in choices if self.fits(settings)), None)
+        for settings in choices:
+            if self.fits(settings):
+                return settings
+        return None
 
 
 def fitting_changes(memory: MemoryTest) -> Iterator[Settings]:
@@ -233,8 +240,9 @@ def fitting_changes(memory: MemoryTest) -> Iterator[Settings]:
         yield start
         return
     singles = _single_levers(memory, start)
-    yield from singles
-    if not singles:
+    if singles:
+        yield from singles
+    else:
         yield from _combinations(memory, start)
     larger = memory.first_fitting(_on_more_devices(memory, start))
     if larger is not None:
@@ -276,11 +284,12 @@ def _combinations(memory: MemoryTest, start: Settings) -> Iterator[Settings]:
         if not changes_something:
             continue
         levers = _needed_with(memory, start, favourite)
-        if levers:
-            needed.update(levers)
-            mildest = _mildest(memory, start, levers)
-            yield mildest
-            yield from _spread_further(memory, mildest)
+        if not levers:
+            continue
+        needed.update(levers)
+        mildest = _mildest(memory, start, levers)
+        yield mildest
+        yield from _spread_further(memory, mildest)
 
 
 def _spread_further(memory: MemoryTest, settings: Settings) -> Iterator[Settings]:

@@ -62,11 +62,10 @@ class PoolLayout:
     def settings(self, plan: Plan, total: int) -> Settings:
         """Return what to set in the graph. Pools keep the names that it has, as far as it has two."""
         training_pool, generating_pool = self._pool_names(plan)
-        pools = {training_pool: total - self.generating}
+        pools = {training_pool: _pool(plan, training_pool, total - self.generating)}
         if self.generating:
-            pools[generating_pool] = self.generating
-        settings: dict[str, Any] = {}
-        settings["pools"] = {name: _pool(plan, name, size) for name, size in pools.items()}
+            pools[generating_pool] = _pool(plan, generating_pool, self.generating)
+        settings: dict[str, Any] = {"pools": pools}
         settings |= surplus_stays(plan)
         settings |= self._shared_settings(plan)
         for name, model in plan.models.items():
@@ -118,7 +117,9 @@ class PoolLayout:
 
 def _pool(plan: Plan, pool: str, devices: int) -> dict[str, int]:
     """Return a pool's settings; it takes hosts whole where it has, or where a pool that it comes from has."""
-    per_host = {name: plan.pools[name] // hosts for name, hosts in whole_hosts(plan).items()}
+    per_host = {}
+    for name, hosts in whole_hosts(plan).items():
+        per_host[name] = plan.pools[name] // hosts
     devices_of_host = max(per_host.values(), default=0)
     if pool in plan.pools:
         devices_of_host = per_host.get(pool, 0)

@@ -142,11 +142,12 @@ class LayoutSearch:
 
     def try_splits(self, splits: Iterable[int]) -> None:
         """Try all combinations of pools, groups and micro-batches; on the host only what has to be there."""
-        for host in HOST:
-            if host:
-                may_be_on_host = self.plan.device == "cuda"
-                if not may_be_on_host or self.something_fits:
-                    return
+        hosts = [""]
+        if self.plan.device == "cuda":  # a CPU's memory is the host's
+            hosts = list(HOST)
+        for host in hosts:
+            if host and self.something_fits:
+                return
             choices = layouts(self.plan, splits, self.per_host, self.row)
             self.try_all(replace(layout, host=host) for layout in choices)
 
@@ -220,18 +221,19 @@ class LayoutSearch:
         for ways, choices in groupby(layouts, key=lambda layout: layout.ways):
             if ways == 1:  # it is only tried where the graph itself has several
                 graph_has_several = True
-            rank = self.best_rank
             doubled = []
             for layout in choices:
                 if layout.recompute not in finished and self._divides_pools(layout):
                     doubled.append(layout)
+            rank = self.best_rank
             candidates = self.try_all(doubled)
             is_gain = self.best_rank < rank
             if graph_has_several or is_gain:
                 continue
-            for layout, candidate in zip(doubled, candidates, strict=True):
+            for candidate in candidates:
                 if candidate.fits:
-                    finished.add(layout.recompute)
+                    assert candidate.layout
+                    finished.add(candidate.layout.recompute)
 
     @property
     def best_rank(self) -> tuple[bool, float, int, int]:

@@ -75,7 +75,8 @@ def in_every_model(plan: Plan, values: Mapping[str, Any]) -> Settings:
             section = getattr(model, engine)
             if section is None:
                 continue
-            if _may_change(model, field, getattr(section, field), value):
+            current = getattr(section, field)
+            if _may_change(model, field, current, value):
                 settings[f"models.{name}.{path}"] = value
     return settings
 
@@ -84,12 +85,12 @@ def _may_change(model: ModelPlan, field: str, current: Any, value: Any) -> bool:
     if field == "optimizer_offload" and not may_step_on_host(model):
         return False
     if field in ("recompute", *OFFLOADS):
-        if model.frozen:
-            return False  # it never runs backward
-        return not current
-    if value is None or isinstance(value, str):
-        return bool(current != value)
-    return bool(value < current)
+        runs_backward = not model.frozen
+        return runs_backward and not current
+    is_number = value is not None and not isinstance(value, str)
+    if is_number:
+        return bool(value < current)
+    return bool(current != value)
 
 
 def halvings(plan: Plan, path: str, least: int) -> Iterator[Settings]:
@@ -115,8 +116,10 @@ def scaled_serving(name: str, model: ModelPlan, serve: ServePlan, on_gpus: bool)
     elif on_gpus and serve.engine == EMBEDDED:
         yield Move(SERVERS, {f"{path}.engine": SERVERS})
     for factor in FACTORS:
-        yield Move("rows", {f"{path}.max_rows": round(serve.max_rows * factor)})
-        yield Move("cache", {f"{path}.cache_tokens": round(int(serve.cache_tokens) * factor)})
+        rows = round(serve.max_rows * factor)
+        yield Move("rows", {f"{path}.max_rows": rows})
+        tokens = round(int(serve.cache_tokens) * factor)
+        yield Move("cache", {f"{path}.cache_tokens": tokens})
     if on_gpus and serve.dtype == "float32":
         yield Move("serve dtype", {f"{path}.dtype": "bfloat16"}, NARROW)
 
@@ -125,7 +128,8 @@ def scaled_training(name: str, model: ModelPlan, train: TrainPlan, on_gpus: bool
     """Yield changes of one engine that trains: its micro-batches, recomputation, its precision."""
     path = f"models.{name}.train"
     for factor in FACTORS:
-        yield Move(f"micro {name}", {f"{path}.micro_tokens": round(train.micro_tokens * factor)})
+        tokens = round(train.micro_tokens * factor)
+        yield Move(f"micro {name}", {f"{path}.micro_tokens": tokens})
     if model.optimizer:
         yield Move(f"recompute {name}", {f"{path}.recompute": not train.recompute})
     if on_gpus and train.dtype == "float32":
@@ -158,13 +162,13 @@ def corrections(plan: Plan, staleness: int) -> Settings:
             continue
         update = plan.functions["train"][step.node]
         path = f"nodes.{step.node}"
-        column = update.ins.get("old_logprobs")
+        column = update.ins.get("old_logprobs", "")
         if staleness > 1 and _clips(update):
             edits[f"{path}.loss.kind"] = "decoupled_ppo"
             edits[f"{path}.loss.cap"] = 2.0
-            if column and column.startswith("rollout_logprobs"):
+            if column.startswith("rollout_logprobs"):
                 edits[f"{path}.in.old_logprobs"] = "old_logprobs"
-        elif column is not None:
+        elif column:
             edits[f"{path}.in.old_logprobs"] = "rollout_logprobs"
     return edits
 
@@ -185,12 +189,13 @@ def applied(plan: Plan, settings: Settings) -> Plan:
         if path == "pools":
             sizes = {name: pool["devices"] for name, pool in value.items()}
             plan = _resized(plan, sizes)
-        else:
-            name, engine, field = path.removeprefix("models.").rsplit(".", 2)
-            values = {field: value}
-            if (engine, field, value) == ("serve", "engine", EMBEDDED) and _trains_adapter(plan, name):
-                values["lora"] = "adapter"  # as the compiler settles it
-            plan = with_settings(plan, engine, {name: values})
+            continue
+        name, engine, field = path.removeprefix("models.").rsplit(".", 2)
+        values = {field: value}
+        becomes_embedded = (engine, field, value) == ("serve", "engine", EMBEDDED)
+        if becomes_embedded and _trains_adapter(plan, name):
+            values["lora"] = "adapter"  # as the compiler settles it
+        plan = with_settings(plan, engine, {name: values})
     return plan
 
 
@@ -203,9 +208,10 @@ def may_share_base(plan: Plan, model: str) -> bool:
     """Return whether a model would generate on the frozen weights below its adapter in the embedded engine,
     where it now has servers that hold these weights again."""
     train, serve = plan.models[model].train, plan.models[model].serve
-    if train is None or serve is None or not train.lora or serve.addresses:
+    if train is None or serve is None:
         return False
-    if serve.engine != SERVERS or train.pool != serve.pool:
+    starts_servers = serve.engine == SERVERS and not serve.addresses
+    if not train.lora or not starts_servers or train.pool != serve.pool:
         return False
     in_worker = serve.model_copy(update={"engine": EMBEDDED})
     return not own_base(in_worker, train, plan.meshes[model].shard)
@@ -227,11 +233,13 @@ def _resized(plan: Plan, pools: Mapping[str, int]) -> Plan:
 
 def in_graph_order(plan: Plan, settings: Settings) -> Settings:
     """Return settings of models in the order in which a plan lists models, engines and their fields."""
-    order: list[str] = []
+    ordered: dict[str, Any] = {}
     for name, model in plan.models.items():
-        if model.train:
-            order += [f"models.{name}.train.{field}" for field in type(model.train).model_fields]
-        if model.serve:
-            order += [f"models.{name}.serve.{field}" for field in type(model.serve).model_fields]
-    ordered = {path: settings[path] for path in order if path in settings}
+        for engine, section in (("train", model.train), ("serve", model.serve)):
+            if section is None:
+                continue
+            for field in type(section).model_fields:
+                path = f"models.{name}.{engine}.{field}"
+                if path in settings:
+                    ordered[path] = settings[path]
     return {**ordered, **settings}

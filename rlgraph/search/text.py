@@ -82,7 +82,8 @@ def choice_text(choice: Candidate, error: DoesNotFitError) -> str:
 
 def host_text(hosts: int, devices: int, candidate: Candidate) -> str:
     """Return what a plan on another number of hosts would be like."""
-    text = f"  on {hosts} hosts, {devices} devices: " if hosts > 1 else f"  on 1 host, {devices} devices: "
+    count = f"{hosts} hosts" if hosts > 1 else "1 host"
+    text = f"  on {count}, {devices} devices: "
     if candidate.plan is None:
         return f"{text}refused, as {candidate.refusal}"
     if not candidate.fits:
@@ -94,12 +95,14 @@ def host_text(hosts: int, devices: int, candidate: Candidate) -> str:
 
 
 def _remedy_text(remedy: Remedy) -> str:
-    change = " ".join(overrides(remedy.candidate.settings))
+    changes = []
     if remedy.devices:
-        devices = f"{remedy.devices} devices"
-        change = f"{devices} with {change}" if change else devices
+        changes.append(f"{remedy.devices} devices")
+    settings = " ".join(overrides(remedy.candidate.settings))
+    if settings:
+        changes.append(settings)
     seconds = range_text(remedy.candidate.prediction.seconds)
-    return f"{change}  # {seconds} per iteration"
+    return f"{' with '.join(changes)}  # {seconds} per iteration"
 
 
 def outlook_lines(outlook: Outlook, least_saving: float) -> Iterator[str]:
@@ -271,14 +274,12 @@ def _differ_in(choice: str, layout: PoolLayout, another: PoolLayout) -> bool:
 
 def _without_a_row(candidates: Sequence[Candidate], rows: Sequence[Candidate]) -> Iterator[str]:
     """Yield, for each division of the devices without a row in the table, its best layout and why it lost."""
-    families: dict[str, Candidate] = {}
+    winner = rows[0] if rows else None
+    families = {candidate.family for candidate in rows}
     for candidate in candidates:
-        families.setdefault(candidate.family, candidate)
-    families_in_table = {candidate.family for candidate in rows}
-    for family, best in families.items():
-        if family not in families_in_table:
-            winner = rows[0] if rows else None
-            yield f"{family}: {_reason(best, winner)}"
+        if candidate.family not in families:
+            families.add(candidate.family)
+            yield f"{candidate.family}: {_reason(candidate, winner)}"
     unfit = [candidate for candidate in candidates if not candidate.fits]
     if unfit:
         yield f"{len(unfit)} do not fit, as: {unfit[0].why_not}"
@@ -288,18 +289,25 @@ def _reason(candidate: Candidate, winner: Candidate | None) -> str:
     """Return why a candidate lost: it does not fit, or takes longer than the winner."""
     if not candidate.fits:
         return candidate.why_not
-    assert candidate.plan
     pools = candidate.prediction.pools
     busiest = max(pools, key=lambda pool: middle(pools[pool]))
-    slowest, longest = "", -math.inf
-    for step in candidate.plan.steps:
-        if step.seconds and busiest in (step.pool, step.source):
-            seconds = math.prod(step.seconds)
-            if seconds > longest:
-                slowest, longest = step.node, seconds
+    reason = f"{busiest} is busiest, for the most part in `{_longest_step(candidate, busiest)}`"
     if winner is None:
-        return f"{busiest} is busiest, for the most part in `{slowest}`"
+        return reason
     factor = f"{candidate.seconds / winner.seconds:.2f} x the time of the first"
     if candidate.prediction.seconds[0] <= winner.prediction.seconds[1]:
         factor += " (their ranges overlap)"
-    return f"{factor}; {busiest} is busiest, for the most part in `{slowest}`"
+    return f"{factor}; {reason}"
+
+
+def _longest_step(candidate: Candidate, pool: str) -> str:
+    """Return the node of the step that takes a pool the longest."""
+    assert candidate.plan
+    node, longest = "", -math.inf
+    for step in candidate.plan.steps:
+        if not step.seconds or pool not in (step.pool, step.source):
+            continue
+        seconds = math.prod(step.seconds)  # in the order of the middles, whose squares they are
+        if seconds > longest:
+            node, longest = step.node, seconds
+    return node
