@@ -53,7 +53,11 @@ class ModelUse:
     @property
     def is_scored_with(self) -> bool:
         """Return whether a step computes log-probs or values with it, and updates nothing."""
-        return any("train" in step.engines and step.run and not step.updated for step in self.steps)
+        for step in self.steps:
+            runs_op = step.run is not None and not step.updated
+            if runs_op and "train" in step.engines:
+                return True
+        return False
 
     @property
     def syncs(self) -> list[Sync]:

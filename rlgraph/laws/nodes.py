@@ -122,14 +122,23 @@ def _constant_norm(view: CallView) -> Iterator[Problem]:
     divides = aggregate == "seq-mean-token-sum-norm"
     if divides and norm is None:
         law = f"node `{node.name}`: aggregate {aggregate} divides by a constant number of tokens, `norm`"
-        rollout = sampler(graph, node.domain)
-        limit = rollout.called.name_of("response_limit") if rollout else ""
-        value = f"'${{nodes.{rollout.name}.{limit}}}'" if rollout and limit else "1024"
-        yield refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: {value}}}")
+        remedy = f"set: {{{node.name}.norm: {_longest_response(graph, node)}}}"
+        yield refusal("norm", law, graph, node, [], remedy)
     elif norm is not None and not divides:
         law = f"node `{node.name}`: `norm` is read by aggregate seq-mean-token-sum-norm alone, "
         law += f"not by {aggregate}"
         yield refusal("norm", law, graph, node, [], f"set: {{{node.name}.norm: null}}")
+
+
+def _longest_response(graph: Graph, node: Node) -> str:
+    """Return the tokens that a sample may have, as the setting of the rollout that says so, or a number."""
+    rollout = sampler(graph, node.domain)
+    if rollout is None:
+        return "1024"
+    limit = rollout.called.name_of("response_limit")
+    if not limit:
+        return "1024"
+    return f"'${{nodes.{rollout.name}.{limit}}}'"
 
 
 def _signed(view: CallView) -> Iterator[Problem]:
@@ -156,7 +165,7 @@ def _dropped(view: CallView) -> Iterator[Problem]:
         return
     law = f"node `{node.name}` leaves it to a filter to drop samples without a reward (on_error: drop); "
     law += f"none reads `{failed}`"
-    ports = f", in: {{failed: {failed}}}" if failed != "failed" else ""
+    ports = "" if failed == "failed" else f", in: {{failed: {failed}}}"
     rows = ", ".join(f"{reader.name}.rows: judged" for reader in _user_readers(graph, rewards))
     remedy = f"add: {{judged: {{op: filter.judged{ports}}}}}, and set: {{{rows}}}; or on_error: zero"
     yield refusal("not-dropped", law, graph, node, [], remedy)
@@ -211,12 +220,14 @@ def _weighed_losses(view: CallView) -> Iterator[Problem]:
     """Check that each weight belongs to an existing loss."""
     node = view.node
     losses = [path.removeprefix("losses.") for path in node.hooks if path.startswith("losses.")]
-    unknown = [name for name in view.call.attributes["weights"] or {} if name not in losses]
-    if not unknown:
+    weights = view.call.attributes["weights"] or {}
+    for name in weights:
+        if name in losses:
+            continue
+        law = f"node `{node.name}`: `weights` has `{name}`, which is not one of its `losses`"
+        names = ", ".join(losses) or "none: write them by name, as losses: {dpo: {kind: sigmoid}}"
+        yield refusal("unknown-weight", law, view.graph, node, [], f"`losses` has {names}")
         return
-    law = f"node `{node.name}`: `weights` has `{unknown[0]}`, which is not one of its `losses`"
-    names = ", ".join(losses) or "none: write them by name, as losses: {dpo: {kind: sigmoid}}"
-    yield refusal("unknown-weight", law, view.graph, node, [], f"`losses` has {names}")
 
 
 def _routed(view: CallView) -> Iterator[Problem]:
@@ -225,11 +236,11 @@ def _routed(view: CallView) -> Iterator[Problem]:
     engine = view.graph.models[str(node.model)].spec.serve.engine
     if not view.call.value("routing") or SERVING[engine].routing is not None:
         return
-    able = [name for name, record in SERVING.items() if record.routing is not None]
     law = f"node `{node.name}` writes `routing`; the engine {engine} does not say which experts it chose"
     remedy = f"set: {{{node.name}.routing: false}}"
-    for engine in able:
-        remedy += f", or set: {{models.{node.model}.serve.engine: {engine}}}"
+    for able, record in SERVING.items():
+        if record.routing is not None:
+            remedy += f", or set: {{models.{node.model}.serve.engine: {able}}}"
     yield refusal("no-routing", law, view.graph, node, [], remedy)
 
 
@@ -240,23 +251,24 @@ def _grammar(view: CallView) -> Iterator[Problem]:
     if not grammars:
         return
     grammar = grammars[0]
-    without_grammar = f"{node.name}.{grammars[-1]}: null"
+    without_grammar = f"set: {{{node.name}.{grammars[-1]}: null}}"
     engine = graph.models[str(node.model)].spec.serve.engine
     if len(grammars) > 1:
         law = f"node `{node.name}` asks for texts of two grammars, regex and json_schema"
-        yield refusal("two-grammars", law, graph, node, [], f"set: {{{without_grammar}}}")
+        yield refusal("two-grammars", law, graph, node, [], without_grammar)
     elif view.call.attributes["min_new_tokens"]:
         law = f"node `{node.name}`: a text of `{grammar}` that is whole before it has `min_new_tokens` can "
         law += "neither end nor go on"
         remedy = f"set: {{{node.name}.min_new_tokens: 0}}, and let `{grammar}` say how long a text is"
         yield refusal("whole-grammar", law, graph, node, [], remedy)
     elif SERVING[engine].grammars is None:
-        able = [name for name, record in SERVING.items() if record.grammars is not None]
         law = f"node `{node.name}` asks for texts of a grammar, `{grammar}`; "
         law += f"the engine {engine} draws from the whole vocabulary"
-        engines = [f"set: {{models.{node.model}.serve.engine: {engine}}}" for engine in able]
-        remedy = f"{', or '.join(engines)}, "
-        remedy += f"or set: {{{without_grammar}}}"
+        remedy = ""
+        for able, record in SERVING.items():
+            if record.grammars is not None:
+                remedy += f"set: {{models.{node.model}.serve.engine: {able}}}, or "
+        remedy += without_grammar
         yield refusal("no-grammar", law, graph, node, [], remedy)
 
 

@@ -119,18 +119,21 @@ def _rows_do_not_vary(view: RegionView) -> Iterator[Problem]:
 
 def _runs_ahead_together(view: RegionView) -> Iterator[Problem]:
     """A region runs ahead of the updates with all of its nodes, or with none."""
-    ahead = [node for node in view.inside if node.version is not None and node.version < 0]
-    if not ahead:
-        return
     trained = {node.model for node in view.graph.nodes if node.updates}
+    ahead = []
+    behind = []
     for node in view.inside:
-        if node.model not in trained or node in ahead:
-            continue
-        law = f"`{view.region.filter}` refills, and what it repeats runs ahead of training with "
-        law += f"`{ahead[0].name}` ({ahead[0].weights}); `{node.name}` scores by {node.weights}"
-        remedy = f"set: {{{node.name}.rows: {view.region.filter}}}"
-        yield Problem("region-ahead", law, node.mark, (), remedy)
+        if (node.version or 0) < 0:
+            ahead.append(node)
+        elif node.model in trained:
+            behind.append(node)
+    if not ahead or not behind:
         return
+    node = behind[0]
+    law = f"`{view.region.filter}` refills, and what it repeats runs ahead of training with "
+    law += f"`{ahead[0].name}` ({ahead[0].weights}); `{node.name}` scores by {node.weights}"
+    remedy = f"set: {{{node.name}.rows: {view.region.filter}}}"
+    yield Problem("region-ahead", law, node.mark, (), remedy)
 
 
 def _keeps_no_state(view: RegionView) -> Iterator[Problem]:

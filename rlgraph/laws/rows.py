@@ -110,13 +110,19 @@ def cut_groups(graph: Graph) -> Iterator[str]:
         if not node.call or node.op.declared.rows != "group":
             continue
         names = []
-        for domain in graph.ancestors(node.domain):
-            if not domain.filtered:
-                break
-            if graph.node(domain.maker).op.declared.rows == "each":
-                names.append(f"`{domain.maker}`")
+        for maker in _filters_before(graph, node):
+            if maker.op.declared.rows == "each":
+                names.append(f"`{maker.name}`")
         if names:
             yield f"{', '.join(names)} may cut groups: `{node.name}` compares what is left of them"
+
+
+def _filters_before(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yield the filters that a node's rows have passed since others were made of them, the last first."""
+    for domain in graph.ancestors(node.domain):
+        if not domain.filtered:
+            return
+        yield graph.node(domain.maker)
 
 
 def _same_temperature(view: NodeView) -> Iterator[Problem]:
@@ -223,14 +229,23 @@ def _held_rows_last(view: CadenceView) -> Iterator[Problem]:
     for node in view.graph.nodes:
         if not node.call or node.writes:
             continue
-        lines = view.graph.origins(node.domain)
-        all_held = all(line and line[-1].held for line in lines)
-        if not lines or not all_held:
+        rows = _held_rows(view.graph, node)
+        if rows is None:
             continue
-        rows = lines[0][-1]
         empty = _iteration_without_rows(node.when, view.available[rows.maker], rows.ages)
         if empty is not None:
             yield _no_rows_held(view, node, rows, empty)
+
+
+def _held_rows(graph: Graph, node: Node) -> GraphDomain | None:
+    """Return the rows of earlier iterations that a node sees; None where it sees others, if only besides."""
+    lines = graph.origins(node.domain)
+    for line in lines:
+        if not line or not line[-1].held:
+            return None
+    if not lines:
+        return None
+    return lines[0][-1]
 
 
 def _no_rows_held(view: CadenceView, node: Node, rows: GraphDomain, iteration: int) -> Problem:
@@ -285,7 +300,7 @@ CADENCE_LAWS: tuple[Callable[[CadenceView], Iterator[Problem]], ...] = (
 
 def no_idle_iteration(graph: Graph) -> Iterator[Problem]:
     """Yield the first iteration in which nothing would run."""
-    roots = [node for node in graph.nodes if not (node.writes or node.inserted or node.joins)]
+    roots = [node for node in graph.nodes if _is_root(node)]
     when = [node.when for node in roots]
     if not roots or not all(when):
         return
@@ -299,3 +314,10 @@ def no_idle_iteration(graph: Graph) -> Iterator[Problem]:
         remedy = f"leave out {name}.every and {name}.from, or let another update run then"
         yield Problem("idle-iteration", law, roots[0].mark, (), remedy)
         return
+
+
+def _is_root(node: Node) -> bool:
+    """Return whether all that runs does so for this node, as for an update, or for another such one."""
+    if node.inserted or node.joins:
+        return False
+    return not node.writes

@@ -24,10 +24,10 @@ def _greedy(view: PhaseView) -> Iterator[Problem]:
     """Yield rollouts without chance whose samples of a prompt are compared."""
     graph = view.graph
     for node in graph.nodes:
-        rollout = sampler(graph, node.domain) if node.call else None
-        if rollout is None or not compares_groups(node):
+        if not node.call or not compares_groups(node):
             continue
-        if rollout.called.value("temperature") != 0:
+        rollout = sampler(graph, node.domain)
+        if rollout is None or rollout.called.value("temperature") != 0:
             continue
         samples = rollout.called.attributes.get(rollout.op.declared.times or "", 1)
         if not isinstance(samples, int) or samples < 2:
@@ -44,8 +44,10 @@ def changed_sampling(view: RunView) -> Iterator[Problem]:
     """Yield updates that take rows for draws from a model's own distribution, which sampling has changed."""
     graph = view.train
     for node in graph.nodes:
-        rollout = sampler(graph, node.domain) if node.trains else None
-        if rollout is None or not _assumes_own_draws(node):
+        if not node.trains or not _assumes_own_draws(node):
+            continue
+        rollout = sampler(graph, node.domain)
+        if rollout is None:
             continue
         yield from _cut(view, node, rollout)
         is_measured = read_from(graph, node, "old_logprobs") is rollout
@@ -53,13 +55,18 @@ def changed_sampling(view: RunView) -> Iterator[Problem]:
             continue
         changed = _changed_attributes(rollout, CHANGES)
         if changed:
-            law = f"node `{node.name}` trains on samples of `{rollout.name}` as if its model alone had drawn "
-            verb = "change" if len(changed) > 1 else "changes"
-            law += f"them; {' and '.join(changed)} {verb} what is drawn"
-            remedy = "add: {rollout_weights: {op: correction.tis}}, which weighs each token by how likely it "
-            remedy += "was; or keep it to evaluations, in eval.nodes"
-            problem = refusal("changed-sampling", law, graph, node, [rollout.name], remedy, "warning")
-            yield replace(problem, mark=setting_place(view.tree, graph, rollout, changed[0]))
+            yield _changed(view, node, rollout, changed)
+
+
+def _changed(view: RunView, node: Node, rollout: Node, changed: list[str]) -> Problem:
+    """Return the problem of an update on rows that were not drawn as its model alone would draw them."""
+    law = f"node `{node.name}` trains on samples of `{rollout.name}` as if its model alone had drawn "
+    verb = "change" if len(changed) > 1 else "changes"
+    law += f"them; {' and '.join(changed)} {verb} what is drawn"
+    remedy = "add: {rollout_weights: {op: correction.tis}}, which weighs each token by how likely it "
+    remedy += "was; or keep it to evaluations, in eval.nodes"
+    problem = refusal("changed-sampling", law, view.train, node, [rollout.name], remedy, "warning")
+    return replace(problem, mark=setting_place(view.tree, view.train, rollout, changed[0]))
 
 
 def _assumes_own_draws(node: Node) -> bool:
@@ -74,7 +81,11 @@ def _changed_attributes(rollout: Node, keys: tuple[str, ...]) -> list[str]:
     """Return those of some attributes of a rollout that have another value than by default."""
     fields = rollout.op.attributes.model_fields
     attributes = rollout.called.attributes
-    return [key for key in keys if key in fields and attributes.get(key) != fields[key].default]
+    changed = []
+    for key in keys:
+        if key in fields and attributes.get(key) != fields[key].default:
+            changed.append(key)
+    return changed
 
 
 def _cut(view: RunView, node: Node, rollout: Node) -> Iterator[Problem]:
@@ -96,11 +107,14 @@ def _cut(view: RunView, node: Node, rollout: Node) -> Iterator[Problem]:
 def _endless(view: PhaseView) -> Iterator[Problem]:
     """Yield rollouts that allow an end token only behind the last token that a response may have."""
     for node in view.graph.nodes:
-        least = node.call.attributes.get("min_new_tokens") if node.call else None
+        if node.call is None:
+            continue
+        attributes = node.call.attributes
+        least = attributes.get("min_new_tokens")
         if least is None:
             continue
-        for key in (node.called.name_of("response_limit"), "max_turn_tokens"):
-            most = node.called.attributes.get(key)
+        for key in (node.call.name_of("response_limit"), "max_turn_tokens"):
+            most = attributes.get(key)
             if isinstance(most, int) and least >= most:
                 yield _endless_rollout(view, node, key, most)
                 break
@@ -126,13 +140,12 @@ def _too_long(view: PhaseView) -> Iterator[Problem]:
         prompt = source.called.value("prompt_limit") or 0
         if not isinstance(response, int) or not isinstance(prompt, int):
             continue
-        total = rollout.called.value("total_limit")
         most = response + prompt
+        total = rollout.called.value("total_limit")
         if isinstance(total, int):
             most = min(most, total)
-        if most <= context:
-            continue
-        yield _too_long_for(view, rollout, source, context, model)
+        if most > context:
+            yield _too_long_for(view, rollout, source, context, model)
 
 
 def _shortest_contexts(view: PhaseView) -> dict[str, tuple[int, str]]:
@@ -178,14 +191,15 @@ def _no_room(view: PhaseView) -> Iterator[Problem]:
     """Yield sources whose longest prompts fill all that prompt and response of a rollout have together."""
     graph = view.graph
     for rollout in graph.nodes:
-        total = rollout.call.value("total_limit") if rollout.call else None
+        if rollout.call is None:
+            continue
+        total = rollout.call.value("total_limit")
         if not isinstance(total, int):
             continue
         source = graph.node(graph.ancestors(rollout.domain)[-1].maker)
         prompt = source.called.value("prompt_limit")
-        if not isinstance(prompt, int) or prompt < total:
-            continue
-        yield _prompts_fill(view, rollout, source, prompt, total)
+        if isinstance(prompt, int) and prompt >= total:
+            yield _prompts_fill(view, rollout, source, prompt, total)
 
 
 def _prompts_fill(view: PhaseView, rollout: Node, source: Node, prompt: int, total: int) -> Problem:

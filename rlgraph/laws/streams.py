@@ -19,8 +19,11 @@ NO_STREAM = "set: {schedule.buffer: null}"
 def serving_trained(graph: Graph) -> list[Node]:
     """Return the nodes that generate with a model that is trained."""
     trained = {node.model for node in graph.nodes if node.updates}
-    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
-    return [node for node in serving if node.model in trained]
+    return [node for node in _generating(graph) if node.model in trained]
+
+
+def _generating(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.call and node.op.engine == "serve"]
 
 
 def runs_ahead(graph: Graph) -> Iterator[Problem]:
@@ -41,8 +44,7 @@ def runs_ahead(graph: Graph) -> Iterator[Problem]:
         yield Problem("no-overlap", law, node.mark, (), remedy)
         return
     law += "nothing generates with a model that is trained"
-    serving = [node for node in graph.nodes if node.call and node.op.engine == "serve"]
-    nodes = [*serving, *graph.nodes]
+    nodes = [*_generating(graph), *graph.nodes]
     mark = nodes[0].mark if nodes else None
     yield Problem("no-overlap", law, mark, (), NO_STREAM)
 
@@ -52,11 +54,12 @@ def _apart(graph: Graph, node: Node) -> str:
 
     Models that name no pool are placed by the compiler once there are two.
     """
-    training = graph.engines[f"{node.model}.train"]
-    others = [name for name in graph.devices if name != training]
     is_placed = graph.models[str(node.model)].serve.pool is not None
-    if others and is_placed:
-        return f"set: {{models.{node.model}.serve.pool: {others[0]}}}"
+    if is_placed:
+        training_pool = graph.engines[f"{node.model}.train"]
+        for name in graph.devices:
+            if name != training_pool:
+                return f"set: {{models.{node.model}.serve.pool: {name}}}"
     return TWO_POOLS
 
 
@@ -112,19 +115,18 @@ def _attribute_against_streaming(node: Node) -> str:
 def _kept_rows_are_read(view: StreamView) -> Iterator[Problem]:
     """Some node reads the rows that a filter with ``refill`` keeps."""
     nodes = view.graph.nodes
-    refills = [node for node in nodes if node.refill]
+    refills = {node.name: node for node in nodes if node.refill}
     if not refills:
         return
-    filters_read: set[str] = set()
     for node in nodes:
-        filters_read.update(node.rows)
-    if any(refill.name in filters_read for refill in refills):
-        return
-    name = refills[0].name
+        reads_kept_rows = not refills.keys().isdisjoint(node.rows)
+        if reads_kept_rows:
+            return
+    name, refill = next(iter(refills.items()))
     law = f"`schedule.buffer`: `{name}` refills, and nothing reads the rows that it keeps"
     updates = [node for node in nodes if node.updates]
     remedy = f"make a node behind it read the rows that it keeps: set: {{{updates[0].name}.rows: {name}}}"
-    yield Problem("no-stream", law, refills[0].mark, (), remedy)
+    yield Problem("no-stream", law, refill.mark, (), remedy)
 
 
 def _stream_has_the_surplus(view: StreamView) -> Iterator[Problem]:
@@ -141,8 +143,9 @@ def _stream_has_the_surplus(view: StreamView) -> Iterator[Problem]:
 
 def _one_rollout_streams(view: StreamView) -> Iterator[Problem]:
     """One rollout alone streams, unless a filter with ``refill`` says which."""
-    has_refill = any(node.refill for node in view.graph.nodes)
-    if len(view.generating) < 2 or has_refill:
+    if len(view.generating) < 2:
+        return
+    if any(node.refill for node in view.graph.nodes):
         return
     names = " and ".join(f"`{node.name}`" for node in view.generating)
     law = f"`schedule.buffer`: {names} generate with a model that is trained, and one alone can stream"

@@ -14,6 +14,7 @@ from rlgraph.ir.trace import read_from, refusal, sampler
 from rlgraph.laws.off_policy import DECOUPLED, clips_around_older, measured, renamed
 from rlgraph.laws.places import place_of_user, setting_place
 from rlgraph.laws.views import RunView
+from rlgraph.ops.declare import Port
 
 
 def dropped_nodes(view: RunView) -> Iterator[Problem]:
@@ -80,13 +81,20 @@ def _possible_readers(graph: Graph, node: Node) -> Iterator[tuple[Node, str]]:
     """Yield the nodes that could read what a dropped one writes, by the port's name or by its type."""
     types = {port.type for port in node.op.outputs}
     for reader in graph.nodes:
-        if not reader.call:
-            continue
-        for call in (reader.call, *reader.hooks.values()):
-            for port in call.op.inputs:
-                is_reward = port.name == "rewards" and port.type in types
-                if is_reward or port.name in node.writes:
-                    yield reader, port.name
+        for port in _input_ports(reader):
+            is_reward = port.name == "rewards" and port.type in types
+            if is_reward or port.name in node.writes:
+                yield reader, port.name
+
+
+def _input_ports(node: Node) -> list[Port]:
+    """Return what the op of a node and those of its hooks read; nothing of an inserted node."""
+    if node.call is None:
+        return []
+    ports = [*node.op.inputs]
+    for hook in node.hooks.values():
+        ports += hook.op.inputs
+    return ports
 
 
 def models_of(nodes: Iterable[Node]) -> list[str]:
