@@ -78,18 +78,18 @@ def _settings_of_its_optimizer(view: ModelView) -> Iterator[Problem]:
     if section is None:
         return
     chosen = _optimizer(view)
-    for other, kind in OPTIMIZERS.items():
-        if other == chosen:
+    for another, kind in OPTIMIZERS.items():
+        if another == chosen:
             continue
         for key in kind.settings:
             setting = section.get(key)
-            if setting:
-                law = f"`{view.path}.optimizer.{key}` is of {other}; the optimizer is {chosen}, "
-                law += OPTIMIZERS[chosen].averages
-                remedy = (
-                    f"set: {{{view.path}.optimizer.kind: {other}}}, or leave out {view.path}.optimizer.{key}"
-                )
-                yield Problem("optimizer", law, setting.key, (), remedy)
+            if not setting:
+                continue
+            law = f"`{view.path}.optimizer.{key}` is of {another}; the optimizer is {chosen}, "
+            law += OPTIMIZERS[chosen].averages
+            remedy = f"set: {{{view.path}.optimizer.kind: {another}}}, "
+            remedy += f"or leave out {view.path}.optimizer.{key}"
+            yield Problem("optimizer", law, setting.key, (), remedy)
 
 
 def _optimizer_goes_with_engine(view: ModelView) -> Iterator[Problem]:
@@ -192,25 +192,26 @@ def _engine_takes_settings(view: ModelView) -> Iterator[Problem]:
 
 def _no_section_of_another_engine(view: ModelView) -> Iterator[Problem]:
     chosen = view.spec.serve.engine
-    for other, record in SERVING.items():
-        if other == chosen:
+    for another, record in SERVING.items():
+        if another == chosen:
             continue
         for setting in record.claims:
-            if not is_changed(getattr(view.spec.serve, other), setting):
+            if not is_changed(getattr(view.spec.serve, another), setting):
                 continue
-            law = f"the engine {chosen} takes no `{view.path}.serve.{other}.{setting}`, which is of {other}"
-            remedy = f"set: {{{view.path}.serve.engine: {other}}}, "
-            remedy += f"or leave out {view.path}.serve.{other}.{setting}"
-            yield Problem("serve-option", law, view.key("serve", other, setting), (), remedy)
+            path = f"{view.path}.serve.{another}.{setting}"
+            law = f"the engine {chosen} takes no `{path}`, which is of {another}"
+            remedy = f"set: {{{view.path}.serve.engine: {another}}}, or leave out {path}"
+            yield Problem("serve-option", law, view.key("serve", another, setting), (), remedy)
 
 
 def _engine_has_settings(view: ModelView) -> Iterator[Problem]:
     serve = view.serve
     for setting in SERVING[serve.engine].needs:
-        if not getattr(serve, setting):
-            path = view.serve_path(setting)
-            law = f"the engine {serve.engine} needs `{path}`, which the graph does not give"
-            yield Problem("serve-option", law, view.value("serve", "engine"), (), f"give {path}")
+        if getattr(serve, setting):
+            continue
+        path = view.serve_path(setting)
+        law = f"the engine {serve.engine} needs `{path}`, which the graph does not give"
+        yield Problem("serve-option", law, view.value("serve", "engine"), (), f"give {path}")
 
 
 def _engine_takes_weights(view: ModelView) -> Iterator[Problem]:
@@ -325,11 +326,16 @@ MODEL_LAWS: tuple[Callable[[ModelView], Iterator[Problem]], ...] = (
 def _weights_are_readable(view: BoundView) -> Iterator[Problem]:
     """Nothing scores with a model whose serve engine has weights that the run does not hold."""
     for node in view.nodes:
+        if node.op.engine != "train":
+            continue
         model = view.models.get(node.model or "")
-        if model is None or node.op.engine != "train" or SERVING[model.spec.serve.engine].paths:
+        if model is None:
+            continue
+        engine = model.spec.serve.engine
+        if SERVING[engine].paths:
             continue
         law = f"node `{node.name}` reads the weights of `{model.name}`; the engine "
-        law += f"{model.spec.serve.engine} generates with weights of its own, which the run does not hold"
+        law += f"{engine} generates with weights of its own, which the run does not hold"
         remedy = f"choose another models.{model.name}.serve.engine, or generate with another model"
         yield Problem("engine-frozen", law, node.mark, (), remedy)
 
@@ -355,8 +361,9 @@ def _groups_fill_pools(view: BoundView) -> Iterator[Problem]:
         if (name, engine) not in used or pool not in view.pools:
             continue
         devices = view.pools[pool]
+        settings = getattr(view.models[name].spec, engine)
         for setting in GROUP_SIZES[engine]:
-            size = getattr(getattr(view.models[name].spec, engine), setting)
+            size = getattr(settings, setting)
             if not size or devices % size == 0:
                 continue
             law = f"pool `{pool}` has {devices} devices, which `{name}` can't share out "
@@ -369,18 +376,18 @@ def _groups_fill_pools(view: BoundView) -> Iterator[Problem]:
 def _divided_alone(view: BoundView) -> Iterator[Problem]:
     """A model whose layers or experts are divided among devices asks for nothing that this excludes, and
     experts are divided within a copy."""
-    for name, (setting, (what, excluded)) in product(view.models, DIVIDED.items()):
+    for name, (setting, (divided, excluded)) in product(view.models, DIVIDED.items()):
         train = view.models[name].spec.train
         ranks = getattr(train, setting)
         path = f"models.{name}.train"
         mark = view.sections[name].at(("train", setting)).mark
         clashing = [key for key in excluded if is_changed(train, key)]
         if ranks > 1 and clashing:
-            law = f"the {what} of `{name}` are divided among {ranks} devices "
+            law = f"the {divided} of `{name}` are divided among {ranks} devices "
             law += f"({path}.{setting}), which can't be combined with {', '.join(clashing)}"
             remedy = f"leave out {path}.{clashing[0]}, or set {setting} to 1"
             yield Problem(setting.replace("_", "-"), law, mark, (), remedy)
-        if what == "experts" and train.shard and train.shard % ranks:
+        if divided == "experts" and train.shard and train.shard % ranks:
             law = f"`{name}` is sharded over {train.shard} devices ({path}.shard), which can't be shared out "
             law += f"in groups of {ranks} that divide its experts ({path}.{setting})"
             yield Problem("expert-parallel", law, mark, tuple(divisors(train.shard)))
