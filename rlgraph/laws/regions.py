@@ -8,6 +8,7 @@ from rlgraph.errors import Problem
 from rlgraph.ir.actions import Kind
 from rlgraph.ir.graph import Graph, Node
 from rlgraph.ir.trace import draw, writer
+from rlgraph.laws.streams import trained_models
 from rlgraph.laws.views import RegionView
 
 
@@ -119,7 +120,7 @@ def _rows_do_not_vary(view: RegionView) -> Iterator[Problem]:
 
 def _runs_ahead_together(view: RegionView) -> Iterator[Problem]:
     """A region runs ahead of the updates with all of its nodes, or with none."""
-    trained = {node.model for node in view.graph.nodes if node.updates}
+    trained = trained_models(view.graph)
     ahead = []
     behind = []
     for node in view.inside:

@@ -16,9 +16,14 @@ TWO_POOLS = "set: {pools: {train: {devices: auto}, gen: {devices: auto}}}"
 NO_STREAM = "set: {schedule.buffer: null}"
 
 
+def trained_models(graph: Graph) -> set[str | None]:
+    """Return the models of which a graph writes a next version."""
+    return {node.model for node in graph.nodes if node.updates}
+
+
 def serving_trained(graph: Graph) -> list[Node]:
     """Return the nodes that generate with a model that is trained."""
-    trained = {node.model for node in graph.nodes if node.updates}
+    trained = trained_models(graph)
     return [node for node in _generating(graph) if node.model in trained]
 
 
@@ -198,10 +203,7 @@ def more_than_a_group(graph: Graph, node: Node) -> str:
     declared = node.op.declared
     if node.op.source:
         return ""
-    training_pools = set()
-    for update in graph.nodes:
-        if update.updates:
-            training_pools.add(graph.engines[f"{update.model}.train"])
+    training_pools = {graph.engines[f"{model}.train"] for model in trained_models(graph)}
     pool = graph.engines[f"{node.model}.{node.op.engine}"] if node.op.engine else ""
     reasons = {
         "it runs in some iterations only": node.when,

@@ -13,6 +13,7 @@ from rlgraph.ir.regions import aged
 from rlgraph.ir.trace import read_from, refusal, sampler
 from rlgraph.laws.off_policy import DECOUPLED, clips_around_older, measured, renamed
 from rlgraph.laws.places import place_of_user, setting_place
+from rlgraph.laws.streams import trained_models
 from rlgraph.laws.views import RunView
 from rlgraph.ops.declare import Port
 
@@ -110,9 +111,9 @@ def models_of(nodes: Iterable[Node]) -> list[str]:
 def untrained_models(view: RunView) -> Iterator[Problem]:
     """Yield models that are to be trained and are not, and value heads that nothing has trained."""
     graph = view.train
-    updated = {node.model for node in graph.nodes if node.updates}
+    trained = trained_models(graph)
     for name, model in graph.models.items():
-        if name in updated or name not in view.plan.models:
+        if name in trained or name not in view.plan.models:
             continue
         if model.spec.head == "value":
             base = _language_model_of(graph, model.path)

@@ -108,15 +108,8 @@ def remedies(memory: MemoryTest, evaluator: Evaluator) -> list[Remedy]:
 
     Of changes of the same settings, as servers over 2, 4 or 8 devices, it is the fastest.
     """
-    by_settings: dict[tuple[str, ...], list[Remedy]] = {}
-    for settings in fitting_changes(memory):
-        remedy = _evaluated(settings, memory.footprint.plan, evaluator)
-        if remedy.candidate.fits:
-            on_more_devices = str(remedy.devices or "")
-            kind = (on_more_devices, *sorted(remedy.candidate.settings))
-            by_settings.setdefault(kind, []).append(remedy)
     best = []
-    for alternatives in by_settings.values():
+    for alternatives in _remedies_by_settings(memory, evaluator):
         winner = fastest([remedy.candidate for remedy in alternatives])
         for remedy in alternatives:
             if remedy.candidate is winner:
@@ -126,6 +119,19 @@ def remedies(memory: MemoryTest, evaluator: Evaluator) -> list[Remedy]:
     on_same = [remedy for remedy in best if remedy.devices is None]
     on_more = [remedy for remedy in best if remedy.devices is not None]
     return [*on_same[:OFFERED], *on_more[:1]]
+
+
+def _remedies_by_settings(memory: MemoryTest, evaluator: Evaluator) -> list[list[Remedy]]:
+    """Return the changes with which the plan fits as a user types them, together if of the same settings."""
+    by_settings: dict[tuple[str, ...], list[Remedy]] = {}
+    for settings in fitting_changes(memory):
+        remedy = _evaluated(settings, memory.footprint.plan, evaluator)
+        if not remedy.candidate.fits:
+            continue
+        on_more_devices = str(remedy.devices or "")
+        kind = (on_more_devices, *sorted(remedy.candidate.settings))
+        by_settings.setdefault(kind, []).append(remedy)
+    return list(by_settings.values())
 
 
 def _one_host_more_or_less(
@@ -306,14 +312,14 @@ def _spread_further(memory: MemoryTest, settings: Settings) -> Iterator[Settings
 def _needed_with(memory: MemoryTest, start: Settings, favourite: Lever) -> list[Lever]:
     """Return the levers that are needed where one is released last; none if even all of them do not fit."""
     by_price = [lever for lever in memory.levers if lever is not favourite]
-    levers = [favourite, *by_price]
-    if not memory.fits(_pulled(memory, start, levers, {})):
+    needed = [favourite, *by_price]
+    if not memory.fits(_pulled(memory, start, needed, {})):
         return []
     for released in (*reversed(by_price), favourite):  # the dearest is released first
-        fewer = [lever for lever in levers if lever is not released]
+        fewer = [lever for lever in needed if lever is not released]
         if memory.fits(_pulled(memory, start, fewer, {})):
-            levers = fewer
-    return levers
+            needed = fewer
+    return needed
 
 
 def _mildest(memory: MemoryTest, start: Settings, levers: Sequence[Lever]) -> Settings:
@@ -363,10 +369,11 @@ def larger_groups(footprint: Footprint) -> Iterator[Settings]:
     for size in group_sizes(footprint.cluster.devices):
         settings = {}
         for name, model in plan.models.items():
-            if model.serve is None or not has_groups(model):
+            serve = model.serve
+            if serve is None or not has_groups(model):
                 continue
-            is_larger = model.serve.tensor_parallel < size
-            fills_pool = plan.pools[model.serve.pool] % size == 0
+            is_larger = serve.tensor_parallel < size
+            fills_pool = plan.pools[serve.pool] % size == 0
             if is_larger and fills_pool:
                 settings[f"models.{name}.serve.tensor_parallel"] = size
         yield settings
