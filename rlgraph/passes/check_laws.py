@@ -79,16 +79,18 @@ def _graphs_by_part(graph: Graph) -> Sequence[Graph]:
     count = max((len(merge.reads) for merge in merges), default=1)
     if count == 1:
         return [graph]
-    graphs = []
-    for index in range(count):
-        changed = {}
-        for merge in merges:
-            changed[merge.name] = replace(merge, reads=_part_or_last(merge.reads, index))
-        domains = {}
-        for name, domain in graph.domains.items():
-            domains[name] = replace(domain, parts=_part_or_last(domain.parts, index))
-        graphs.append(replace(graph.with_nodes(changed), domains=domains))
-    return graphs
+    return [_seen_by_part(graph, merges, index) for index in range(count)]
+
+
+def _seen_by_part(graph: Graph, merges: Sequence[Node], index: int) -> Graph:
+    """Return the graph in which each of the merges, and each union of rows, has one part alone."""
+    merges_of_part = {}
+    for merge in merges:
+        merges_of_part[merge.name] = replace(merge, reads=_part_or_last(merge.reads, index))
+    domains = {}
+    for name, domain in graph.domains.items():
+        domains[name] = replace(domain, parts=_part_or_last(domain.parts, index))
+    return replace(graph.with_nodes(merges_of_part), domains=domains)
 
 
 def _part_or_last(names: tuple[str, ...], index: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ What the graph leaves open of a serve engine is settled by ``SERVE_RULES``, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TypeVar
 
 from rlgraph.engines.registry import GRAMMARS, SERVING, no_adapter, own_base, serving
@@ -39,26 +39,30 @@ def plan_models(graph: Graph, phases: Sequence[Graph]) -> dict[str, ModelPlan]:
     for phase in phases:
         nodes += phase.nodes
     tokenizers = {node.tokenizer for node in nodes}
+    on_engines = [node for node in nodes if node.call and node.op.engine]
     models = {}
     for name, model in graph.models.items():
-        engines = _engines_used(name, nodes)
-        if engines or name in tokenizers:
-            models[name] = _plan_model(graph, model, engines, nodes)
+        users = [node for node in on_engines if name in (node.model, node.of)]
+        if users or name in tokenizers:
+            models[name] = _plan_model(graph, model, users)
     return models
 
 
-def _plan_model(graph: Graph, model: Model, engines: set[str], nodes: Sequence[Node]) -> ModelPlan:
+def _plan_model(graph: Graph, model: Model, users: Sequence[Node]) -> ModelPlan:
+    """Return the plan of a model; ``users`` are the nodes that run on one of its engines."""
+    engines = {node.op.engine for node in users}
     train = None
     if _needs_train_engine(model, engines):
         train = _on_pool(TrainPlan, model.spec.train, graph.engines[f"{model.name}.train"])
     serve = None
     if "serve" in engines:
-        serve = _plan_serve(graph, model, train, nodes)
+        calls = [node.called for node in users if node.model == model.name]
+        serve = _plan_serve(graph, model, train, calls)
     return ModelPlan(
         path=model.path,
         head=model.spec.head,
         frozen=model.spec.frozen,
-        optimizer=None if model.spec.frozen else _optimizer(graph, model),
+        optimizer=_optimizer(graph, model),
         train=train,
         serve=serve,
         rate=model.rate,
@@ -67,13 +71,11 @@ def _plan_model(graph: Graph, model: Model, engines: set[str], nodes: Sequence[N
     )
 
 
-def _plan_serve(graph: Graph, model: Model, train: TrainPlan | None, nodes: Sequence[Node]) -> ServePlan:
+def _plan_serve(graph: Graph, model: Model, train: TrainPlan | None, calls: Sequence[Call]) -> ServePlan:
     """Return the serve engine of a model with what the graph leaves open settled."""
-    calls = []
-    for node in nodes:
-        if node.model == model.name and _engine_of(node):
-            calls.append(node.called)
-    shard = (train.shard or graph.devices[train.pool]) if train else 1
+    shard = 1
+    if train:
+        shard = train.shard or graph.devices[train.pool]
     use = ServeUse(model, calls, train, shard, graph.schedule.timeout)
     serve = _on_pool(ServePlan, model.serve, graph.engines[f"{model.name}.serve"])
     for rule in SERVE_RULES:
@@ -81,23 +83,7 @@ def _plan_serve(graph: Graph, model: Model, train: TrainPlan | None, nodes: Sequ
     return serve
 
 
-def _engine_of(node: Node) -> str:
-    """Return the engine that a node of the user runs on; "" where it needs none."""
-    if node.call is None:
-        return ""
-    return node.op.engine or ""
-
-
-def _engines_used(model: str, nodes: Sequence[Node]) -> set[str]:
-    """Return the engines of a model that nodes run on."""
-    engines = set()
-    for node in nodes:
-        if model in (node.model, node.of):
-            engines.add(_engine_of(node))
-    return engines - {""}
-
-
-def _needs_train_engine(model: Model, engines: set[str]) -> bool:
+def _needs_train_engine(model: Model, engines: Set[str | None]) -> bool:
     """Return whether a model needs a train engine: to train, to score, or to give a serve engine weights."""
     if "train" in engines:
         return True
@@ -150,13 +136,13 @@ def with_adapter(serve: ServePlan, use: ServeUse) -> ServePlan:
         return serve
     if use.model.spec.frozen or serve.lora:  # nothing trains, or the graph says it
         return serve
-    lora = "merged"
     if train.pool == serve.pool:
-        if not own_base(serve, train, use.shard):
-            lora = "adapter"
-    elif serving(serve).adapters and not train.lora.quantize and not no_adapter(serve, train.lora):
-        lora = "adapter"
-    return serve.model_copy(update={"lora": lora})
+        takes_adapter = not own_base(serve, train, use.shard)
+    elif train.lora.quantize:
+        takes_adapter = False  # the weights that it reads from files are not those in 4 bits
+    else:
+        takes_adapter = bool(serving(serve).adapters) and not no_adapter(serve, train.lora)
+    return serve.model_copy(update={"lora": "adapter" if takes_adapter else "merged"})
 
 
 SERVE_RULES: tuple[Callable[[ServePlan, ServeUse], ServePlan], ...] = (
@@ -170,7 +156,9 @@ SERVE_RULES: tuple[Callable[[ServePlan, ServeUse], ServePlan], ...] = (
 def _optimizer(graph: Graph, model: Model) -> Optimizer | None:
     """Return an optimizer's settings; a schedule without an end ends with the run."""
     spec = model.spec.optimizer
-    if spec is None or spec.total_steps:
+    if spec is None or model.spec.frozen:
+        return None
+    if spec.total_steps:
         return spec
     warms_up_by_share = isinstance(spec.warmup_steps, float)
     if spec.schedule == "constant" and not warms_up_by_share:

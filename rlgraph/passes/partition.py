@@ -37,11 +37,7 @@ def partition(graph: Graph) -> Graph:
     for node in graph.in_order:
         layout = _layout(node, graph, columns, minibatches)
         devices = graph.devices[node.pool]
-        elsewhere = []
-        if node.kind in IN_PLACE:
-            for name in node.reads:
-                if not is_laid_out(graph, columns[name], layout, node.pool):
-                    elsewhere.append(name)
+        elsewhere = _reads_elsewhere(graph, node, columns, layout)
 
         missing = [name for name in elsewhere if (name, layout, devices) not in moved]
         if missing:
@@ -60,6 +56,13 @@ def partition(graph: Graph) -> Graph:
         for name in node.writes:
             columns[name] = replace(columns[name], layout=layout, pool=node.pool)
     return replace(graph, nodes=tuple(nodes), columns=columns)
+
+
+def _reads_elsewhere(graph: Graph, node: Node, columns: Mapping[str, Column], layout: RowLayout) -> list[str]:
+    """Return the columns that a node reads and whose rows do not lie as it reads them."""
+    if node.kind not in IN_PLACE:
+        return []
+    return [name for name in node.reads if not is_laid_out(graph, columns[name], layout, node.pool)]
 
 
 def _copy(column: Column, name: str, layout: RowLayout, pool: str) -> Column:

@@ -36,8 +36,9 @@ def refill(graph: Graph) -> Graph:
     raise_problems(same_source(graph))
     views = []
     for node in graph.nodes:
-        if node.refill and _selects(graph, node):
-            graph = _collected(graph, node)
+        selects = _selects(graph, node) if node.refill else []
+        if selects:
+            graph = _collected(graph, node, selects)
             inside = members(graph, graph.node(f"collect:{node.name}"))
             views.append(RegionView(graph, graph.regions[node.name], inside))
     raise_broken(REGION_LAWS, *views)
@@ -45,14 +46,14 @@ def refill(graph: Graph) -> Graph:
 
 
 def _selects(graph: Graph, filtering: Node) -> list[Node]:
+    """Return the selections of the rows that a filter keeps, one per column that is read of them."""
     after = (filtering.name,)
     selects = [node for node in graph.nodes if node.kind is Kind.SELECT]
     return [node for node in selects if node.after == after]
 
 
-def _collected(graph: Graph, filtering: Node) -> Graph:
+def _collected(graph: Graph, filtering: Node, selects: Sequence[Node]) -> Graph:
     """Return the graph with one ``collect`` in place of the selections of a filter's rows."""
-    selects = _selects(graph, filtering)
     region = _region(graph, filtering)
     recorded = _recorded_columns(graph, filtering, selects) if region.streams else {}
     reads = [node.reads[0] for node in selects]
