@@ -3,7 +3,7 @@
 Edits bind by it too, with a binder that is not strict: they ask for edges, and leave values to the graph.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from rlgraph.nodes import HOOKS, OPS
 from rlgraph.ops.column_types import DTYPES, ColumnType, FunctionMarker, PathMarker, holds
 from rlgraph.ops.declare import Hook, Op, Port
 from rlgraph.ops.registry import find_function, find_hook, find_op, load
+from rlgraph.records import dataclass
 from rlgraph.syntax.shipped_files import graphs_folder
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import NAME, NODE_KEYS, Binder, validate
@@ -27,6 +28,59 @@ NO_NAME = "`{}` is not a name: letters, digits and _, not starting with a digit"
 KEYS = ("every", "from")  # these say in which iterations a node runs
 
 
+def joins(op: Op) -> bool:
+    """Return whether an op's loss may be added to the optimizer steps of another."""
+    return op.declared.updates and not op.copies
+
+
+@dataclass(frozen=True)
+class OpKey:
+    """A key that nodes of only some ops have.
+
+    Attributes:
+        applies: whether nodes of an op have it.
+        problem: the kind of problem that it is for a node of another op.
+        law: of this problem; ``{node}`` and ``{op}`` stand for the names.
+    """
+
+    applies: Callable[[Op], bool]
+    problem: str
+    law: str
+
+
+OP_KEYS = {
+    "model": OpKey(
+        lambda op: op.engine is not None or op.declared.recorded, "model-unused", "op {op} reads no model"
+    ),
+    "state": OpKey(
+        lambda op: op.declared.state == "reads", "no-state", "op {op} reads no other node's state"
+    ),
+    "of": OpKey(lambda op: op.copies, "of-unused", "op {op} copies no weights"),
+    "joins": OpKey(
+        joins,
+        "joins-no-update",
+        "`{node}` joins the optimizer steps of an update; op {op} has no loss",
+    ),
+    "refill": OpKey(
+        lambda op: op.declared.filters,
+        "refill-of-no-filter",
+        "`refill` of node `{node}`: op {op} is not a filter",
+    ),
+}
+
+
+def applies(key: str, name: str, tree: Tree, op: Op, binder: Binder) -> bool:
+    """Return whether nodes of an op have a key of ``OP_KEYS``; note it of one that has it and should not."""
+    rule = OP_KEYS[key]
+    if rule.applies(op):
+        return True
+    item = tree.get(key)
+    if item:
+        law = rule.law.format(node=name, op=op.name)
+        binder.problem(rule.problem, law, item.key, remedy=f"remove `{key}`")
+    return False
+
+
 def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Call]] | None:
     """Return the function that a node calls and its hooks, with attributes; None where it names no op.
 
@@ -35,12 +89,7 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
     """
     item = tree.get("op")
     if item is None or not isinstance(item.value, str):
-        law = f"node `{name}` does not say what it is"
-        remedy = f"{name}: {{op: ...}}; see `rlgraph nodes`"
-        if item is None and tree.items:
-            key, child = next(iter(tree.items.items()))
-            remedy += f"; of a node that is there, set: {{{name}.{key}: {flow(child)}}}"
-        binder.problem("no-op", law, tree.key or tree.mark, remedy=remedy)
+        _names_no_op(name, tree, binder)
         return None
     op_and_target = binder.attempt(find_op, item.value, item.mark)
     if op_and_target is None:
@@ -51,9 +100,8 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
         hook = _hook(f"{name}.{path}", kind, hook_tree, binder)
         if hook:
             hooks[path] = hook
-    attributes, courses = _attributes(
-        name, _without(tree, NODE_KEYS), op, binder, f"op {op.name}", _accepted(op)
-    )
+    section = _without(tree, NODE_KEYS)
+    attributes, courses = _attributes(name, section, op, binder, f"op {op.name}", _accepted(op))
     if attributes is None:
         attributes = _defaults(op)
     op = _with_outputs(name, op, attributes, tree, binder)
@@ -61,6 +109,15 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
     if further:
         op = replace(op, inputs=op.inputs + further)
     return Call(op, target, attributes, courses=courses), hooks
+
+
+def _names_no_op(name: str, tree: Tree, binder: Binder) -> None:
+    law = f"node `{name}` does not say what it is"
+    remedy = f"{name}: {{op: ...}}; see `rlgraph nodes`"
+    if tree.items and tree.get("op") is None:  # it may be meant as a change of another graph's node
+        key, child = next(iter(tree.items.items()))
+        remedy += f"; of a node that is there, set: {{{name}.{key}: {flow(child)}}}"
+    binder.problem("no-op", law, tree.key or tree.mark, remedy=remedy)
 
 
 def _without(tree: Tree, keys: Collection[str]) -> Tree:
@@ -96,9 +153,8 @@ def _hook(path: str, hook: type[Hook], tree: Tree, binder: Binder) -> Call | Non
         law = f"`{path}` has no `in`: its node maps the columns that a {hook.word} reads"
         remedy = f"leave out {path}.in, and set: {{{path.partition('.')[0]}.in: {flow(ins)}}}"
         binder.problem("unknown-attribute", law, ins.key, remedy=remedy)
-    attributes, courses = _attributes(
-        path, _without(tree, ("kind", "in")), op, binder, f"{hook.word} {op.name}"
-    )
+    section = _without(tree, ("kind", "in"))
+    attributes, courses = _attributes(path, section, op, binder, f"{hook.word} {op.name}")
     return Call(op, target, attributes or {}, courses=courses)
 
 
@@ -107,40 +163,25 @@ def _accepted(op: Op) -> tuple[str, ...]:
     keys = ["in", "out", "rows", "pool", *KEYS]
     if op.engine:  # its node runs where the model's engine is
         keys = ["model", "in", "out", "rows", *KEYS]
-    conditions = {
-        "model": op.declared.recorded,
-        "state": op.declared.state == "reads",
-        "of": op.copies,
-        "joins": joins(op),
-        "refill": op.declared.filters,
-    }
-    keys += [key for key, applies in conditions.items() if applies]
+    for key, rule in OP_KEYS.items():
+        if key not in keys and rule.applies(op):
+            keys.append(key)
     return tuple(keys)
-
-
-def joins(op: Op) -> bool:
-    """Return whether an op's loss may be added to the optimizer steps of another."""
-    return op.declared.updates and not op.copies
 
 
 def _attributes(
     path: str, tree: Tree, op: Op, binder: Binder, reader: str, keys: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any] | None, dict[str, Varying]]:
     """Return every attribute's value, or None with the problems noted, and the courses of some."""
-    fields = op.attributes.model_fields
-    if not binder.strict:  # values are not checked: those in the graph, and defaults for the others
-        unchecked = {name: field.default for name, field in fields.items() if not field.is_required()}
-        for name, child in tree.items.items():
-            if name in fields:
-                unchecked[name] = child.plain()
-        return unchecked, {}
+    if not binder.strict:
+        return _unchecked(op, tree), {}
     measures = {} if op.kind else op.declared.measures  # a hook records no metrics of its own
     tree, courses = take_courses(op.attributes, tree, path, binder, reader, op.structural, measures)
     values = validate(op.attributes, tree, path, binder, reader, keys, partial(_relatives, op))
     if values is None:
         return None, {}
     attributes = {}
-    for name in fields:
+    for name in op.attributes.model_fields:
         is_hook_of_node = not op.kind and name in op.hooks
         if not is_hook_of_node:
             attributes[name] = getattr(values, name)
@@ -151,6 +192,16 @@ def _attributes(
         if item.value != OPEN:
             attributes[name] = binder.attempt(find_function, item.value, "function", item.mark)
     return attributes, courses
+
+
+def _unchecked(op: Op, tree: Tree) -> dict[str, Any]:
+    """Return the values of attributes as they are in the graph, and defaults for the others."""
+    fields = op.attributes.model_fields
+    attributes = {name: spec.default for name, spec in fields.items() if not spec.is_required()}
+    for name, child in tree.items.items():
+        if name in fields:
+            attributes[name] = child.plain()
+    return attributes
 
 
 def _relatives(op: Op, attribute: str) -> str:
@@ -173,9 +224,8 @@ def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
     outputs = op.written(attributes)
     written_anyway = {port.name for port in outputs}
     attribute = op.declared.columns
-    columns = attributes.get(attribute)
-    if not isinstance(columns, Mapping):
-        columns = {}
+    value = attributes.get(attribute)
+    columns = value if isinstance(value, Mapping) else {}  # none, or still open
     place = f"{name}.{attribute}"
     for column, declared in columns.items():
         mark = tree.at((attribute, column)).mark
@@ -187,9 +237,7 @@ def _with_outputs(name: str, op: Op, attributes: Mapping[str, Any], tree: Tree, 
             binder.problem("two-writers", law, mark, remedy=f"remove {place}.{column}")
         elif port:
             outputs += (port,)
-    if outputs == op.outputs:
-        return op
-    return replace(op, outputs=outputs)
+    return op if outputs == op.outputs else replace(op, outputs=outputs)
 
 
 def _typed_port(op: Op, column: str, declared: Any, place: str, mark: Mark, binder: Binder) -> Port | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlgraph.errors import COMMAND_LINE, Mark, nearest
-from rlgraph.frontend.bind_call import KEYS, bind_call, joins, names
+from rlgraph.frontend.bind_call import KEYS, applies, bind_call, joins, names
 from rlgraph.ir.domains import Route
 from rlgraph.ir.graph import Model, Node
 from rlgraph.ir.intervals import ALWAYS, Cadence, Cadences
@@ -122,15 +122,9 @@ def _route(item: Tree) -> Route | None:
 
 def _state(name: str, tree: Tree, op: Op, binder: Binder) -> str | None:
     """Return the node whose state one has; that it keeps one is checked once all nodes are known."""
+    if not applies("state", name, tree, op, binder):
+        return name if op.declared.state == "keeps" else None
     item = tree.get("state")
-    kind = op.declared.state
-    if item and kind != "reads":
-        law = f"op {op.name} reads no other node's state"
-        binder.problem("no-state", law, item.key, (), "remove `state`")
-    if kind == "keeps":
-        return name
-    if kind != "reads":
-        return None
     if item is None:
         law = f"op {op.name} reads the state of another node, and `{name}` does not say which"
         binder.problem("no-state", law, tree.key or tree.mark, remedy=f"{name}: {{..., state: NODE}}")
@@ -152,11 +146,7 @@ def states_are_kept(nodes: Sequence[Node], binder: Binder) -> None:
 def _joins(name: str, tree: Tree, op: Op, binder: Binder) -> str:
     """Return the update that a node joins; what it is is checked once all nodes are known."""
     item = tree.get("joins")
-    if item is None:
-        return ""
-    if not joins(op):
-        law = f"`{name}` joins the optimizer steps of an update; op {op.name} has no loss"
-        binder.problem("joins-no-update", law, item.key, remedy="remove `joins`")
+    if not applies("joins", name, tree, op, binder) or item is None:
         return ""
     return "" if item.value == OPEN else str(item.value)
 
@@ -207,9 +197,7 @@ def _refill(name: str, tree: Tree, op: Op, binder: Binder) -> Refill | None:
     item = tree.get("refill")
     if item is None or item.value in (None, OPEN, False):
         return None
-    if not op.declared.filters:
-        law = f"`refill` of node `{name}`: op {op.name} is not a filter"
-        binder.problem("refill-of-no-filter", law, item.key, remedy="remove `refill`")
+    if not applies("refill", name, tree, op, binder):
         return None
     if item.value is True:
         return Refill()
@@ -235,12 +223,9 @@ def _node_model(
     name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder
 ) -> tuple[str | None, bool]:
     """Return the model that a node runs on, and whether in the version after the update."""
-    item = tree.get("model")
-    has_model = op.engine is not None or op.declared.recorded
-    if not has_model:
-        if item:
-            binder.problem("model-unused", f"op {op.name} reads no model", item.key, remedy="remove `model`")
+    if not applies("model", name, tree, op, binder):
         return None, False
+    item = tree.get("model")
     if item is None or not isinstance(item.value, str):
         law = f"node `{name}` does not say which model it runs (op {op.name})"
         binder.problem("no-model", law, tree.key or tree.mark, models, "add `model: NAME`")
@@ -336,31 +321,22 @@ def _copied(
     name: str, tree: Tree, op: Op, onto: Model | None, models: Mapping[str, Model], binder: Binder
 ) -> tuple[str | None, bool]:
     """Return the model whose weights a node copies onto its own, and whether after the update."""
+    if not applies("of", name, tree, op, binder) or onto is None:
+        return None, False
     item = tree.get("of")
-    if not op.copies:
-        if item:
-            law = f"op {op.name} copies no weights"
-            binder.problem("of-unused", law, item.key, remedy="remove `of`")
+    if item is None:
+        law = f"node `{name}` does not say whose weights"
+        binder.problem("unknown-model", law, tree.key or tree.mark, models, "add `of: MODEL`")
         return None, False
-    if onto is None:
-        return None, False
-    source = ""
-    mark = tree.key or tree.mark
-    law = f"node `{name}` does not say whose weights"
-    if item:
-        if item.value == OPEN:
-            return None, False
-        source = str(item.value)
-        mark = item.mark
-        law = f"there is no model `{item.plain()}`"
-    model, _, version = source.partition("@")
-    if model in binder.broken:
+    model, _, version = str(item.value).partition("@")
+    if item.value == OPEN or model in binder.broken:
         return None, False
     if model not in models or version not in ("", "next"):
+        law = f"there is no model `{item.plain()}`"
         remedy = nearest(model, models) or "add `of: MODEL`"
-        binder.problem("unknown-model", law, mark, models, remedy)
+        binder.problem("unknown-model", law, item.mark, models, remedy)
         return None, False
-    _copy_fits(name, models[model], onto, mark, tree, binder)
+    _copy_fits(name, models[model], onto, item.mark, tree, binder)
     return model, version == "next"
 
 

@@ -75,7 +75,7 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
     if section == "models" and tree.find(("models", model)):
         return _rename_model(tree, model, new.value, new.mark, mark)
     node = old.removeprefix("nodes.")
-    nodes = [*_names(tree)]
+    nodes = _names(tree)
     if node in nodes:
         _require_free(new.value, new.mark, nodes)
         return _rename_node(tree, node, new.value, mark)
@@ -117,15 +117,14 @@ def _spliced(name: str, body: Tree, on: Tree) -> str:
 
 def _refer_by(tree: Tree, keys: tuple[str, ...], old: str, new: str, mark: Mark) -> Tree:
     """Rename what keys of nodes refer to; a model keeps the version that is asked for."""
-    for section in (TRAIN, EVAL):
-        for name, node in _section(tree, section).items.items():
-            for key in keys:
-                item = node.get(key)
-                if item is None:
-                    continue
-                renamed = _referring(item, old, new)
-                if renamed is not item:
-                    tree = put(tree, (*section, name, key), renamed, mark)
+    for path, body in _bodies(tree):
+        for key in keys:
+            item = body.get(key)
+            if item is None:
+                continue
+            renamed = _referring(item, old, new)
+            if renamed is not item:
+                tree = put(tree, (*path, key), renamed, mark)
     return tree
 
 
@@ -161,12 +160,12 @@ def _lone_outputs(tree: Tree, name: str) -> dict[TreePath, list[str]]:
 
     With each come the columns that it writes: ``out`` may give another name to the one that goes by its own.
     """
-    columns_at = {}
+    columns_by_place = {}
     for path, node in _nodes(tree):
         columns = output_columns(node)
         if path[-1] == name and "" in columns:
-            columns_at[path] = [*columns.values()]
-    return columns_at
+            columns_by_place[path] = [*columns.values()]
+    return columns_by_place
 
 
 def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
@@ -198,11 +197,10 @@ def _redirect(tree: Tree, old: str, new: str, mark: Mark, original: Tree) -> Tre
         return _readers(original, path, node, old, sections, old)
 
     tree = _map_ports(tree, "in", ins, new, mark)
-    for section in (TRAIN, EVAL):
-        for name, node in _section(tree, section).items.items():
-            route_column = node.find(("rows", "by"))
-            if route_column and route_column.value == old:
-                tree = put(tree, (*section, name, "rows", "by"), replace(route_column, value=new), mark)
+    for path, body in _bodies(tree):
+        route_column = body.find(("rows", "by"))
+        if route_column and route_column.value == old:
+            tree = put(tree, (*path, "rows", "by"), replace(route_column, value=new), mark)
     for metric, column in _section(tree, ("eval", "report")).items.items():
         if column.value == old:
             tree = put(tree, ("eval", "report", metric), replace(column, value=new), mark)
@@ -318,10 +316,18 @@ def _section(tree: Tree, path: TreePath) -> Tree:
     return tree.find(path) or Tree({}, tree.mark)
 
 
-def _names(tree: Tree) -> Iterator[str]:
-    """Yield the names of nodes, those that only ``eval`` has included."""
+def _bodies(tree: Tree) -> list[tuple[TreePath, Tree]]:
+    """Return what the graph says of each node, with its place: in ``eval`` a change, or a node of its own."""
+    bodies = []
     for section in (TRAIN, EVAL):
-        yield from _section(tree, section).items
+        for name, body in _section(tree, section).items.items():
+            bodies.append(((*section, name), body))
+    return bodies
+
+
+def _names(tree: Tree) -> list[str]:
+    """Return the names of nodes, those that only ``eval`` has included."""
+    return [path[-1] for path, _ in _bodies(tree)]
 
 
 def _columns(tree: Tree) -> Iterator[str]:
@@ -333,11 +339,11 @@ def _nodes(tree: Tree) -> Iterator[tuple[TreePath, Node]]:
     """Yield every node with its place; those of ``eval`` as they are with its changes."""
     plain, _ = filled(tree)
     train = _section(plain, TRAIN).items
-    bodies: dict[TreePath, Tree] = {(*TRAIN, name): body for name, body in train.items()}
-    for name, change in _section(plain, EVAL).items.items():
-        bodies[*EVAL, name] = changed(train.get(name), change)
-    for path, body in bodies.items():
-        node = _node(path[-1], body)
+    for path, body in _bodies(plain):
+        name = path[-1]
+        if path[:-1] == EVAL:
+            body = changed(train.get(name), body)
+        node = _node(name, body)
         if node is not None:
             yield path, node
 

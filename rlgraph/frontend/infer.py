@@ -74,16 +74,11 @@ class Inference:
         self.axes = TokenAxes(self.graph.models)
         self.partitions = ColumnPartitions(self.axes, self.problems)
         self.columns, self.domains = self.partitions.columns, self.partitions.domains
-        self.leaving: set[str] = set()  # nodes that leave rows for a next round
-        self.filters: set[str] = set()
-        self.makers: set[str] = set()  # nodes whose rows others may name: filters, and what makes rows
-        for node in nodes:
-            if node.unfinished_columns:
-                self.leaving.add(node.name)
-            if node.op.declared.filters:
-                self.filters.add(node.name)
-            if node.op.declared.filters or node.op.declared.makes:
-                self.makers.add(node.name)
+        # nodes that leave rows for a next round
+        self.leaving = {node.name for node in nodes if node.unfinished_columns}
+        self.filters = {node.name for node in nodes if node.op.declared.filters}
+        # nodes whose rows others may name: filters, and what makes rows
+        self.makers = self.filters | {node.name for node in nodes if node.op.declared.makes}
         for node in nodes:
             for name in {*node.rows} - self.makers:
                 self.problems.append(domains.no_filter(node, name, self.filters))
@@ -159,13 +154,8 @@ class Inference:
         may_be_renamed = port.name == "rollout_logprobs" and node.trains and port.optional
         if port.name in self.writers or not may_be_renamed:
             return port.name
-        renamed = []
-        for column, output in self.outputs.items():
-            if output == port.name:
-                renamed.append(column)
-        if len(renamed) == 1:
-            return renamed[0]
-        return port.name
+        renamed = [column for column, output in self.outputs.items() if output == port.name]
+        return renamed[0] if len(renamed) == 1 else port.name
 
     def in_order(self) -> Iterator[Node]:
         """Yield writers before readers, otherwise as written. Nodes on a cycle are not: it is a problem."""
@@ -189,10 +179,12 @@ class Inference:
             self._cycle({name: sorted(waits_for[name] & stuck) for name in stuck})
 
     def _cycle(self, needs: Mapping[str, list[str]]) -> None:
-        edges = []
+        """Note the nodes that wait for each other; ``needs`` are those that were never ready, by name."""
+        waiting = DiGraph(needs)
         for name, names in needs.items():
-            edges += [(name, need) for need in names]
-        circle = DiGraph(needs, edges).cycle([min(needs)])
+            for need in names:
+                waiting.add_edge(name, need)
+        circle = waiting.cycle([min(needs)])
         law = "nodes wait for each other: " + " <- ".join([*circle, circle[0]])
         mark = self.graph.node(circle[0]).mark
         self.problem("cycle", law, mark, "a node reads only what is written before it")
@@ -261,17 +253,17 @@ class Inference:
     ) -> dict[str, str]:
         """Return the columns that a node reads by their parameters, those of its own domain first."""
         ins = {}
+        ins_of_groups = {}
         for name, (port, column) in reads.items():
             if not self.axes.is_along_bound_tokens(port, column):
                 continue
             # what a reduction declares with one row per group is read so
             is_of_groups = port.type.domain == rows.kind and rows.kind != domain.kind
-            ins[name] = self.partitions.read_in(column.name, rows if is_of_groups else domain)
-
-        def is_foreign(item: tuple[str, str]) -> bool:
-            return self.columns[item[1]].domain != domain.name
-
-        return dict(sorted(ins.items(), key=is_foreign))
+            if is_of_groups:
+                ins_of_groups[name] = self.partitions.read_in(column.name, rows)
+            else:
+                ins[name] = self.partitions.read_in(column.name, domain)
+        return ins | ins_of_groups
 
     def _add_outputs(
         self, node: Node, outs: Mapping[str, str], domain: GraphDomain, rows: GraphDomain
