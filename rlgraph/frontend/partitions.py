@@ -9,7 +9,7 @@ What each of these nodes writes is a partition of the column ``rewards``, and a 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, product
 
 from rlgraph.errors import Problem
 from rlgraph.frontend.domains import lineage, one_to_one_ancestors, start, unroutable, written_out
@@ -70,15 +70,15 @@ class ColumnPartitions:
 
         Rows that are held are others than those that come; if ``fresh``, where they may not be the same.
         """
+        lines = origins(self.domains, domain, fresh)
         other_lines = origins(self.domains, other, fresh)
-        for line_of_domain in origins(self.domains, domain, fresh):
-            for line_of_other in other_lines:
-                if not self._lines_are_disjoint(line_of_domain, line_of_other):
-                    return False
-        return True
+        return all(
+            self._lines_are_disjoint(line, other_line) for line, other_line in product(lines, other_lines)
+        )
 
     def _lines_are_disjoint(self, line: Sequence[GraphDomain], other: Sequence[GraphDomain]) -> bool:
-        if self._routes_miss(self._routes_of(line), self._routes_of(other)):
+        pairs_of_routes = product(self._routes_of(line), self._routes_of(other))
+        if any(route.misses(opposite) for route, opposite in pairs_of_routes):
             return True
         rows = _unfiltered(line)
         other_rows = _unfiltered(other)
@@ -90,20 +90,9 @@ class ColumnPartitions:
     def _routes_of(self, line: Sequence[GraphDomain]) -> list[Route]:
         return [self.routes[domain.maker] for domain in line if domain.maker in self.routes]
 
-    def _routes_miss(self, routes: Sequence[Route], opposites: Sequence[Route]) -> bool:
-        """Return whether some route takes none of the rows of some other."""
-        for route in routes:
-            for opposite in opposites:
-                if route.misses(opposite):
-                    return True
-        return False
-
     def column_of_rows(self, name: str, domain: str) -> Column | None:
         """Return the column that the rows of a domain have; None where they have none, or several."""
-        fitting = []
-        for partition in self.by_name[name]:
-            if start(self.domains, partition, domain):
-                fitting.append(partition)
+        fitting = [column for column in self.by_name[name] if start(self.domains, column, domain)]
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
@@ -180,11 +169,10 @@ class ColumnPartitions:
             return None
         law = f"`rows` of node `{node.name}` joins those of `{maker}` and of `{other_maker}`, {reason}"
         remedy = "rows that are joined are of one kind, and made by different nodes or by routes"
-        for name in (maker, other_maker):
-            if self.domains[self.rows_of[name]].held:
-                remedy = f"let `{name}` give rows only after the iteration in which they come: "
-                remedy += f"set: {{{name}.fresh: false}}"
-                break
+        holders = [name for name in (maker, other_maker) if self.domains[self.rows_of[name]].held]
+        if holders:
+            remedy = f"let `{holders[0]}` give rows only after the iteration in which they come: "
+            remedy += f"set: {{{holders[0]}.fresh: false}}"
         return Problem("no-union", law, node.edited or node.mark, (), remedy)
 
     def ports_of_holder(self, node: Node, names: Sequence[str]) -> list[Port]:
@@ -252,20 +240,22 @@ class ColumnPartitions:
     def routed(self, node: Node, nodes: Sequence[Node], domain: GraphDomain) -> GraphDomain | None:
         """Return the domain of the rows of a node's route, of those that it could read, if it is right."""
         route = written_out(node, nodes)
-        column = self.column_of_rows(route.by, domain.name) if domain.kind else None
+        column = None
+        if domain.kind:
+            column = self.column_of_rows(route.by, domain.name)
         problem = unroutable(node, route, column)
         if problem:
             law, remedy = problem
             self.problems.append(Problem("no-route", law, node.mark, (), remedy))
             return None
-        return self._on_route(node, route, column, domain) if column else None
+        assert column, "rows go by a column that they have"
+        return self._on_route(node, route, column, domain)
 
     def _on_route(self, node: Node, route: Route, by: Column, domain: GraphDomain) -> GraphDomain:
         """Return the domain of a route's rows, with a filter that the nodes of the same route share."""
-        for candidate in self.domains.values():
-            is_filtered_from_it = candidate.filtered and candidate.parent == domain.name
-            if is_filtered_from_it and self.routes.get(candidate.maker) == route:
-                return candidate
+        for maker, known_route in self.routes.items():
+            if known_route == route and (maker, domain.name) in self.copies:
+                return self.domains[f"{domain.name}/{maker}"]
         name = f"route:{node.name}"
         column_read = self.read_in(by.name, domain)
         self.columns[name] = Column(name, load(ROUTE).outputs[0].type.over(domain.kind), domain.name, name)
@@ -287,8 +277,9 @@ class ColumnPartitions:
     ) -> Call:
         """Return the call of a route's filter, on a column of the type that its ``by`` column has."""
         op = load(ROUTE)
-        cuts_groups = self.domains[by.domain].kind == domain.kind
-        declared = replace(op.declared, rows="each" if cuts_groups else "group")
+        has_value_per_row = self.domains[by.domain].kind == domain.kind
+        # a value of the prompt keeps its samples together; one of each sample may cut groups
+        declared = replace(op.declared, rows="each" if has_value_per_row else "group")
         port = replace(op.inputs[0], type=by.type)
         values = "the rest" if route.rest else ", ".join(map(str, route.values))
         op = replace(op, name=f"{route.by}: {values}", inputs=(port,), declared=declared)
