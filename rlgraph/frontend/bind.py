@@ -160,13 +160,16 @@ def _without_readers(nodes: Sequence[Node], lost: Set[str], changes: Mapping[str
     """Return the nodes that can do without the lost columns, and those that ``eval`` names."""
     remaining = list(nodes)
     while lost:
-        readers = [
-            node
-            for node in remaining
-            if node.name not in changes and not lost.isdisjoint(columns_needed(node))
-        ]
-        remaining = [node for node in remaining if node not in readers]
-        lost = {column for reader in readers for column in output_columns(reader).values()}
+        able = []
+        lost_with_readers: set[str] = set()
+        for node in remaining:
+            is_reader = not lost.isdisjoint(columns_needed(node))
+            if is_reader and node.name not in changes:
+                lost_with_readers.update(output_columns(node).values())
+            else:
+                able.append(node)
+        remaining = able
+        lost = lost_with_readers
     return remaining
 
 
@@ -203,16 +206,14 @@ def _line_of_owner(tree: Tree, mark: Mark, path: tuple[Any, ...]) -> int:
     owner = tree.at(path[:2]).key
     if owner is None or owner.source != mark.source:
         return 0
-    if owner.line > mark.line:
-        return 0
-    return owner.line
+    return owner.line if owner.line <= mark.line else 0
 
 
 def _sections_known(tree: Tree, binder: Binder) -> None:
+    known = (*SECTIONS, "extends", "use", "edits")
     for name, item in tree.items.items():
         if name not in SECTIONS:
             law = f"a graph has no section `{name}`"
-            known = (*SECTIONS, "extends", "use", "edits")
             binder.problem("unknown-section", law, item.key, known, nearest(name, known))
     for name in ("graph", "nodes", "schedule"):
         if tree.get(name) is None:
@@ -235,25 +236,18 @@ def _section(tree: Tree, name: str, binder: Binder) -> dict[str, Tree]:
 
 def _head(tree: Tree, binder: Binder) -> dict[str, Any]:
     """Return the name of a graph, what it is about, and its seed."""
-    head: dict[str, Any] = {"name": "", "about": "", "seed": 0}
-    name = tree.get("graph")
-    if name:
-        head["name"] = name.value
-        is_name = isinstance(name.value, str) and re.fullmatch(GRAPH_NAME, name.value)
-        if not is_name:
-            binder.problem("bad-name", "`graph` is one word: letters, digits, `_`, `-` and `.`", name.mark)
-    about = tree.get("about")
-    if about:
-        head["about"] = about.value
-        if not isinstance(about.value, str):
-            binder.problem("wrong-type", "`about` is a text", about.mark)
-    seed = tree.get("seed")
-    if seed:
-        head["seed"] = seed.value
-        is_whole_number = seed.is_number and isinstance(seed.value, int)
-        if not is_whole_number or seed.value < 0:
-            binder.problem("wrong-type", "`seed` is a whole number, 0 or more", seed.mark)
-    return head
+    name = tree.get("graph") or Tree("", tree.mark)
+    is_word = isinstance(name.value, str) and re.fullmatch(GRAPH_NAME, name.value)
+    if not is_word and tree.get("graph"):
+        binder.problem("bad-name", "`graph` is one word: letters, digits, `_`, `-` and `.`", name.mark)
+    about = tree.get("about") or Tree("", tree.mark)
+    if not isinstance(about.value, str):
+        binder.problem("wrong-type", "`about` is a text", about.mark)
+    seed = tree.get("seed") or Tree(0, tree.mark)
+    is_whole_number = seed.is_number and isinstance(seed.value, int)
+    if not is_whole_number or seed.value < 0:
+        binder.problem("wrong-type", "`seed` is a whole number, 0 or more", seed.mark)
+    return {"name": name.value, "about": about.value, "seed": seed.value}
 
 
 def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binder) -> dict[str, int]:

@@ -41,17 +41,16 @@ def as_written(graph: str, overrides: Sequence[str] = ()) -> Tree:
     Raises:
         GraphError: a file, an edit or an override is wrong.
     """
-    problems: Sequence[Problem] = ()
+    problems: list[Problem] = []
     try:
         tree = _load(graph, None, ())
     except GraphError as error:
         if error.valid_tree is None:
             raise
-        tree, problems = error.valid_tree, error.problems
-    try:
-        tree = overridden(tree, overrides)
-    except GraphError as error:
-        raise GraphError([*problems, *error.problems], error.valid_tree) from None
+        tree = error.valid_tree
+        problems += error.problems
+    tree, problems_of_overrides = _with_overrides(tree, overrides)
+    problems += problems_of_overrides
     if problems:
         raise GraphError(problems, tree)
     return tree
@@ -63,12 +62,18 @@ def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
     Raises:
         GraphError: an override is wrong.
     """
+    tree, problems = _with_overrides(tree, overrides)
+    if problems:
+        raise GraphError(problems, tree)
+    return tree
+
+
+def _with_overrides(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[Problem]]:
+    """Return a tree with the overrides that are right set in it, and what is wrong with the others."""
     binder = Binder()
     for override in overrides:
         tree = binder.attempt(_overridden, tree, override) or tree
-    if binder.problems:
-        raise GraphError(binder.problems, tree)
-    return tree
+    return tree, binder.problems
 
 
 def _overridden(tree: Tree, override: str) -> Tree:
@@ -79,24 +84,28 @@ def _overridden(tree: Tree, override: str) -> Tree:
 
 
 def _load(graph: str, reference: Tree | None, parents: tuple[Path, ...]) -> Tree:
+    """Return the tree of a graph's file, with its edits made to the graph that it extends.
+
+    ``reference`` is where another file names this one, and ``parents`` are the files that led to it.
+    """
     path = _find(graph, reference)
     if path.resolve() in parents:
         mark = reference.mark if reference else None
         raise fail("extends-cycle", f"`extends` goes in a circle: {path} extends itself", mark)
     tree = with_folders(source.read(path), path)
-    parent, edits, use = map(tree.get, ("extends", "edits", "use"))
+    parent = tree.get("extends")
+    edits = tree.get("edits")
+    use = tree.get("use")
     if parent and not isinstance(parent.value, str):
         law = "`extends` is the name of a shipped graph, or a file beside this one"
         raise fail("wrong-type", law, parent.mark, shipped_graphs())
     edits_of_fragments = _fragments(use) if use else []
+    if parent is None and edits is not None:
+        remedy = "" if tree.get("graph") else f"to a graph, give it as a fragment: use: [{path.name}]"
+        law = "`edits` change a parent; name one with `extends`"
+        raise fail("edits-alone", law, edits.key, remedy=remedy)
     if parent is None:
-        if edits is not None:
-            remedy = "" if tree.get("graph") else f"to a graph, give it as a fragment: use: [{path.name}]"
-            law = "`edits` change a parent; name one with `extends`"
-            raise fail("edits-alone", law, edits.key, remedy=remedy)
-        if use is None:
-            return tree
-        return _edited(tree.with_item("use", None), edits_of_fragments)
+        return _edited(tree.with_item("use", None), edits_of_fragments) if use else tree
     try:
         parent_tree = _load(parent.value, parent, (*parents, path.resolve()))
     except GraphError as error:
