@@ -15,6 +15,7 @@ from rlgraph.syntax.settings import Best, Eval, Schedule, Stop
 from rlgraph.syntax.source import OPEN, Tree
 from rlgraph.syntax.validate import Binder
 
+LENGTHS = ("iterations", "epochs")  # of a run, which has one of them
 INTERVALS = ("save_every", "record_every")  # of the schedule, which an evaluation's `every` is like
 FIFO = "fifo"
 IN_ORDER = "in_order"
@@ -34,15 +35,9 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
     schedule = schedule or Schedule()
     if section is None or not section.is_map:
         return schedule
-    mark = section.key
-    lengths = []
-    for name in ("iterations", "epochs"):
-        item = section.get(name)
-        if item is None:
-            continue
-        mark = item.key
-        if item.value is not None:
-            lengths.append(item)
+    items = [section.items[name] for name in LENGTHS if name in section.items]
+    mark = items[-1].key if items else section.key
+    lengths = [item for item in items if item.value is not None]
     if len(lengths) > 1:
         law = "`schedule` has `iterations` and `epochs`"
         binder.problem("run-length", law, mark, remedy="set: {schedule.iterations: null}")
@@ -167,10 +162,8 @@ def with_buffer(graph: Graph, tree: Tree, binder: Binder) -> Graph:
 def _settings_fit(place: Tree, by: str, binder: Binder) -> None:
     """Check that a buffer has only settings that are read for what waits in it."""
     for key, item in place.items.items():
-        accepting = SETTINGS_BY_FILLING.get(key)
-        if accepting is None or item.value is None:
-            continue
-        if by in accepting:
+        accepting = SETTINGS_BY_FILLING.get(key, (by,))
+        if item.value is None or by in accepting:
             continue
         law = f"`schedule.buffer.{key}` is for a buffer by {' or '.join(accepting)}, and this one is by {by}"
         remedy = f"remove: [schedule.buffer.{key}]"

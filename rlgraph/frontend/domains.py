@@ -190,17 +190,16 @@ def _parts_of_groups(
         yield "and may see a part of it", 'an op that reduces groups is declared so: @op(rows="group")'
     finer = [ancestor for ancestor in line if is_made_of(ancestor.kind, kind)]
     filtered = [ancestor for ancestor in finer if ancestor.filtered]
+    may_have_no_rows = any(ancestor.most for ancestor in finer)
+    kinds_read = [port.type.domain for port in node.op.inputs]
     if filtered:
         rows = filtered[0]
         reason = f"and reads the {rows.kind} that `{rows.maker}` keeps: of some there may be none"
         remedy = f"reduce before the filter: leave out `rows: {rows.maker}`; "
         yield reason, remedy + "the column can be read behind it"
-    else:
-        may_have_no_rows = any(ancestor.most for ancestor in finer)
-        kinds_read = [port.type.domain for port in node.op.inputs]
-        if may_have_no_rows and kind not in kinds_read:
-            reason = f"and reads nothing of {kind}: of some there may be no {line[0].kind}"
-            yield reason, f"declare a parameter of {kind}, such as count: int64[{kind}]"
+    elif may_have_no_rows and kind not in kinds_read:
+        reason = f"and reads nothing of {kind}: of some there may be no {line[0].kind}"
+        yield reason, f"declare a parameter of {kind}, such as count: int64[{kind}]"
     leavers = [ancestor.maker for ancestor in line if ancestor.maker in leaving]
     if leavers:
         leaver = leavers[0]
@@ -213,11 +212,9 @@ def _parts_of_groups(
 def no_filter(node: Node, rows: str, filters: Set[str]) -> Problem:
     """Return the problem of a node whose `rows` names nothing that makes or keeps rows."""
     law = f"`rows` of node `{node.name}` names `{rows}`, which is not a filter"
-    remedy = nearest(rows, filters)
-    if not remedy and filters:
-        remedy = f"the filters are {', '.join(sorted(filters))}"
-    elif not remedy:
-        remedy = f"add one: {rows}: {{op: filter.mixed}}"
+    remedy = f"add one: {rows}: {{op: filter.mixed}}"
+    if filters:
+        remedy = nearest(rows, filters) or f"the filters are {', '.join(sorted(filters))}"
     return Problem("no-filter", law, node.mark, (), remedy)
 
 

@@ -255,9 +255,8 @@ def _map_ports(
 ) -> Tree:
     """Redirect some ports in ``in`` or ``out`` of every node to another column."""
     for section in (TRAIN, EVAL):  # evaluation second: its nodes inherit from those that are changed by then
-        for path, node in [*_nodes(tree)]:
-            if path[:-1] != section:
-                continue
+        nodes = [(path, node) for path, node in _nodes(tree) if path[:-1] == section]
+        for path, node in nodes:
             for port in ports(path, node):
                 tree = _map_port(tree, path, key, port, Tree(column, mark, mark))
     return tree

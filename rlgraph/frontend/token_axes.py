@@ -62,11 +62,9 @@ class TokenAxes:
                 yield self._other_tokens(node, strangers[0], tokens, kind)
         model = node.model or node.tokenizer
         if model:
-            for tokens in {*self.bound_axes.values()}:
+            for tokens in dict.fromkeys(self.bound_axes.values()):
                 for origin in self.joined.get(tokens, [tokens]):
-                    problem = self._numbered(node, model, origin)
-                    if problem:
-                        yield problem
+                    yield from self._numbered(node, model, origin)
         self._note_outputs(node, outs, model)
 
     def _tokens_of(self, columns: Sequence[Column], makers: Set[str]) -> AxisOrigin:
@@ -127,10 +125,10 @@ class TokenAxes:
             remedy += f"on: {column.name}, in: {{values: {column.name}, values_mask: {mask}}}}}}}"
         return Problem("other-tokens", law, node.mark, (), remedy)
 
-    def _numbered(self, node: Node, name: str, tokens: AxisOrigin) -> Problem | None:
-        """Check that a model reads tokens of its own vocabulary."""
+    def _numbered(self, node: Node, name: str, tokens: AxisOrigin) -> Iterator[Problem]:
+        """Yield a problem where a model reads tokens of another vocabulary; note where that is not known."""
         if tokens.model is None:
-            return None
+            return
         model = self.models[name]
         source = self.models[tokens.model]
         shared, is_known = share_tokens(model, source)
@@ -140,9 +138,9 @@ class TokenAxes:
             law += "have a tokenizer.json (or say it: give both models one `vocabulary`, a name)"
             self.unknown[name, source.name] = law
         if shared:
-            return None
+            return
         law = f"node `{node.name}` ({node.op.name}) reads with `{name}` ({model.path}) {numbered} otherwise"
         remedy = f"choose a `{name}` with the tokenizer of `{source.name}`; if the tokens that occur are the "
         remedy += "same, say so: set: "
         remedy += f"{{models.{name}.vocabulary: shared, models.{source.name}.vocabulary: shared}}"
-        return Problem("other-vocabulary", law, node.mark, (), remedy)
+        yield Problem("other-vocabulary", law, node.mark, (), remedy)
