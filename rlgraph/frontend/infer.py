@@ -127,10 +127,13 @@ class Inference:
                 yield port.name, (port, ins[port.name])
                 continue
             column = self._measured(node, port)
+            # the experts that another model chose, say, mean nothing to this one
             is_of_own_model = port.name in node.op.declared.own
             if is_of_own_model and self._is_of_other_models(node, column):
                 continue
-            if column in self.writers or not port.optional:
+            # a required column that nothing writes is yielded, too: binding refuses it
+            is_written = column in self.writers
+            if is_written or not port.optional:
                 yield port.name, (port, column)
 
     def _check_ins(self, node: Node) -> None:
@@ -165,12 +168,15 @@ class Inference:
             for column in self._columns_read(node):
                 writers += self.writers.get(column, ())
             earlier = self.held_rows.predecessors(node, writers, self.graph.nodes)
+            # a node on the rows of a filter may read no column that the filter writes
             makers = {*node.rows} & self.makers
             waits_for[node.name] = {*earlier} | makers
+
         readers = DiGraph(waits_for)
         for name, needs in waits_for.items():
             for need in needs:
                 readers.add_edge(need, name)
+
         stuck = {*waits_for}
         for generation in readers.generations():
             stuck -= {*generation}
@@ -195,20 +201,21 @@ class Inference:
             node = self._holding(node)
         domain = self._bound_domain(node)
         if domain is None:
+            # readers of its columns are passed over: each mistake is reported once, where it was made
             self.broken.update(self.outs[node.name].values())
             return
         reads = self._typed_reads(node, domain)
         written_to = self._written_to(node, domain)
         streams = self.graph.schedule.stream is not None
         rows, problems = domains.reduced(self.domains, node, written_to, self.leaving, streams)
-        outs = {}
-        for port, column in self.outs[node.name].items():
-            is_alone = len(self.writers[column]) == 1
-            outs[port] = column if is_alone else f"{column}/{rows.maker}"
+        outs = self._partitions_written(node, rows)
+
+        # the axes come before the parameters: of an optional column along other tokens nothing is read
         requested = [(port, column) for port, column in reads.values() if not _by_chance(node, port)]
         makers = {ancestor.maker for ancestor in ancestors(self.domains, domain.name)}
         self.problems += self.axes.bind(node, requested, outs, makers)
         ins = self._ins(reads, domain, rows)
+
         self.problems += problems
         self._add_outputs(node, outs, domain, rows)
         if node.name in self.filters:
@@ -220,6 +227,14 @@ class Inference:
             writes=tuple(outs.values()),
             domain=written_to.name,
         )
+
+    def _partitions_written(self, node: Node, rows: GraphDomain) -> dict[str, str]:
+        """Return the op's name of each output -> its column; of a column with several writers, their part."""
+        outs = {}
+        for port, column in self.outs[node.name].items():
+            is_alone = len(self.writers[column]) == 1
+            outs[port] = column if is_alone else f"{column}/{rows.maker}"
+        return outs
 
     def _bound_domain(self, node: Node) -> GraphDomain | None:
         """Return the domain that a node works on; None, with the problems noted, where it has none."""
@@ -304,14 +319,16 @@ class Inference:
     def _missing(self, node: Node, column: str) -> None:
         """Note that nothing writes a column that a node reads, and how it could be written or left out."""
         law = f"node `{node.name}` ({node.op.name}) reads column `{column}`, which nothing writes"
-        remedy = writer_of(column, self.graph.models) or nearest(column, self.writers)
-        if not remedy:
-            remedy = f"add a node that writes it, or map it: in: {{{column}: ...}}"
         removed = self.graph.removed.get(column)
         if removed:
             law += f": node `{column}` is removed here"
+
+        remedy = writer_of(column, self.graph.models) or nearest(column, self.writers)
+        if not remedy:
+            remedy = f"add a node that writes it, or map it: in: {{{column}: ...}}"
         ports = [port for port, name in self.ports[node.name].values() if name == column]
-        if any(port.type.dtype == "anything" for port in ports):
+        takes_any_type = any(port.type.dtype == "anything" for port in ports)
+        if takes_any_type:  # the name may stand in a text, and not be meant as a column
             remedy += domains.NAMED_REMEDY.format(column)
         setting = self._setting_without(node, ports)
         if setting:
@@ -340,10 +357,12 @@ class Inference:
             if column is None:
                 if not by_chance and self.partitions.is_unread(node, name, finest):
                     return None
+                # any partition shows what is wrong with the column: none has the node's rows
                 column = self.partitions.by_name[name][0]
             meets, is_finer = self._meeting(column, finest)
             if by_chance and not meets:
-                continue
+                continue  # the node runs without it
+
             problem = domains.wrong_type(node, port, column, self.domains[column.domain].kind)
             if problem is None and finest and not meets:
                 problem = self._unrelated(node, column, finest, ports.values())
@@ -352,8 +371,9 @@ class Inference:
                 return None
             if is_finer:
                 finest = self.domains[column.domain]
+
         if finest is None:
-            finest = GraphDomain("", "", node.name)
+            finest = GraphDomain("", "", node.name)  # of a source, which reads nothing
         if node.route:
             return self.partitions.routed(node, self.graph.nodes, finest)
         return finest
