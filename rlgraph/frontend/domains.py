@@ -10,6 +10,8 @@ from rlgraph.ir.graph import Column, Node
 from rlgraph.ops.column_types import ColumnType, is_made_of
 from rlgraph.ops.declare import Op, Port
 
+Domains = Mapping[str, GraphDomain]
+
 AXIS_REMEDY = "an op between them makes one of the other: "
 AXIS_REMEDY += "reward.kl_penalty spreads sample rewards over tokens"
 ROW_REMEDY = "an op between them makes one number per row of those of its tokens; of numbers per token "
@@ -17,7 +19,6 @@ ROW_REMEDY += "advantage.process (in groups), advantage.gae and advantage.reinfo
 # by the axis that a parameter declares: rows alone, or tokens
 REMEDY_OF_AXIS = {"tokens": AXIS_REMEDY, None: ROW_REMEDY}
 FILTER_REMEDY = ", or let the filter be one of prompts, which `rows` of a rollout may name"
-Domains = Mapping[str, GraphDomain]
 NAMED_REMEDY = "; `columns` of a source take it from files, and {{{{{0}}}}} in a text is {{{0}}}, no column"
 DTYPES = {str: "text", int: "int64", bool: "boolean"}
 
@@ -77,10 +78,12 @@ def misfit(want: ColumnType, have: ColumnType, kind: str) -> tuple[str, str]:
     """
     if want.dtype not in (have.dtype, "anything"):
         return "wrong-dtype", "map the parameter to another column by `in`"
-    if is_made_of(kind, want.domain):
+    is_finer = is_made_of(kind, want.domain)
+    if is_finer and kind == "segments":
+        remedy = "let it read columns of samples; segment.align brings what it writes to their segments"
+        return f"{kind}-to-{want.domain}", remedy
+    if is_finer:
         remedy = f"an op that reduces groups makes {want.domain} of {kind}, such as group.mean"
-        if kind == "segments":
-            remedy = "let it read columns of samples; segment.align brings what it writes to their segments"
         return f"{kind}-to-{want.domain}", remedy
     # a parameter along other_tokens may be along the same tokens as the others
     reads_tokens_as_others = (want.axis, have.axis) == ("other_tokens", "tokens")
@@ -116,22 +119,23 @@ def wrong_type(node: Node, port: Port, column: Column, kind: str) -> Problem | N
 
 def without_rows(node: Node, domain: GraphDomain) -> Problem | None:
     """Return the problem of a node whose op declares finer rows than the node has: samples, not prompts."""
-    if node.op.declared.makes is not None or node.op.copies:
+    declared = node.op.declared
+    if declared.makes is not None or node.op.copies:
         return None
     law = f"node `{node.name}` ({node.op.name})"
     if not domain.kind:
         remedy = "an op reads a column, or says which rows it `makes`"
         return Problem("no-rows", f"{law} has no rows", node.mark, (), remedy)
-    for port in node.op.inputs:
-        if not is_made_of(port.type.domain, domain.kind):
-            continue
-        law += f" reads `{port.name}` as {port.type}; all that it reads has one row per "
-        law += domain.kind.removesuffix("s")
-        remedy = "read a column that a rollout wrote"
-        if node.op.declared.filters:
-            remedy += FILTER_REMEDY
-        return Problem(f"{domain.kind}-to-{port.type.domain}", law, node.mark, (), remedy)
-    return None
+    finer = [port for port in node.op.inputs if is_made_of(port.type.domain, domain.kind)]
+    if not finer:
+        return None
+    port = finer[0]
+    row = domain.kind.removesuffix("s")
+    law += f" reads `{port.name}` as {port.type}; all that it reads has one row per {row}"
+    remedy = "read a column that a rollout wrote"
+    if declared.filters:
+        remedy += FILTER_REMEDY
+    return Problem(f"{domain.kind}-to-{port.type.domain}", law, node.mark, (), remedy)
 
 
 def made_by(node: Node, domains: Domains, parent: str | None) -> GraphDomain:
@@ -144,12 +148,16 @@ def made_by(node: Node, domains: Domains, parent: str | None) -> GraphDomain:
     if declared.times:
         times *= call.attributes[declared.times]
     domain = GraphDomain(name, kind, node.name, parent, times)
+
     if declared.holds:
-        youngest = 0 if call.value("fresh", False) else 1
+        is_fresh = call.value("fresh", False)
+        youngest = 0 if is_fresh else 1
         oldest = call.value("oldest", 0)
+        # no row of this iteration stands above one that came in an earlier one
         return replace(domain, parent=None, held=parent or "", ages=(youngest, oldest))
     if not declared.counts:
-        return replace(domain, most=0, expected=0.0)
+        return domain
+
     most = call.value("most")
     if not isinstance(most, int):
         most = 1  # it is missing, or open
@@ -171,11 +179,11 @@ def reduced(
     if node.op.declared.makes or not reduces:
         return domain, []
     line = ancestors(domains, domain.name)
+    domain_of_groups = next(ancestor for ancestor in line if ancestor.kind == kind)
     law = f"node `{node.name}` ({node.op.name}) returns one row for each of {kind}"
     problems = []
     for reason, remedy in _parts_of_groups(node, line, kind, leaving, streams):
         problems.append(Problem("part-of-group", f"{law}, {reason}", node.mark, (), remedy))
-    domain_of_groups = next(ancestor for ancestor in line if ancestor.kind == kind)
     return domain_of_groups, problems
 
 
@@ -196,7 +204,8 @@ def _parts_of_groups(
         rows = filtered[0]
         reason = f"and reads the {rows.kind} that `{rows.maker}` keeps: of some there may be none"
         remedy = f"reduce before the filter: leave out `rows: {rows.maker}`; "
-        yield reason, remedy + "the column can be read behind it"
+        remedy += "the column can be read behind it"
+        yield reason, remedy
     elif may_have_no_rows and kind not in kinds_read:
         reason = f"and reads nothing of {kind}: of some there may be no {line[0].kind}"
         yield reason, f"declare a parameter of {kind}, such as count: int64[{kind}]"
@@ -223,10 +232,11 @@ def two_writers(column: str, writer: Node, node: Node, output: str) -> Problem:
     law = f"column `{column}` has two writers: `{writer.name}` ({writer.mark}) and `{node.name}`"
     remedy = "give one of them another name: "
     remedy += f"{node.name}: {{..., out: {{{output or node.name}: other_{column}}}}}"
+    could_divide_rows = writer is not node and not node.op.source  # a source takes no `rows`
     if writer.route and node.route:
         law += ", and they may have rows in common"
         remedy = "let them go by one column, share no value of `is`, and one at most be without: the rest"
-    elif writer is not node and not node.op.source:
+    elif could_divide_rows:
         remedy += f"; or give each its own rows: {writer.name}: {{..., rows: {{by: COLUMN, is: VALUE}}}}, "
         remedy += f"{node.name}: {{..., rows: {{by: COLUMN}}}}, the rest"
     return Problem("two-writers", law, node.mark, (), remedy)
@@ -242,12 +252,14 @@ def unrelated(
     law = f"node `{node.name}` reads columns of unrelated domains: "
     law += f"`{column.name}` is {column.label}, others are of {finest.name}"
     remedy = "columns that meet in a node come from the same rollout or source"
+    # n: 1 of the maker would do, where the columns' rows then were one to one
     with_one_row_each = {**domains, column.domain: replace(domains[column.domain], times=1)}
     times = maker.op.declared.times
     if times and start(with_one_row_each, column, finest.name):
         remedy = "of two rollouts of the same prompts, one makes one row per prompt: "
         remedy += f"set: {{{maker.name}.{times}: 1}}"
-    if finest.filtered and finest.parent in lineage(domains, column.domain):
+    is_of_unfiltered_rows = finest.parent in lineage(domains, column.domain)
+    if finest.filtered and is_of_unfiltered_rows:
         remedy = f"`{finest.maker}` keeps {finest.kind}: let `{maker.name}` go on from those, "
         remedy += f"set: {{{maker.name}.rows: {finest.maker}}}"
     drawing = _drawing(domains, reads, node.name)
@@ -278,9 +290,11 @@ def written_out(node: Node, nodes: Sequence[Node]) -> Route:
         if candidate.route is None or candidate.route.by != route.by:
             continue
         routes.append(candidate.route)
-        if not columns.isdisjoint(output_columns(candidate).values()):
+        shares_column = not columns.isdisjoint(output_columns(candidate).values())
+        if shares_column:
             routes_of_same_column.append(candidate.route)
-    values: dict[str | int | bool, None] = {}
+
+    values: dict[str | int | bool, None] = {}  # each once, in the order of the nodes
     for opposite in routes_of_same_column or routes:
         values.update(dict.fromkeys(opposite.values))
     return replace(route, values=tuple(values), rest=True)
