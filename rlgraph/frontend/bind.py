@@ -46,12 +46,14 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
     tree, former = present(tree)
     binder.problems += former
     _sections_known(tree, binder)
+
     model_sections = _section(tree, "models", binder)
     models = {}
     for name, section in model_sections.items():
         model = bind_model(name, section, device, binder)
         if model:
             models[name] = model
+
     node_sections = _section(tree, "nodes", binder)
     nodes = []
     for name, section in node_sections.items():
@@ -60,12 +62,14 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
             nodes.append(node)
     states_are_kept(nodes, binder)
     nodes = with_leads(nodes, node_sections, binder)
+
     pools = _pools(_section(tree, "pools", binder), devices, _least_devices(models), binder)
     _pools_exist(model_sections, node_sections, pools, binder)
     engines = _engine_pools(models, [*pools])
     bound = BoundView(models, nodes, model_sections, engines, pools)
     for law in BOUND_LAWS:
         binder.problems += law(bound)
+
     schedule = run_length(_validated(Schedule, tree, "schedule", binder), nodes, tree, binder)
     evaluation = _validated(Eval, tree, "eval", binder)
     graph = Graph(
@@ -79,13 +83,15 @@ def bind(tree: Tree, devices: int, device: str = "cpu") -> Graph:
         open_values=tuple(_open_values(tree)),
         removed=tree.removed,
     )
-    are_ports_known = len(nodes) == len(node_sections)
-    has_bad_name = any(problem.kind == "bad-name" for problem in binder.problems)
-    if not binder.problems:
-        _next_is_written(graph, binder)
-        graph = with_buffer(graph, tree, binder)
-    elif are_ports_known and not has_bad_name:
-        binder.problems += Inference(graph).walk().problems  # problems between nodes are reported, too
+    if binder.problems:
+        # problems between nodes are reported in the same go, unless they would only follow from these
+        are_ports_known = len(nodes) == len(node_sections)
+        has_bad_name = any(problem.kind == "bad-name" for problem in binder.problems)
+        if are_ports_known and not has_bad_name:
+            binder.problems += Inference(graph).walk().problems
+        raise GraphError(binder.problems)
+    _next_is_written(graph, binder)
+    graph = with_buffer(graph, tree, binder)
     raise_problems(binder.problems)
     return graph
 
@@ -109,13 +115,14 @@ def bind_evaluation(tree: Tree, devices: int, device: str = "cpu") -> Graph | No
             schedule = schedule.with_item(key, None)
         tree = tree.with_item("schedule", schedule.with_item("iterations", Tree.of(0)))
     graph = bind(tree.with_item("nodes", nodes).with_item("eval", None), devices, device)
+
     remaining = _without_training(graph.nodes, changes)
-    report = section.items["report"].items
     ports = {}
     for node in remaining:
         columns = output_columns(node)
         for port in node.op.outputs:
             ports[columns[port.name]] = port
+    report = section.items["report"].items
     _reported_exist(report, ports)
     metrics = {name: str(column.value) for name, column in report.items()}
     if not metrics:
@@ -144,14 +151,17 @@ def _without_training(nodes: Sequence[Node], changes: Mapping[str, Tree]) -> lis
         change = changes.get(node.name)
         if change and change.get("op"):
             new_columns.update(output_columns(node).values())
+
     remaining = []
     lost: set[str] = set()
     for node in nodes:
         columns = {*output_columns(node).values()}
-        is_replaced = node.name not in changes and not new_columns.isdisjoint(columns)
-        if is_replaced:
+        is_named = node.name in changes  # what `eval` says of a node, it says of one that is to run
+        if is_named:
+            remaining.append(node)
+        elif not new_columns.isdisjoint(columns):
             lost |= columns - new_columns
-        elif node.name in changes or not node.trains:
+        elif not node.trains:
             remaining.append(node)
     return _without_readers(remaining, lost, changes)
 
@@ -266,12 +276,13 @@ def _pools(sections: Mapping[str, Tree], devices: int, least: int, binder: Binde
     if not pools:
         pools["main"] = 0
         autos = ["main"]
+
     shared = least * len(autos)
     if devices:
         shared = devices - sum(pools.values())
     for place, name in enumerate(autos):
         size, remainder = divmod(shared, len(autos))
-        if place < remainder:
+        if place < remainder:  # the first pools have one more, so that no device is left over
             size += 1
         pools[name] = max(size, 1)
     return pools
