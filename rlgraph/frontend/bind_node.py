@@ -114,8 +114,8 @@ def _route(item: Tree) -> Route | None:
     if "is" in content and not values:
         return None  # `is` that lists no value is a mistake; only without `is` does a route take the rest
     for value in values:
-        is_value = type(value) in (str, int, bool)
-        if not is_value or value == OPEN:
+        can_be_compared = type(value) in (str, int, bool)  # rows go by equality, which floats rarely keep
+        if not can_be_compared or value == OPEN:
             return None
     return Route(column, tuple(values))
 
@@ -178,11 +178,13 @@ def _joined(node: Node, leads: Mapping[str, Node], tree: Tree, binder: Binder) -
         law += f"which updates `{lead.model}`; it updates `{node.model}`"
         binder.problem("joins-other-model", law, mark, remedy=f"remove: [{node.name}.joins]")
         return node
+
     shared = {}
     for role in STEPS:
         attribute = node.called.name_of(role)
         if attribute:
             shared[attribute] = lead.called.value(role, 1)
+    # a term may repeat the update's steps; its cadence is not its own to say, even if it is the same
     for key in (*KEYS, *shared):
         item = tree.get(key)
         if item and item.value not in (OPEN, shared.get(key)):
@@ -212,8 +214,9 @@ def _node_pool(name: str, tree: Tree, op: Op, binder: Binder) -> str:
         return ""
     if op.engine:
         law = f"node `{name}` runs where its model's {op.engine} engine is"
-        model = str(tree.items["model"].value) if tree.get("model") else "MODEL"
-        placed = f"models.{model.partition('@')[0]}.{op.engine}.pool={item.value}"
+        model_item = tree.get("model")
+        model = str(model_item.value).partition("@")[0] if model_item else "MODEL"
+        placed = f"models.{model}.{op.engine}.pool={item.value}"
         remedy = f"leave out {name}.pool, and place the engine: {placed}"
         binder.problem("pool-of-engine", law, item.key, remedy=remedy)
     return str(item.value)
@@ -232,10 +235,11 @@ def _node_model(
         return None, False
     model, _, version = item.value.partition("@")
     if item.value == OPEN or model in binder.broken:
-        return None, False
+        return None, False  # nothing is wrong with the node itself
     if model in models and version in ("", "next"):
         _model_fits(name, op, models[model], item.mark, binder)
         return model, version == "next"
+
     law = f"there is no model `{item.value}`"
     mark = item.mark
     remedy = nearest(model, models)
@@ -262,10 +266,11 @@ def _model_fits(name: str, op: Op, model: Model, mark: Mark, binder: Binder) -> 
 
 def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binder: Binder) -> str | None:
     item = tree.get("tokenizer")
-    if "tokenizer" not in op.handles.values():
-        if item:
-            law = f"op {op.name} reads no tokenizer"
-            binder.problem("tokenizer-unused", law, item.key, remedy="remove `tokenizer`")
+    reads_tokenizer = "tokenizer" in op.handles.values()
+    if item and not reads_tokenizer:
+        law = f"op {op.name} reads no tokenizer"
+        binder.problem("tokenizer-unused", law, item.key, remedy="remove `tokenizer`")
+    if not reads_tokenizer:
         return None
     if item and str(item.value) in models:
         return str(item.value)
@@ -275,7 +280,8 @@ def _tokenizer(name: str, tree: Tree, op: Op, models: Mapping[str, Model], binde
         return natural[0].name
     is_open = item is not None and item.value == OPEN
     if binder.broken or is_open:
-        return None
+        return None  # the model that is meant may be one of the broken ones
+
     law = f"node `{name}` needs the tokenizer of one model"
     example = "MODEL"
     mark = tree.key

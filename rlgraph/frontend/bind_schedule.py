@@ -37,6 +37,7 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
         return schedule
     items = [section.items[name] for name in LENGTHS if name in section.items]
     mark = items[-1].key if items else section.key
+    # null takes back what a parent says, as of a graph that counts epochs in place of iterations
     lengths = [item for item in items if item.value is not None]
     if len(lengths) > 1:
         law = "`schedule` has `iterations` and `epochs`"
@@ -44,10 +45,12 @@ def run_length(schedule: Schedule | None, nodes: Sequence[Node], tree: Tree, bin
     elif not lengths:
         law = "`schedule` has no `iterations` and no `epochs`"
         binder.problem("run-length", law, mark, remedy="add `iterations: ...`, or `epochs: ...`")
+
     if schedule.stop:
         _stop_is_measured(schedule.stop, tree, binder)
     if schedule.best:
         _best_is_measured(schedule.best, tree, binder)
+
     schedule = _ordered(schedule, section, binder)
     intervals = {}
     for key in INTERVALS:
@@ -84,8 +87,10 @@ def _interval(
     mark = tree.at(path).mark
     for law, remedy in _unforeseen(every, schedule, nodes):
         binder.problem("interval", f"`{name}` is {every}, and {law}", mark, remedy=remedy)
+
     sources = _sources(nodes)
-    if not every.epochs or every.source in sources:
+    counts_rows = bool(every.epochs)
+    if not counts_rows or every.source in sources:
         return every
     if every.source:
         law = f"`{name}` counts the rows of `{every.source}`, which is not a source of the graph"
@@ -93,7 +98,8 @@ def _interval(
         return every
     if len(sources) == 1:
         return every.of(sources[0])
-    law = f"`{name}` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
+    listing = ", ".join(sources) or "none"
+    law = f"`{name}` counts the rows of one source; the graph has {listing}"
     remedy = "give iterations, or a duration"
     if sources:
         remedy = f"say whose: {every} of {sources[0]}"
@@ -176,8 +182,8 @@ def _refills(graph: Graph) -> bool:
 
 def _filled_by(graph: Graph) -> str:
     """Return what waits in a buffer that does not say so."""
-    streams = any(is_on_separate_pool(graph, node) for node in serving_trained(graph))
-    if _refills(graph) and not streams:
+    can_stream = any(is_on_separate_pool(graph, node) for node in serving_trained(graph))
+    if _refills(graph) and not can_stream:
         return "surplus"
     return "group"  # which is refused, where generation lacks something for it
 
@@ -185,8 +191,10 @@ def _filled_by(graph: Graph) -> str:
 def _stop_is_measured(stop: Stop, tree: Tree, binder: Binder) -> None:
     """Check that the metric of an early stop has one bound and, of an evaluation, that it is reported."""
     place = tree.at(("schedule", "stop"))
-    if (stop.at_least is None) == (stop.at_most is None):
-        bounds = "no bound" if stop.at_least is None else "two bounds"
+    has_least = stop.at_least is not None
+    has_most = stop.at_most is not None
+    if has_least == has_most:
+        bounds = "two bounds" if has_least else "no bound"
         law = f"`schedule.stop` has {bounds} for `{stop.metric}`"
         remedy = "give at_least, as of an accuracy, or at_most, as of a loss"
         binder.problem("stop-bound", law, place.key, ("at_least", "at_most"), remedy)
@@ -206,7 +214,8 @@ def _is_reported(metric: str, reads: str, place: Tree, tree: Tree, binder: Binde
     if tree.get("eval"):
         known = [f"eval/{name}" for name in tree.at(("eval", "report")).items]
     for reported in known:
-        if metric == reported or metric.startswith(f"{reported}/"):
+        is_part = metric.startswith(f"{reported}/")  # as of one data set: eval/accuracy/math
+        if is_part or metric == reported:
             return
     law = f"{reads} `{metric}`, which no evaluation reports"
     remedy = nearest(metric, known) or _report_of(metric, place, known)
@@ -218,7 +227,8 @@ def _report_of(metric: str, place: Tree, known: Sequence[str]) -> str:
 
     ``known`` are the metrics of evaluations. The mean of the column ``rewards`` is an example of a report.
     """
-    setting = f"schedule.{'best' if 'mode' in place.items else 'stop'}.metric"
+    section = "best" if "mode" in place.items else "stop"
+    setting = f"schedule.{section}.metric"
     if not metric.startswith("eval/"):
         if known:
             return f"set: {{{setting}: {known[0]}}}"
@@ -234,9 +244,10 @@ def _counted(schedule: Schedule, nodes: Sequence[Node], mark: Mark | None, binde
     sources = _sources(nodes)
     epochs = schedule.epochs
     counted = epochs if isinstance(epochs, dict) else dict.fromkeys(sources, epochs)
-    is_of_one_source = len(counted) == 1 and counted.keys() <= {*sources}
-    if not is_of_one_source:
-        law = f"`schedule.epochs` counts the rows of one source; the graph has {', '.join(sources) or 'none'}"
+    are_sources = counted.keys() <= {*sources}
+    if len(counted) != 1 or not are_sources:
+        listing = ", ".join(sources) or "none"
+        law = f"`schedule.epochs` counts the rows of one source; the graph has {listing}"
         remedy = "give schedule.iterations"
         if sources:
             remedy = f"set: {{schedule.epochs: {{{sources[0]}: 3}}}}"
