@@ -52,6 +52,7 @@ def _broken_by_calls(graph: Graph) -> Iterator[Problem]:
         # rows of data are in one update with sampled ones by the graph's own word
         sampled = [view for view in graphs if sampler(view, node.domain)]
         views = [when_they_came(view, node) for view in sampled or graphs]
+
         problems: dict[tuple[str, str], Problem] = {}  # by law and remedy: parts may break it alike
         for call in (node.call, *node.hooks.values()):
             for law, problem in _broken_by_call(node, call, views):

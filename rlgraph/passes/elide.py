@@ -35,9 +35,10 @@ def _only_reader(graph: Graph, node: Node) -> Node | None:
     is_reported = column in graph.report.values()
     if is_reported or len(readers) != 1:
         return None
+
     reader = readers[0]
     if not reader.trains or reader.optimizer_steps != 1:
-        return None
+        return None  # from the second step on, its weights are not those that scored
     ports = [port for port, name in reader.called.ins.items() if name == column]
     if ports != [COLUMN]:
         return None

@@ -34,7 +34,8 @@ def skip(graph: Graph) -> Graph:
         return _with_intervals(graph, dict.fromkeys((node.name for node in graph.nodes), ()))
     available = _available(graph)
     raise_broken(CADENCE_LAWS, CadenceView(graph, available))
-    if not any(node.when for node in graph.nodes):
+    skips_iterations = any(node.when for node in graph.nodes)
+    if not skips_iterations:
         return graph
     changed = _with_intervals(graph, _needed(graph, available))
     raise_problems(no_idle_iteration(changed))
@@ -53,6 +54,7 @@ def _needed(graph: Graph, available: Mapping[str, Cadences]) -> dict[str, Cadenc
     for node in reversed(graph.in_order):
         users = []
         for reader, columns in graph.needs.predecessors(node.name).items():
+            # nodes of the user that only wait for each other may each run without the other
             waits_for_insertion = node.name in inserted or reader in inserted
             if columns or waits_for_insertion:
                 users.append(intervals[reader])
@@ -87,9 +89,9 @@ def _available(graph: Graph) -> Mapping[str, Cadences]:
         limits = []
         for column in node.reads:
             writer = graph.writers[column]
-            if not holds_rows(writer):
+            if not holds_rows(writer):  # one that holds rows gives some in every iteration
                 limits.append(available[writer.name])
-        if node.writes:
+        if node.writes:  # an update's own cadence limits when it runs, and no reader
             limits.append(node.when)
         available[node.name] = max(limits, key=_rarity, default=())
     return available

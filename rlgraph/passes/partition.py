@@ -39,10 +39,12 @@ def partition(graph: Graph) -> Graph:
         devices = graph.devices[node.pool]
         elsewhere = _reads_elsewhere(graph, node, columns, layout)
 
+        # a column is moved once, for the first reader in a layout; later ones read the same copy
         missing = [name for name in elsewhere if (name, layout, devices) not in moved]
         if missing:
             origins = {columns[name].pool for name in missing}
-            place = layout if len(graph.devices) == 1 else f"{node.pool}/{layout}"
+            has_one_pool = len(graph.devices) == 1
+            place = layout if has_one_pool else f"{node.pool}/{layout}"
             copies = {}
             for name in missing:
                 copy = _copy(columns[name], f"{name}@{place}", layout, node.pool)
@@ -98,17 +100,20 @@ def _layout(
     """Return how the rows of a node lie on its pool's devices."""
     if graph.devices[node.pool] == 1:
         return ONE
+
     match node.kind:
         case Kind.REPEAT | Kind.COLLECT | Kind.MERGE:
             return EVEN
         case Kind.SELECT:
             (filtering,) = node.after
             return columns[graph.node(filtering).writes[0]].layout
+
     if node.op.source or _needs_all_rows(node, graph):
         return ONE
     if node.op.declared.makes:
         return EVEN
     if node.op.engine == "train":
+        # a node that scores is laid out as the update of its rows, so that nothing moves between them
         of_domain = minibatches.get(node.domain, 1)
         return RowLayout("balanced", node.called.value("minibatches", of_domain))
     return _layout_of_most(node, columns)

@@ -50,9 +50,11 @@ def stream(graph: Graph) -> Graph:
 
     rollouts = {node.name: _streaming_rollout(node, settings.chunk) for node in generating}
     streaming = graph.with_nodes(rollouts)
-    if any(node.refill for node in streaming.nodes):
+    has_region = any(node.refill for node in streaming.nodes)
+    if has_region:
         return streaming
 
+    # what a node may read one group after the other depends on the types and rows of its columns
     typed = infer(streaming)
     raise_broken(TYPED_STREAM_LAWS, StreamView(typed, generating))
     inside = _continued_by_group(typed, generating)
@@ -66,9 +68,11 @@ def stream(graph: Graph) -> Graph:
 def _streaming_rollout(node: Node, chunk: int) -> Node:
     """Return a rollout as the op that leaves what has not ended, every ``chunk`` tokens."""
     call = node.called
-    if node.op.declared.leaves:
+    leaves_already = bool(node.op.declared.leaves)
+    if leaves_already:
         attributes = _with_chunks(call.attributes, chunk)
         return replace(node, call=_with_outputs(replace(call, attributes=attributes)))
+
     name = node.op.declared.streams
     op = load(OPS[name], name)
     fields = op.attributes.model_fields
@@ -111,16 +115,19 @@ def _reading_finished(node: Node, generating: Collection[str]) -> Node:
 
 def _continued_by_group(graph: Graph, generating: Sequence[Node]) -> set[str]:
     """Return the nodes whose rows go on one group after the other: up to the rollout, and behind it."""
-    needed = reached(graph.needs, [node.name for node in generating], waits=lambda *_: True)
+    rollouts = [node.name for node in generating]
+    needed = reached(graph.needs, rollouts, waits=lambda *_: True)
     inside: set[str] = set()
     for node in graph.in_order:
         if node.call is None:
             continue
+        if node.name in needed:
+            inside.add(node.name)
+            continue
+        # behind the rollout a node goes on by group as long as all that it reads comes by group
         writers = _writers_read(graph, node)
         reads_only_groups = bool(writers) and writers <= inside
-        leads_to_rollout = node.name in needed
-        goes_on = reads_only_groups and not more_than_a_group(graph, node)
-        if leads_to_rollout or goes_on:
+        if reads_only_groups and not more_than_a_group(graph, node):
             inside.add(node.name)
     return inside
 
@@ -129,8 +136,10 @@ def _readers_outside(graph: Graph, inside: Collection[str]) -> set[str]:
     """Return the user's nodes outside of some that read what one of these writes."""
     readers = set()
     for node in graph.nodes:
-        is_outside = node.call is not None and node.name not in inside
-        if is_outside and not _writers_read(graph, node).isdisjoint(inside):
+        if node.call is None or node.name in inside:
+            continue
+        reads_inside = not _writers_read(graph, node).isdisjoint(inside)
+        if reads_inside:
             readers.add(node.name)
     return readers
 
