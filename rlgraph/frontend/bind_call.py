@@ -95,15 +95,18 @@ def bind_call(name: str, tree: Tree, binder: Binder) -> tuple[Call, dict[str, Ca
     if op_and_target is None:
         return None
     op, target = op_and_target
+
     hooks = {}
     for path, kind, hook_tree in hooked(op, tree):
         hook = _hook(f"{name}.{path}", kind, hook_tree, binder)
         if hook:
             hooks[path] = hook
+
     section = _without(tree, NODE_KEYS)
     attributes, courses = _attributes(name, section, op, binder, f"op {op.name}", _accepted(op))
     if attributes is None:
-        attributes = _defaults(op)
+        attributes = _defaults(op)  # its edges are checked all the same
+
     op = _with_outputs(name, op, attributes, tree, binder)
     further = op.further(attributes)
     if further:
@@ -276,8 +279,8 @@ def names(tree: Tree, key: str, binder: Binder) -> dict[str, str]:
     item = tree.get(key)
     if item is None:
         return {}
-    are_names = all(isinstance(child.value, str) for child in item.items.values())
-    if not item.is_map or not are_names:
+    are_texts = all(isinstance(child.value, str) for child in item.items.values())
+    if not item.is_map or not are_texts:
         law = f"`{key}` maps the op's names to columns, as {{rewards: shaped}}"
         binder.problem("wrong-type", law, item.mark)
         return {}

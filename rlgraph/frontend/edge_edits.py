@@ -40,6 +40,8 @@ def insert(tree: Tree, name: str, content: Tree) -> Tree:
     body = content.with_item("on", None)
     column = _spliced(name, body, on)
     _require_free(column, mark, _columns(tree))
+
+    # readers are redirected while the new node is not yet among them: it goes on to read the old column
     tree = _redirect(tree, on.value, column, mark, tree)
     section = _section(tree, tuple(section_path))
     items: dict[str, Tree] = {}
@@ -82,6 +84,7 @@ def rename(tree: Tree, old: str, new: Tree) -> Tree:
     columns = [*_columns(tree)]
     if old in columns:
         return _rename_column(tree, old, new.value, mark)
+
     models = [f"models.{name}" for name in _section(tree, ("models",)).items]
     known = [*dict.fromkeys((*nodes, *columns)), *models]
     hint = nearest(old, known)
@@ -140,13 +143,15 @@ def _referring(item: Tree, old: str, new: str) -> Tree:
 
 def _rename_node(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     lone_outputs = _lone_outputs(tree, old)
-    if any(old in columns for columns in lone_outputs.values()):
+    is_column_too = any(old in columns for columns in lone_outputs.values())
+    if is_column_too:
         tree = _rename_column(tree, old, new, mark)
     tree = _refer_by(tree, ("rows", "state", "joins"), old, new, mark)
     for section in (TRAIN, EVAL):
         path = (*section, old)
         if not tree.find(path):
             continue
+        # in `out`, an output without a name of its own is called by the node's
         if path in lone_outputs and tree.find((*path, "out", old)):
             section_of_node = _rekey(_section(tree, path), ("out",), old, new)
             tree = put(tree, path, _with_ports(section_of_node, "out"), mark)
@@ -170,6 +175,7 @@ def _lone_outputs(tree: Tree, name: str) -> dict[TreePath, list[str]]:
 
 def _rename_column(tree: Tree, old: str, new: str, mark: Mark) -> Tree:
     _require_free(new, mark, _columns(tree))
+    # a node that reads the new name where there is such a column would start to do so
     sections = _sections(tree, old)
     for path, node in _nodes(tree):
         optional = {port.name for port in input_ports(node) if port.optional}

@@ -51,8 +51,9 @@ def diff_trees(a: Tree, b: Tree) -> list[dict[str, Any]]:
     """
     values_of: dict[str, dict[str, Any]] = {word: {} for word in WORDS}
     for change in _changes(a, b):
-        value = None if change.new is None else change.new.plain()
+        value = change.new.plain() if change.new else None
         values_of[change.word][change.name] = value
+
     edits: list[dict[str, Any]] = []
     for word, values in values_of.items():
         if not values:
@@ -85,9 +86,11 @@ def diff_yaml(edits: Sequence[dict[str, Any]]) -> str:
         ((word, content),) = edit.items()
         if isinstance(content, list):
             lines.append(f"  - {word}: {flow(content)}")
-        else:
-            lines.append(f"  - {word}:")
-            lines += [f"      {flow({name: value})[1:-1]}" for name, value in content.items()]
+            continue
+        lines.append(f"  - {word}:")
+        for name, value in content.items():
+            item = flow({name: value})[1:-1]  # without its braces
+            lines.append(f"      {item}")
     return "\n".join(lines) + "\n"
 
 
@@ -128,9 +131,11 @@ def _between(old: Tree | None, new: Tree | None, path: DiffPath) -> Iterator[Cha
         word = "add" if is_named else "set"
         yield Change(word, path, old, new)
         return
-    if not (old.is_map and new.is_map):
+    are_maps = old.is_map and new.is_map
+    if not are_maps:
         yield Change("set", path, old, new)
         return
+
     changes: list[Change] = []
     has_dotted_name = False  # which no path of an edit can spell
     for name in dict.fromkeys((*old.items, *new.items)):
@@ -141,8 +146,8 @@ def _between(old: Tree | None, new: Tree | None, path: DiffPath) -> Iterator[Cha
     is_shorter_as_one = is_named and len(changes) > _leaf_count(new)
     if has_dotted_name or is_shorter_as_one:
         yield Change("replace", path, old, new)
-        return
-    yield from changes
+    else:
+        yield from changes
 
 
 def _same(a: Tree | None, b: Tree | None) -> bool:

@@ -19,15 +19,11 @@ def input_ports(node: Node) -> Iterator[Port]:
 
     What one of them can't do without is read by the others too, though they could.
     """
-    ports = []
-    needed = set()
+    ports: list[Port] = []
     for call, provided in _calls(node):
-        for port in _active(call.op, call.attributes):
-            if port.name in provided:
-                continue
-            ports.append(port)
-            if not port.optional:
-                needed.add(port.name)
+        active = _active(call.op, call.attributes)
+        ports += [port for port in active if port.name not in provided]
+    needed = {port.name for port in ports if not port.optional}
     for port in ports:
         yield replace(port, optional=port.name not in needed)
 
@@ -124,11 +120,10 @@ class HeldRows:
         Before one that holds rows come all that do not see what it makes.
         """
         holders = self.holders_of(node.name) - {node.name}
+        # rows that a node holds come from nodes that do not see them: no cycle, though names are the same
         names = {writer.name for writer in writers if self.holders_of(writer.name) <= holders}
         if node.name in self.readers:
-            for candidate in nodes:
-                if not self.holders_of(candidate.name):
-                    names.add(candidate.name)
+            names |= {candidate.name for candidate in nodes if not self.holders_of(candidate.name)}
         return names - {node.name}
 
 
@@ -151,6 +146,7 @@ def _readers_of(holder: Node, nodes: Sequence[Node], writers: Mapping[str, Set[s
     """Return the nodes on the rows that a node makes of those that it holds, directly or by way of others."""
     readers = {holder.name}
     while True:
+        # of a column that a node outside writes as well, its rows may be meant
         columns_of_readers = {column for column, names in writers.items() if names <= readers}
         further = set()
         for node in nodes:
@@ -174,11 +170,8 @@ def _columns_to_hold(
     columns -= input_names(holder)
     columns -= {*output_columns(holder)}
     inside = {holder.name, *readers}
-    to_hold = []
-    for column in sorted(columns & writers.keys()):
-        if writers[column].isdisjoint(inside):
-            to_hold.append(column)
-    return to_hold
+    candidates = sorted(columns & writers.keys())
+    return [column for column in candidates if writers[column].isdisjoint(inside)]
 
 
 def _columns_read(node: Node) -> set[str]:
