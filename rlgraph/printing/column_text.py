@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
+from rlgraph.printing.plural import plural
 from rlgraph.printing.step_text import Detail, sentence
 
 TITLES = {"train": "in every iteration", "eval": "in evaluation"}
@@ -18,15 +19,17 @@ def lineage_text(plan: Plan, column: str) -> str:
     Raises:
         GraphError: no step writes such a column.
     """
-    phases = {phase: columns[column] for phase, columns in plan.columns.items() if column in columns}
-    if not phases:
-        raise _unknown_column(plan, column)
-    any_phase = next(iter(phases.values()))
-    lines = [_type_and_size(column, any_phase)]
-    for phase, column_plan in phases.items():
+    lines: list[str] = []
+    for phase, columns in plan.columns.items():
+        if column not in columns:
+            continue
+        if not lines:
+            lines.append(_type_and_size(column, columns[column]))
         lines += ["", TITLES[phase]]
-        for detail in _lineage(plan, phase, column, column_plan):
+        for detail in _lineage(plan, phase, column, columns[column]):
             lines.append(f"  {detail.word:<8} {detail.text}")
+    if not lines:
+        raise _unknown_column(plan, column)
     return "\n".join(lines) + "\n"
 
 
@@ -53,10 +56,11 @@ def weight(column: ColumnPlan) -> str:
     """Return the bytes per row or token of a column; a token column has 8 more bytes per row."""
     kind = column.type
     size = kind.cell_bytes(column.sizes, column.stored)
+    if size is None and kind.fixed:
+        return "bytes per row unknown: its model's path is open"
     if size is None:
-        reason = "its model's path is open" if kind.fixed else kind.dtype
-        return f"bytes per row unknown: {reason}"
-    amount = "1 byte" if size == 1 else f"{size:,} bytes"
+        return f"bytes per row unknown: {kind.dtype}"
+    amount = f"{size:,} {plural('byte', size)}"
     if column.stored:
         amount += f" ({column.stored})"
     unit = "token" if kind.axis else "row"
@@ -88,7 +92,7 @@ def _freed(steps: tuple[Step, ...], name: str, copies: dict[str, Step]) -> Itera
         if copy not in step_that_frees:
             continue
         text = f"step {step_that_frees[copy].id}"
-        if copies:
+        if copies:  # otherwise the column itself is meant
             text += f", {copy}"
         yield Detail("freed", text)
 
@@ -141,5 +145,5 @@ def _domain(domain: GraphDomain) -> str:
     if domain.most:
         rows = f"{domain.expected:g} rows for each of {domain.parent} expected"
         return f"{domain.name}, {rows}, {domain.most} at most"
-    rows = "1 row" if domain.times == 1 else f"{domain.times} rows"
-    return f"{domain.name}, {rows} for each of {domain.parent}"
+    rows = plural("row", domain.times)
+    return f"{domain.name}, {domain.times} {rows} for each of {domain.parent}"

@@ -22,6 +22,7 @@ from functools import cached_property
 from rlgraph.ir.plan import Plan
 from rlgraph.printing.headline import headline, predicted_on
 from rlgraph.printing.model_text import model_text
+from rlgraph.printing.plural import plural
 from rlgraph.printing.prediction_text import prediction_text
 from rlgraph.printing.schedule_text import (
     evaluation_heading,
@@ -152,8 +153,7 @@ def _introduction(plan: Plan) -> Iterator[DocumentLine]:
         title += f": {plan.about}"
     yield DocumentLine(LineKind.TITLE, title)
     for pool, count in plan.pools.items():
-        devices = "1 device" if count == 1 else f"{count} devices"
-        yield DocumentLine(LineKind.FACT, f"  pool {pool}: {devices}")
+        yield DocumentLine(LineKind.FACT, f"  pool {pool}: {count} {plural('device', count)}")
     for name in plan.models:
         for text in model_text(plan, name):
             yield DocumentLine(LineKind.FACT, text)

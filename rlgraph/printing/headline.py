@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from rlgraph.ir.chosen import chosen_settings
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.prediction import Figure, Headline, Peak, StreamForecast
+from rlgraph.printing.plural import plural
 from rlgraph.syntax.yaml_text import overrides
 from rlgraph.units import middle, number_text, range_text, seconds_text, size_text
 
@@ -52,8 +53,8 @@ def _figures(plan: Plan, figures: Headline) -> Iterator[tuple[str, str]]:
     if plan.predicted.stream:
         yield from _streaming(plan.predicted.stream)
     for node, (in_flight, waves) in plan.predicted.in_flight.items():
-        wave_count = "1 wave" if waves == 1 else f"{waves} waves"
-        yield "in flight", f"`{node}` {in_flight:,} samples per engine, {wave_count}"
+        samples = f"{in_flight:,} samples per engine"
+        yield "in flight", f"`{node}` {samples}, {waves} {plural('wave', waves)}"
     chosen = chosen_settings(plan)
     if chosen:
         yield "chosen", f"{' '.join(overrides(chosen))}; without, it does not fit"
@@ -89,14 +90,14 @@ def _rivals(plan: Plan, limits: Mapping[str, float]) -> list[str]:
     """
     longest, *shorter = limits
     at_best = limits[longest] / _spread(plan, longest)
-    overlapping = []
+    rivals = []
     for node in shorter:
         at_worst = limits[node] * _spread(plan, node)
         if at_worst >= at_best:
-            overlapping.append(node)
-    if not overlapping:
-        return []
-    return [f"`{node}`" for node in (longest, *overlapping)]
+            rivals.append(f"`{node}`")
+    if rivals:
+        rivals.insert(0, f"`{longest}`")
+    return rivals
 
 
 def _spread(plan: Plan, node: str) -> float:
@@ -119,27 +120,27 @@ def _filters(plan: Plan) -> Iterator[str]:
     kept_rows: Mapping[str, float] = {}
     if plan.origin and plan.origin.target:
         kept_rows = plan.origin.target.kept_rows
+    share_of_others = kept_rows.get("", 1.0)
     makers = [domain.maker for domain in plan.domains["train"].values() if domain.filtered]
     for maker in dict.fromkeys(makers):
         region = plan.regions.get(maker)
-        share = region.expected if region else kept_rows.get(maker, kept_rows.get("", 1.0))
-        if share == 1:
-            continue
-        kept = f"`{maker}` keeps {_percent(share)} of its rows"
         if region is None:
-            yield f"{kept} (--kept-rows)"
-            continue
-        rows_per_kept = number_text(1 / share)
-        yield f"{kept}: {rows_per_kept} x the rows are drawn (refill.expected)"
+            share = kept_rows.get(maker, share_of_others)
+            consequence = " (--kept-rows)"
+        else:
+            share = region.expected
+            consequence = f": {number_text(1 / share)} x the rows are drawn (refill.expected)"
+        if share != 1:
+            yield f"`{maker}` keeps {_percent(share)} of its rows{consequence}"
 
 
 def _memory(peak: Peak) -> str:
     """Return text such as ``60 GB of 80 GB in `update_policy`, 20 GB (25%) left``."""
+    used = f"{size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`"
     free = peak.capacity - peak.bytes
-    remainder = "too much"
-    if free >= 0:
-        remainder = f"{size_text(free)} ({_percent(free / peak.capacity)}) left"
-    return f"{size_text(peak.bytes)} of {size_text(peak.capacity)} in `{peak.step}`, {remainder}"
+    if free < 0:
+        return f"{used}, too much"
+    return f"{used}, {size_text(free)} ({_percent(free / peak.capacity)}) left"
 
 
 def _streaming(forecast: StreamForecast) -> Iterator[tuple[str, str]]:
@@ -179,8 +180,12 @@ def _gain(seconds: tuple[float, float], name: str, alternative: tuple[float, flo
 
 def _figure_text(figure: Figure, text: Callable[[float], str]) -> str:
     """Return a figure, with its range if that differs in the digits that are shown."""
-    low, value, high = text(figure.low), text(figure.value), text(figure.high)
-    return value if low == high else f"{value} ({low} to {high})"
+    low = text(figure.low)
+    value = text(figure.value)
+    high = text(figure.high)
+    if low == high:
+        return value
+    return f"{value} ({low} to {high})"
 
 
 def _percent(share: float) -> str:

@@ -17,8 +17,10 @@ from rlgraph.ir.plan import ModelPlan, Plan, ServePlan, TrainPlan
 def model_text(plan: Plan, name: str) -> Iterator[str]:
     """Yield the lines about a model, the first of which says how it is trained and what holds it."""
     model = plan.models[name]
-    rate = f", lr {model.rate}" if model.rate else ""
-    yield f"  model {name}: {_training(model)}, head {model.head}, held by {_engines(plan, name)}{rate}"
+    heading = f"  model {name}: {_training(model)}, head {model.head}, held by {_engines(plan, name)}"
+    if model.rate:
+        heading += f", lr {model.rate}"
+    yield heading
     if model.shares:
         yield f"    on the weights of {model.shares}, held once: they are the same, and frozen"
     if model.serve and model.serve.lora:
@@ -36,13 +38,13 @@ def _base_text(plan: Plan, name: str, serve: ServePlan) -> Iterator[str]:
     assert train
     if train.pool != serve.pool:
         return
-    reason = own_base(serve, train, plan.meshes[name].shard)
     if shares_base(plan, name, serve.pool):
         yield "    generates with the frozen weights of its train engine, held once"
-    elif reason:
-        yield f"    frozen weights are held a second time to generate: {reason}"
-    else:
-        yield f"    frozen weights are held a second time to generate: serve.lora is {serve.lora}"
+        return
+    reason = own_base(serve, train, plan.meshes[name].shard)
+    if not reason:
+        reason = f"serve.lora is {serve.lora}"
+    yield f"    frozen weights are held a second time to generate: {reason}"
 
 
 def _training(model: ModelPlan) -> str:
@@ -57,9 +59,11 @@ def _engines(plan: Plan, name: str) -> str:
     model = plan.models[name]
     engines = []
     if model.train:
-        engines.append(f"{model.train.engine} ({', '.join(_train_features(plan, name, model.train))})")
+        features = ", ".join(_train_features(plan, name, model.train))
+        engines.append(f"{model.train.engine} ({features})")
     if model.serve:
-        engines.append(f"{model.serve.engine} ({', '.join(_serve_features(model.serve))})")
+        features = ", ".join(_serve_features(model.serve))
+        engines.append(f"{model.serve.engine} ({features})")
     return " and ".join(engines) or "no engine"
 
 

@@ -7,7 +7,7 @@ compared only if both plans have them.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -57,7 +57,7 @@ def differences(old: Plan, new: Plan) -> list[str]:
     lines: list[str] = []
     for name in old_fields:
         if name not in EXPLANATIONS and name not in STRUCTURED:
-            lines += _values(name, old_fields[name], new_fields[name])
+            lines += _values(old_fields[name], new_fields[name], name)
     lines += _models(old.models, new.models)
     for phase, title in PHASES.items():
         old_side = PlanSide.of(old, old_fields, phase)
@@ -90,7 +90,7 @@ def _models(old: Mapping[str, ModelPlan], new: Mapping[str, ModelPlan]) -> Itera
         elif name not in old:
             yield f"model {name}: added, {new[name].path}"
         else:
-            for line in _values("", _model_fields(old[name]), _model_fields(new[name])):
+            for line in _values(_model_fields(old[name]), _model_fields(new[name])):
                 yield f"model {name}: {line}"
 
 
@@ -112,12 +112,12 @@ def _slot(old: Plan, new: Plan) -> Iterator[str]:
         yield f"while the pipeline is full, another order: {', '.join(new_common)}"
 
 
-def _those_in(names: Sequence[str], others: Sequence[str]) -> list[str]:
+def _those_in(names: Iterable[str], others: Container[str]) -> list[str]:
     """Return the names that are among others, too, in their own order."""
     return [name for name in names if name in others]
 
 
-def _those_not_in(names: Sequence[str], others: Sequence[str]) -> list[str]:
+def _those_not_in(names: Iterable[str], others: Container[str]) -> list[str]:
     return [name for name in names if name not in others]
 
 
@@ -161,7 +161,7 @@ class PlanSide:
         """Return the known steps that a step waits for, by name."""
         names = {step.id: name for name, step in self.steps.items()}
         awaited = [names[number] for number in step.after]
-        return sorted(name for name in awaited if name in known)
+        return sorted(_those_in(awaited, known))
 
     def on_all(self, step: Step) -> bool:
         """Return whether a step runs on every device of its pool."""
@@ -184,11 +184,11 @@ def _phase(old: PlanSide, new: PlanSide) -> Iterator[str]:
         if changes:
             yield f"changed  step {step.id}, {name}"
             yield from changes
-    for line in _values("", _domains(old), _domains(new)):
+    for line in _values(_domains(old), _domains(new)):
         yield f"domain   {line}"
     # a column of one plan only shows in the step that writes it
-    for name in _those_in([*old.columns], [*new.columns]):
-        for line in _values("", _column_fields(name, old), _column_fields(name, new)):
+    for name in _those_in(old.columns, new.columns):
+        for line in _values(_column_fields(name, old), _column_fields(name, new)):
             yield f"column   {name}: {line}"
 
 
@@ -238,7 +238,7 @@ def _changes(name: str, old: PlanSide, new: PlanSide) -> Iterator[str]:
         yield f"{_cadence(old_step)} -> {_cadence(new_step)}"
     for field in old_fields:
         if field not in SETS and field not in OTHERWISE:
-            yield from _values(field, old_fields[field], new_fields[field])
+            yield from _values(old_fields[field], new_fields[field], field)
     if old_fields["reads"] == new_fields["reads"]:
         old_waits = old.waits_for(old_step, new.steps)
         new_waits = new.waits_for(new_step, old.steps)
@@ -256,7 +256,7 @@ def _function_changes(
         if old_fields[step_field] != new_fields[step_field]:
             old_function.pop(field, None)
             new_function.pop(field, None)
-    for line in _values("", old_function, new_function):
+    for line in _values(old_function, new_function):
         yield line.replace("hooks.", "", 1).replace("attributes.", "", 1)
 
 
@@ -315,7 +315,10 @@ def _domains(side: PlanSide) -> dict[str, str]:
         name = column["domain"]
         domain = side.domains[name]
         parent = domain["parent"]
-        rows[name] = f"{domain['times']} for each of {parent}" if parent else "a batch"
+        if parent:
+            rows[name] = f"{domain['times']} for each of {parent}"
+        else:
+            rows[name] = "a batch"
     return rows
 
 
@@ -328,9 +331,9 @@ def _column_fields(name: str, side: PlanSide) -> dict[str, Any]:
     return column
 
 
-def _values(path: str, old: Any, new: Any) -> Iterator[str]:
-    """Yield the values that differ, as ``schedule.iterations: 500 -> 10``."""
-    for names, old_value, new_value in changed_values(old, new, (path,) if path else ()):
+def _values(old: Any, new: Any, *path: str) -> Iterator[str]:
+    """Yield the values that differ, as ``schedule.iterations: 500 -> 10``; ``path`` leads to both."""
+    for names, old_value, new_value in changed_values(old, new, path):
         yield f"{'.'.join(names)}: {value_text(old_value)} -> {value_text(new_value)}"
 
 

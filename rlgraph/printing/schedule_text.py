@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlgraph.ir.actions import Kind
 from rlgraph.ir.plan import Plan
+from rlgraph.printing.plural import plural
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.settings import Schedule
 
@@ -19,9 +20,10 @@ def evaluation_heading(plan: Plan) -> str:
         times.append(f"every {plan.eval_every}")
     elif plan.eval_every:
         times.append(f"after every {plan.eval_every} iterations")
-    moments = "after the last"
-    if times:
-        moments = f"{', '.join(times)} and after the last"
+    moments = ", ".join(times)
+    if moments:
+        moments += " and "
+    moments += "after the last"
     metrics = ", ".join(f"{metric} = mean of {column}" for metric, column in plan.report.items())
     return f"evaluate {moments}, reporting {metrics}{_best_checkpoints(plan.schedule)}"
 
@@ -42,8 +44,7 @@ def training_heading(plan: Plan) -> str:
     heading = f"repeat {_length(plan)}"
     lead = generation_lead(plan)
     if lead:
-        iterations = "iteration" if lead == 1 else "iterations"
-        heading += f", generation {lead} {iterations} ahead of training"
+        heading += f", generation {lead} {plural('iteration', lead)} ahead of training"
     recorded = _recorded_iterations(plan.schedule.record_every)
     if recorded:
         heading += f", keeping the columns of {recorded} in recorded/"
@@ -60,8 +61,7 @@ def _length(plan: Plan) -> str:
     epochs = plan.schedule.epochs
     if isinstance(epochs, dict):
         ((source, count),) = epochs.items()
-        unit = "epoch" if count == 1 else "epochs"
-        return f"for {count:g} {unit} of {source}"
+        return f"for {count:g} {plural('epoch', count)} of {source}"
     return f"{plan.iterations} times"
 
 
@@ -88,8 +88,8 @@ def region_heading(plan: Plan, name: str) -> Iterator[str]:
         )
         yield f"  {_age_rule(plan, region.keep)}"
     else:
-        rounds = "1 round" if region.rounds == 1 else f"{region.rounds} rounds"
-        yield f"  repeat steps {start} to {end} until {region.rows} rows stay, at most {rounds}"
+        limit = f"at most {region.rounds} {plural('round', region.rounds)}"
+        yield f"  repeat steps {start} to {end} until {region.rows} rows stay, {limit}"
 
 
 def _age_rule(plan: Plan, staleness: int) -> str:
@@ -98,11 +98,10 @@ def _age_rule(plan: Plan, staleness: int) -> str:
     assert stream
     if stream.too_old == "correct":
         return "tokens are used however old the weights are that drew them: the loss corrects for it"
-    updates = "update" if staleness == 1 else "updates"
-    rule = f"tokens are of weights at most {staleness} {updates} old: "
+    rule = f"tokens are of weights at most {staleness} {plural('update', staleness)} old"
     if stream.too_old == "wait":
-        return rule + "an iteration waits for what would be older"
-    return rule + "what would be older is dropped"
+        return f"{rule}: an iteration waits for what would be older"
+    return f"{rule}: what would be older is dropped"
 
 
 def slot_steps(plan: Plan, pool: str) -> str:

@@ -24,6 +24,7 @@ from rlgraph.ir.actions import (
 from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
+from rlgraph.printing.plural import plural
 from rlgraph.units import range_text, size_text
 
 PATHS = {
@@ -171,9 +172,7 @@ def _written(step: Step, columns: Mapping[str, ColumnPlan]) -> list[str]:
 
 def _adapter_sync_text(plan: Plan, step: Step) -> str:
     """Return a remark on a sync that sends a LoRA adapter instead of all weights."""
-    if not isinstance(step.action, Sync):
-        return ""
-    if any(served_alone(plan.models[name]) for name in step.models):
+    if isinstance(step.action, Sync) and served_alone(plan.models[step.action.model]):
         return "its adapter alone, which takes the place of the version before"
     return ""
 
@@ -208,9 +207,10 @@ def _joined_update_text(plan: Plan, step: Step) -> str:
     if not step.joins:
         return ""
     (update,) = (candidate for candidate in plan.phases[step.phase] if candidate.node == step.joins)
-    has_own_pass = step in plan.passes(update)
-    which_pass = "in a pass of its own" if has_own_pass else "in the pass over the same tokens"
-    return f"the optimizer steps of {step.joins}, {which_pass}"
+    text = f"the optimizer steps of {step.joins}"
+    if step in plan.passes(update):
+        return f"{text}, in a pass of its own"
+    return f"{text}, in the pass over the same tokens"
 
 
 def _replay_text(plan: Plan, step: Step) -> str:
@@ -234,9 +234,8 @@ def _cache_text(plan: Plan, step: Step) -> str:
     if serve.addresses:
         return ""  # servers that run already keep the cache that they were started with
     in_flight, waves = plan.predicted.in_flight[step.node]
-    samples = f"{in_flight:,} sample" if in_flight == 1 else f"{in_flight:,} samples"
-    wave_count = "1 wave" if waves == 1 else f"{waves:,} waves"
-    return f"{serve.cache_tokens:,} tokens: {samples} in flight per engine, {wave_count}"
+    samples = f"{in_flight:,} {plural('sample', in_flight)} in flight per engine"
+    return f"{serve.cache_tokens:,} tokens: {samples}, {waves:,} {plural('wave', waves)}"
 
 
 def cost_text(plan: Plan, step: Step) -> str:
@@ -263,5 +262,5 @@ def _sync_cost_text(plan: Plan, sync: Sync) -> str:
     from rlgraph.costs.pricing import sync_buckets, sync_least
 
     count, dtype = sync_buckets(plan, sync)
-    buckets = "1 bucket" if count == 1 else f"{count} buckets"
-    return f" ({size_text(sync_least(plan, sync))} at least) in {buckets} of {dtype}"
+    buckets = f"{count} {plural('bucket', count)} of {dtype}"
+    return f" ({size_text(sync_least(plan, sync))} at least) in {buckets}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.ir.steps import Version
 from rlgraph.printing.document import PlanDocument
+from rlgraph.printing.plural import plural
 from rlgraph.printing.step_text import StepEntry
 from rlgraph.view.drawings.drawing_options import DrawingOptions
 
@@ -169,8 +170,7 @@ def _pools(plan: Plan, phase: str, entries: Sequence[StepEntry]) -> Iterator[Ste
         in_pool = [entry for entry in entries if entry.step.pool == pool]
         if not in_pool:
             continue
-        devices = "1 device" if count == 1 else f"{count} devices"
-        title = f"pool {pool}: {devices}"
+        title = f"pool {pool}: {count} {plural('device', count)}"
         if phase == "eval":
             title += ", in evaluation"
         yield _pool_group(f"{phase}_pool{number}", title, in_pool, entries)
