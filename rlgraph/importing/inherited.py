@@ -30,10 +30,14 @@ class Loader(yaml.SafeLoader):
     """YAML 1.1 with its merge keys, but numbers such as 1e-6 as OmegaConf reads them, and no dates."""
 
 
-Loader.yaml_implicit_resolvers = {
-    initial: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":float"))]
-    for initial, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+def _without_dates_and_floats(resolvers: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":float"))]
+
+
+# a table of its own, as the one of SafeLoader is everybody's
+Loader.yaml_implicit_resolvers = {}
+for initial, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
+    Loader.yaml_implicit_resolvers[initial] = _without_dates_and_floats(resolvers)
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)$|[-+]?(\d[\d_]*\.\d*|\.\d+)$|[-+]?\.inf$|\.nan$"),
@@ -58,7 +62,9 @@ def read_inherited(file: Path | None, overrides: Sequence[str]) -> dict[str, Any
             continue
         for key, value in read_settings(None, [override]).items():
             # a value in the place of a section takes away what was below it
-            settings = {name: old for name, old in settings.items() if not name.startswith(f"{key}.")}
+            below_key = [name for name in settings if name.startswith(f"{key}.")]
+            for name in below_key:
+                del settings[name]
             settings[key] = value
     return resolved(settings)
 
@@ -182,9 +188,10 @@ def _step(key: str, text: str, settings: Mapping[str, Any]) -> Any:
     """Return a text with one reference, or one computation, filled in."""
     text = _absolute(key, text)
     for match in REFERENCE.finditer(text):
-        referred = match[2]
-        is_environment = match[1] == "env"
-        if is_environment or referred == key or referred not in settings:
+        function, referred, _ = match.groups()
+        if function == "env" or referred not in settings:
+            continue
+        if referred == key:  # it can't be filled in by itself
             continue
         value = settings[referred]
         if isinstance(value, str):

@@ -328,11 +328,11 @@ class _Script:
         """Read ``args.beta = 0.04``; a change under a condition, or by a call, is not read."""
         changes = sorted(self.changed.get(name, ()), key=lambda node: node.lineno)
         for change in changes:
-            attribute = _assigned_attribute(change)
-            is_unconditional = id(change) in self.unconditional
-            if isinstance(change, ast.Assign) and attribute and is_unconditional:
-                settings.values[attribute] = self.literal(change.value)
-                continue
+            if id(change) in self.unconditional:
+                match change:
+                    case ast.Assign(targets=[ast.Attribute(value=ast.Name(), attr=attribute), *_]):
+                        settings.values[attribute] = self.literal(change.value)
+                        continue
             code = ast.unparse(change).splitlines()[0]
             text = f"line {change.lineno}, `{code}`, can't be read: give it as KEY=VALUE"
             settings.unread.append((name, text))
@@ -397,14 +397,6 @@ def _is_none(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _assigned_attribute(statement: ast.stmt | ast.Call) -> str:
-    """Return the name of the attribute that ``args.NAME = ...`` sets; "" for any other statement."""
-    match statement:
-        case ast.Assign(targets=[ast.Attribute(value=ast.Name(), attr=attribute), *_]):
-            return attribute
-    return ""
-
-
 def _unconditional(tree: ast.Module) -> Iterator[ast.stmt]:
     """Yield the statements that run whenever their file or function does: under no condition and no loop."""
     unread = [*tree.body]
@@ -427,33 +419,29 @@ def _root(node: ast.expr) -> str:
 
 
 def _items(node: ast.expr | None) -> dict[str, ast.expr] | None:
-    """Return the items of ``{...}`` or ``dict(...)`` with names for keys, or None."""
+    """Return the items of ``{...}`` or ``dict(...)``; None where a key is not a name, or it is neither."""
     match node:
         case ast.Dict():
-            return _named_items(node)
+            names = [_text_of(key) for key in node.keys]
+            values = node.values
         case ast.Call(func=ast.Name(id="dict"), args=[]):
-            return _keyword_items(node)
-    return None
-
-
-def _keyword_items(call: ast.Call) -> dict[str, ast.expr] | None:
-    items = {}
-    for keyword in call.keywords:
-        if keyword.arg is None:
+            names = [keyword.arg for keyword in node.keywords]
+            values = [keyword.value for keyword in node.keywords]
+        case _:
             return None
-        items[keyword.arg] = keyword.value
+    items: dict[str, ast.expr] = {}
+    for name, value in zip(names, values, strict=True):
+        if name is None:  # also of ``**others``
+            return None
+        items[name] = value
     return items
 
 
-def _named_items(node: ast.Dict) -> dict[str, ast.expr] | None:
-    items = {}
-    for key, value in zip(node.keys, node.values, strict=True):
-        match key:
-            case ast.Constant(value=str() as name):
-                items[name] = value
-            case _:
-                return None
-    return items
+def _text_of(node: ast.expr | None) -> str | None:
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+    return None
 
 
 def names_of(functions: Any) -> list[str]:
