@@ -110,7 +110,7 @@ def test_the_page_of_a_sweep_has_axes_a_legend_and_every_metric(browser: Any, sw
 def test_only_runs_are_overlaid(sweep_folder: Path) -> None:
     arguments = ["view", "grpo", "--against", "ppo", "--against", str(sweep_folder / FIRST_RUN)]
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2 and "give runs alone" in result.output
+    assert result.exit_code == 2 and "give only runs" in result.output
 
 
 def test_group_numbers_have_no_colour_and_rewards_do(
