@@ -6,11 +6,12 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,8 @@ def join(**options: Any) -> Any:
     """
     address = options.setdefault("address", "local")
     settings = dict(SETTINGS)
-    if address == "local" or _has_token():
-        # Ray sends a token in this mode alone; a cluster that asks for none ignores it
-        settings[MODE] = "token"
+    if address == "local" or (address.startswith("ray://") and _has_token()):
+        settings[MODE] = "token"  # Ray sends a token in this mode alone
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     import ray
@@ -62,10 +62,10 @@ def join(**options: Any) -> Any:
     if tuple(map(int, ray.__version__.split(".")[:2])) < FIRST_WITH_TOKENS:
         law = f"Ray {ray.__version__} lets anyone who reaches its ports run code"
         raise RunError(f"{law}\n  pip install --upgrade 'ray>={FIRST_WITH_TOKENS[0]}.{FIRST_WITH_TOKENS[1]}'")
-    if os.environ.get(MODE) == "token":
-        _make_token()
     if address != "local":
         _knock(address)
+    if os.environ.get(MODE) == "token":
+        _make_token()
     # Ray's processes are in this process's group: a signal to the group is this process's to handle
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     handler = signal.getsignal(signal.SIGTERM)
@@ -175,12 +175,26 @@ def _ask_gcs(address: str, resolved: str) -> None:
     Raises:
         RunError: it is another one, wants another token, or is silent for ``ANSWERS_WITHIN`` seconds.
     """
-    from ray._raylet import InnerGcsClient  # type: ignore[attr-defined]  # of Cython, without types
+    # of Cython, without types
+    from ray._raylet import Config, InnerGcsClient  # type: ignore[attr-defined]
     from ray.exceptions import AuthenticationError, RpcError
 
-    try:
+    def ask() -> None:
         # Ray's own class for it waits for a minute, and `ray.init` tries that again and again
         InnerGcsClient.standalone(resolved, cluster_id=None, timeout_ms=int(1000 * ANSWERS_WITHIN))
+
+    try:
+        if os.environ.get(MODE) or not _has_token():
+            ask()
+            return
+        # a process in this mode refuses the calls of a cluster without tokens, so it waits until it is asked
+        try:
+            with _silenced():
+                ask()
+        except AuthenticationError:
+            os.environ[MODE] = "token"
+            Config.initialize("")
+            ask()
     except AuthenticationError as error:
         where = f"{TOKENS[0]} or ~/.ray/auth_token"
         remedy = f"it asks for another token than that of {where}"
@@ -194,6 +208,21 @@ def _ask_gcs(address: str, resolved: str) -> None:
         law += f"not answer within {ANSWERS_WITHIN:g} s: {reason}"
         remedy = "give the port of `ray start --head`, 6379 by default, not that of a client or a worker"
         raise RunError(f"{law}\n  {remedy}; see docs/clusters.md") from error
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Drop what is written to stderr meanwhile: Ray's C++ code reports each refused call there."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
 def _resolved(address: str) -> str:
