@@ -30,6 +30,21 @@ try:
 except ray.exceptions.AuthenticationError:
     print("asks for a token")
 """
+ACTOR = """
+import sys, ray
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def lives(self):
+        return "lives"
+
+try:
+    actor = Actor.remote()
+    print(ray.get(actor.lives.remote(), timeout=60))
+except Exception as error:
+    print(type(error).__name__)
+"""
 LOCAL = """
 import ray
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -118,3 +133,25 @@ def test_a_local_ray_turns_tokens_on_and_a_method_that_exits_ends_its_actor(tmp_
         "others may read it; runtime/cluster/ray_start.py mends it"
     )
     assert answers == ["asks for a token", "answers"], "the file is read where RAY_AUTH_MODE says so alone"
+
+
+def test_a_driver_in_token_mode_refuses_the_calls_of_a_cluster_without_tokens(tmp_path: Path) -> None:
+    """It joins such a cluster, and each actor that it starts there is dead at once."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    env = without_tokens(tmp_path, RAY_AUTH_MODE="disabled")
+    with subprocess.Popen([sys.executable, "-c", LOCAL], env=env, text=True, **pipes) as local:  # type: ignore[call-overload]
+        while ";" not in (line := local.stdout.readline()):
+            assert line, "it ended"
+        _, address, *_ = line.strip().split(";")
+
+        def starts_an_actor(**more: str) -> str:
+            command = [sys.executable, "-c", ACTOR, address]
+            env = without_tokens(tmp_path, **more)
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+            return str(done.stdout.strip())
+
+        without = starts_an_actor(RAY_AUTH_MODE="disabled")
+        with_token = starts_an_actor(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64)
+        local.communicate("\n")
+    assert without == "lives"
+    assert with_token == "ActorDiedError"
