@@ -51,8 +51,8 @@ def join(**options: Any) -> Any:
     """
     address = options.setdefault("address", "local")
     settings = dict(SETTINGS)
-    if address == "local" or (address.startswith("ray://") and _has_token()):
-        settings[MODE] = "token"  # Ray sends a token in this mode alone
+    if address == "local":
+        settings[MODE] = "token"  # Ray asks for a token, and sends one, in this mode alone
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     import ray
@@ -62,10 +62,10 @@ def join(**options: Any) -> Any:
     if tuple(map(int, ray.__version__.split(".")[:2])) < FIRST_WITH_TOKENS:
         law = f"Ray {ray.__version__} lets anyone who reaches its ports run code"
         raise RunError(f"{law}\n  pip install --upgrade 'ray>={FIRST_WITH_TOKENS[0]}.{FIRST_WITH_TOKENS[1]}'")
-    if address != "local":
-        _knock(address)
     if os.environ.get(MODE) == "token":
         _make_token()
+    if address != "local":
+        _knock(address)
     # Ray's processes are in this process's group: a signal to the group is this process's to handle
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     handler = signal.getsignal(signal.SIGTERM)
@@ -121,6 +121,7 @@ def _knock(address: str) -> None:
     resolved = _resolved(address)
     match = re.fullmatch(r"(?:ray://)?(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:/]+)):(?P<port>\d+)", resolved)
     if match is None:
+        _turn_tokens_on()
         return  # an address of another form, which Ray may understand
     host = match["ipv6"] or match["host"]
     port = int(match["port"])
@@ -136,7 +137,9 @@ def _knock(address: str) -> None:
     if problem:
         law = f"no Ray cluster at {address}: what answers at {host}, port {port} is not Ray ({problem})"
         raise RunError(f"{law}\n  give the port of `ray start --head`, 6379 by default; see docs/clusters.md")
-    if not resolved.startswith("ray://"):
+    if resolved.startswith("ray://"):
+        _turn_tokens_on()
+    else:
         _ask_gcs(address, resolved)
 
 
@@ -175,8 +178,7 @@ def _ask_gcs(address: str, resolved: str) -> None:
     Raises:
         RunError: it is another one, wants another token, or is silent for ``ANSWERS_WITHIN`` seconds.
     """
-    # of Cython, without types
-    from ray._raylet import Config, InnerGcsClient  # type: ignore[attr-defined]
+    from ray._raylet import InnerGcsClient  # type: ignore[attr-defined]  # of Cython, without types
     from ray.exceptions import AuthenticationError, RpcError
 
     def ask() -> None:
@@ -184,16 +186,13 @@ def _ask_gcs(address: str, resolved: str) -> None:
         InnerGcsClient.standalone(resolved, cluster_id=None, timeout_ms=int(1000 * ANSWERS_WITHIN))
 
     try:
-        if os.environ.get(MODE) or not _has_token():
-            ask()
-            return
-        # a process in this mode refuses the calls of a cluster without tokens, so it waits until it is asked
+        # a process that sends tokens refuses the calls of a cluster without, so it waits until it is asked
         try:
             with _silenced():
                 ask()
         except AuthenticationError:
-            os.environ[MODE] = "token"
-            Config.initialize("")
+            if not _turn_tokens_on():
+                raise
             ask()
     except AuthenticationError as error:
         where = f"{TOKENS[0]} or ~/.ray/auth_token"
@@ -237,6 +236,18 @@ def _resolved(address: str) -> str:
 def _has_token() -> bool:
     """Return whether Ray would find a token: in its variables, or in this user's file."""
     return any(map(os.environ.get, TOKENS)) or (Path.home() / ".ray" / "auth_token").is_file()
+
+
+def _turn_tokens_on() -> bool:
+    """Let this process send its token, unless it has none or the mode is set; return whether it does now."""
+    if os.environ.get(MODE) or not _has_token():
+        return False
+    from ray._raylet import Config  # type: ignore[attr-defined]  # of Cython, without types
+
+    os.environ[MODE] = "token"
+    Config.initialize("")  # it reads the variable anew
+    _make_token()
+    return True
 
 
 def on_node(task: Any, node: str, **options: Any) -> Any:

@@ -8,6 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -108,23 +110,32 @@ def test_init_with_an_address_says_nothing_and_ends_at_no_time_that_one_would_wa
             trying.communicate()
 
 
-def test_a_local_ray_turns_tokens_on_and_a_method_that_exits_ends_its_actor(tmp_path: Path) -> None:
-    """Three facts of one cluster, as it takes its time to start."""
-    env = without_tokens(tmp_path)
+@contextmanager
+def local_ray(env: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """A Ray that a process starts: its address, and what it said of two calls (``LOCAL``)."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", LOCAL], env=env, text=True, **pipes) as local:  # type: ignore[call-overload]
-        while ";" not in (line := local.stdout.readline()):  # Ray says that it made a token
+        while ";" not in (line := local.stdout.readline()):  # Ray may say that it made a token
             assert line, "it ended"
         _, address, *said = line.strip().split(";")
-
-        def probed(**more: str) -> str:
-            command = [sys.executable, "-c", PROBE, address]
-            env = without_tokens(tmp_path, **more)
-            done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-            return str(done.stdout.strip())
-
-        answers = [probed(), probed(RAY_AUTH_MODE="token")]
+        yield address, said
         local.communicate("\n")
+
+
+def printed(script: str, address: str, env: dict[str, str]) -> str:
+    """What a script prints that is given the address of a cluster."""
+    command = [sys.executable, "-c", script, address]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return str(done.stdout.strip())
+
+
+def test_a_local_ray_turns_tokens_on_and_a_method_that_exits_ends_its_actor(tmp_path: Path) -> None:
+    """Three facts of one cluster, as it takes its time to start."""
+    with local_ray(without_tokens(tmp_path)) as (address, said):
+        answers = [
+            printed(PROBE, address, without_tokens(tmp_path)),
+            printed(PROBE, address, without_tokens(tmp_path, RAY_AUTH_MODE="token")),
+        ]
     assert said[:2] == ["RayTaskError(ValueError)", "lives"]
     assert said[2] in ("ActorDiedError", "RayActorError", "ActorUnavailableError") and said[3] == "is gone"
     token = tmp_path / ".ray" / "auth_token"
@@ -137,21 +148,8 @@ def test_a_local_ray_turns_tokens_on_and_a_method_that_exits_ends_its_actor(tmp_
 
 def test_a_driver_in_token_mode_refuses_the_calls_of_a_cluster_without_tokens(tmp_path: Path) -> None:
     """It joins such a cluster, and each actor that it starts there is dead at once."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    env = without_tokens(tmp_path, RAY_AUTH_MODE="disabled")
-    with subprocess.Popen([sys.executable, "-c", LOCAL], env=env, text=True, **pipes) as local:  # type: ignore[call-overload]
-        while ";" not in (line := local.stdout.readline()):
-            assert line, "it ended"
-        _, address, *_ = line.strip().split(";")
-
-        def starts_an_actor(**more: str) -> str:
-            command = [sys.executable, "-c", ACTOR, address]
-            env = without_tokens(tmp_path, **more)
-            done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-            return str(done.stdout.strip())
-
-        without = starts_an_actor(RAY_AUTH_MODE="disabled")
-        with_token = starts_an_actor(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64)
-        local.communicate("\n")
-    assert without == "lives"
-    assert with_token == "ActorDiedError"
+    without = without_tokens(tmp_path, RAY_AUTH_MODE="disabled")
+    with_token = without_tokens(tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64)
+    with local_ray(without) as (address, _):
+        assert printed(ACTOR, address, without) == "lives"
+        assert printed(ACTOR, address, with_token) == "ActorDiedError"
