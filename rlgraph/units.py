@@ -1,9 +1,13 @@
-"""Sizes and times as text, times from text, and the middle of a range of times."""
+"""Sizes, times and counts as text, times from text, and the middle of a range of times."""
 
 from __future__ import annotations
 
 import math
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 TIME = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -42,6 +46,18 @@ def seconds_text(seconds: float) -> str:
         if seconds < limit:
             return f"{number_text(seconds / unit)} {name}"
     raise ValueError(f"{seconds} is not a number of seconds")
+
+
+def plural(noun: str, count: float | Fraction) -> str:
+    """Return a noun with its ``s`` unless there is one of it.
+
+    Example:
+        >>> plural("wave", 1), plural("wave", 2)
+        ('wave', 'waves')
+    """
+    if count == 1:
+        return noun
+    return f"{noun}s"
 
 
 def seconds_of(text: str) -> int | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from rlgraph.cli import options
+from rlgraph.units import plural
 
 if TYPE_CHECKING:
     from rlgraph.check import Look
@@ -89,7 +90,7 @@ def _summary(plan: Plan, lengths: Sequence[int | None], warnings: int) -> str:
         if iterations:
             summary += f", {iterations} iterations"
     if warnings:
-        summary += f", {warnings} warning" if warnings == 1 else f", {warnings} warnings"
+        summary += f", {warnings} {plural('warning', warnings)}"
     return summary
 
 

@@ -20,6 +20,7 @@ from rlgraph.ir.regions import members
 from rlgraph.laws.regions import REGION_LAWS, same_source
 from rlgraph.laws.views import RegionView
 from rlgraph.passes.check_laws import raise_broken
+from rlgraph.units import plural
 
 RECORDED = ("text[samples]", "float32[samples]")
 
@@ -86,9 +87,8 @@ def _collected(graph: Graph, filtering: Node, selects: Sequence[Node]) -> Graph:
 
 def _why_collected(region: Region) -> str:
     if region.streams:
-        updates = "update" if region.keep == 1 else "updates"
         reason = f"`schedule.buffer`: rows come as they finish, and an iteration takes {region.rows} that "
-        return reason + f"were begun at most {region.keep} {updates} before"
+        return reason + f"were begun at most {region.keep} {plural('update', region.keep)} before"
     tries = f"in {region.rounds} rounds at most" if region.rounds > 1 else "in one round"
     reason = f"`{region.filter}` refills: the steps from `{region.source}` on are repeated with the next "
     return reason + f"{region.kind} until {region.rows} rows stay, {tries}"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from rlgraph.errors import GraphError, fail, nearest
 from rlgraph.ir.domains import GraphDomain
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
-from rlgraph.printing.plural import plural
 from rlgraph.printing.step_text import Detail, sentence
+from rlgraph.units import plural
 
 TITLES = {"train": "in every iteration", "eval": "in evaluation"}
 

@@ -22,7 +22,6 @@ from functools import cached_property
 from rlgraph.ir.plan import Plan
 from rlgraph.printing.headline import headline, predicted_on
 from rlgraph.printing.model_text import model_text
-from rlgraph.printing.plural import plural
 from rlgraph.printing.prediction_text import prediction_text
 from rlgraph.printing.schedule_text import (
     evaluation_heading,
@@ -33,6 +32,7 @@ from rlgraph.printing.schedule_text import (
     training_heading,
 )
 from rlgraph.printing.step_text import StepEntry
+from rlgraph.units import plural
 
 
 class LineKind(StrEnum):

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from rlgraph.ir.chosen import chosen_settings
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.prediction import Figure, Headline, Peak, StreamForecast
-from rlgraph.printing.plural import plural
 from rlgraph.syntax.yaml_text import overrides
-from rlgraph.units import middle, number_text, range_text, seconds_text, size_text
+from rlgraph.units import middle, number_text, plural, range_text, seconds_text, size_text
 
 LABEL = 14  # characters before a figure
 EVEN = 0.05  # a change by a smaller share is no gain and no loss: rates are not known so well

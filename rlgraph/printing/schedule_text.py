@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from rlgraph.ir.actions import Kind
 from rlgraph.ir.plan import Plan
-from rlgraph.printing.plural import plural
 from rlgraph.syntax.interval import Interval
 from rlgraph.syntax.settings import Schedule
+from rlgraph.units import plural
 
 
 def evaluation_heading(plan: Plan) -> str:

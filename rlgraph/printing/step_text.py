@@ -24,8 +24,7 @@ from rlgraph.ir.actions import (
 from rlgraph.ir.function import Function
 from rlgraph.ir.intervals import words
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
-from rlgraph.printing.plural import plural
-from rlgraph.units import range_text, size_text
+from rlgraph.units import plural, range_text, size_text
 
 PATHS = {
     "memory": "within each process",

@@ -33,7 +33,7 @@ from rlgraph.reports.plan_file import load
 from rlgraph.request import PlanRequest
 from rlgraph.search.evaluate import Evaluator
 from rlgraph.syntax.source import Tree
-from rlgraph.units import middle
+from rlgraph.units import middle, plural
 
 MetricsLine = Mapping[str, Any]
 METRICS = "metrics.jsonl"  # the file of a run's metrics
@@ -313,7 +313,7 @@ class Priced:
         written = (self.run_dir / METRICS).stat().st_mtime
         date = datetime.fromtimestamp(written, UTC).date().isoformat()
         devices = sum(self.plan.pools.values())
-        devices_text = "1 device" if devices == 1 else f"{devices} devices"
+        devices_text = f"{devices} {plural('device', devices)}"
         iterations = f"{lines[0]['step']} to {lines[-1]['step']}"
         work = self.work(lines)
         source = "measured" if prompt_tokens(lines) else "taken"

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlgraph.ops.metric import OF_ROWS
 from rlgraph.reports.measured import MetricsLine, counted
-from rlgraph.units import seconds_text
+from rlgraph.units import plural, seconds_text
 
 REWARD = "reward/mean"
 PARTS_OF_RUN = ("time/step", "time/eval", "time/save")  # seconds that follow one another
@@ -55,8 +55,7 @@ def outcome(lines: Sequence[MetricsLine], environment: Mapping[str, Any] | None)
     if timed:
         seconds = sum(line.get(part, 0.0) for line in lines for part in PARTS_OF_RUN)
         iterations = max(line["step"] for line in timed)
-        noun = "iteration" if iterations == 1 else "iterations"
-        texts["took"] = f"{seconds_text(seconds)}, {iterations:,} {noun}"
+        texts["took"] = f"{seconds_text(seconds)}, {iterations:,} {plural('iteration', iterations)}"
         texts["speed"] = speed_text(lines)
     started = (environment or {}).get("started")
     if started:

@@ -16,7 +16,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from rlgraph.text_value import TextValue
-from rlgraph.units import seconds_of
+from rlgraph.units import plural, seconds_of
 
 UNITS = {
     **dict.fromkeys(("s", "second", "seconds"), 1),
@@ -104,7 +104,7 @@ class Interval(TextValue):
 
 def _shown_unit(unit: str, count: Fraction) -> str:
     if unit in EPOCHS:
-        return "epoch" if count == 1 else "epochs"
+        return plural("epoch", count)
     short = SHORT[UNITS[unit]]
     if short == "days" and count == 1:
         return "day"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rlgraph.ir.plan import ColumnPlan, Plan, Step
 from rlgraph.ir.steps import Version
 from rlgraph.printing.document import PlanDocument
-from rlgraph.printing.plural import plural
 from rlgraph.printing.step_text import StepEntry
+from rlgraph.units import plural
 from rlgraph.view.drawings.drawing_options import DrawingOptions
 
 if TYPE_CHECKING:
