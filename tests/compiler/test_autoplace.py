@@ -198,6 +198,7 @@ def test_a_doubling_that_does_not_fit_is_not_the_last(monkeypatch: pytest.Monkey
     assert policy and policy.sequence_parallel == 4 and not policy.recompute
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_saves_the_best(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     said = call("plan", "grpo", "--cluster", "h100-8", "--autoplace", *SEVEN, "-o", str(path))

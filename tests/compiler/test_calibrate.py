@@ -88,6 +88,7 @@ def calibrated(
     return found
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_was_found_and_says_how_to_use_it() -> None:
     """Other tests go without the command, which also plans the graph again with each change that may help."""
     run = a_run(planned(Target("cpu", PROMPT)))
@@ -299,6 +300,7 @@ def of_steps(text: str) -> list[str]:
     return text.partition("share of the iteration")[2].partition("critical path")[0].splitlines()
 
 
+@pytest.mark.slow
 def test_a_report_of_a_planned_run_shows_the_worst_misprediction_first() -> None:
     run = a_run(planned(Target("cpu", PROMPT, 25)), {**dict.fromkeys(TIMES, 1.0), "score": 0.01})
     text = report_text(make_report(run))

@@ -74,6 +74,7 @@ def test_a_pool_that_is_smaller_than_what_is_asked_for_is_told_too() -> None:
     assert "have 4 devices (pools.main.devices: 4); 8 are asked for (--devices)" in said
 
 
+@pytest.mark.slow
 def test_a_check_takes_a_cluster() -> None:
     assert "on 8 devices in pool `main`" in check("grpo", "--cluster", "h100-8").stdout
     large = usual(["models.policy.path=Qwen/Qwen2.5-72B"])

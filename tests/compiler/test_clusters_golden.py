@@ -109,6 +109,7 @@ def test_one_graph_with_every_step_and_its_reason(golden: Callable[[str, str], N
     golden(f"clusters/{WHOLE}.txt", "\n".join(parts))
 
 
+@pytest.mark.slow
 def test_the_families(golden: Callable[[str, str], None]) -> None:
     golden("clusters/families.txt", table(FAMILIES))
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rlgraph.ops.column_types import TokenAxis
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +45,7 @@ def mine(
 """
 
 
+@pytest.mark.slow
 def test_a_body_knows_its_columns(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MY_OP)
     command = [sys.executable, "-m", "mypy", "--no-error-summary", str(tmp_path / "mine.py")]

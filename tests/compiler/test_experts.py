@@ -162,6 +162,7 @@ def test_the_experts_that_a_token_chooses_are_counted() -> None:
     assert size_of(MIXTURE).chosen == LAYERS * CHOSEN * 3 * HIDDEN * INNER and size_of(DENSE).chosen == 0
 
 
+@pytest.mark.slow
 def test_a_search_divides_experts_where_that_is_faster() -> None:
     found, compilation = autoplace(
         PlanRequest("dr_grpo", [f"models.policy.path={MIXTURE}"], target=Target("h100-8", margin=0.0))
@@ -185,6 +186,7 @@ def test_a_search_divides_experts_where_that_is_faster() -> None:
     assert again == {("expert_parallel", ranks) for ranks in (1, 2, 4, 8)}
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_is_refused_with_experts_that_are_divided() -> None:
     given = ["models.policy.path=Qwen/Qwen3-235B-A22B", "models.policy.serve.tensor_parallel=8"]
     given += [

@@ -64,6 +64,7 @@ def test_laws_alone_find_what_is_wrong_behind_binding() -> None:
     assert len([file for file in making if file.startswith("rlgraph/laws/")]) >= 9
 
 
+@pytest.mark.slow
 def test_every_law_is_checked() -> None:
     """A function from a view to problems is listed, or called by another law."""
     texts = {path: path.read_text() for path in sorted((ROOT / "rlgraph/laws").glob("*.py"))}

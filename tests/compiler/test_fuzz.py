@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ def compiles(text: str) -> bool:
     return outcome(lambda: plan_tree(parse(Source("fuzz.yaml", text)), 2)) is not None
 
 
+@pytest.mark.slow
 @QUICK
 @given(tree=mutated())
 def test_a_mutated_graph(tree: dict[str, Any]) -> None:

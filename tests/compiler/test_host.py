@@ -86,6 +86,7 @@ def test_a_model_that_does_not_fit_is_told_of_it() -> None:
     assert planned(*TIGHT, ON_HOST, path=LARGE).peak["main"].fits
 
 
+@pytest.mark.slow
 def test_it_is_proposed_neither_for_adapters_nor_muon_nor_for_cpus() -> None:
     lora = ["models.policy.train.lora={rank: 4}", "models.policy.train.micro_tokens=4000000"]
     muon = [*TIGHT, "models.policy.optimizer.kind=muon", "rollout.max_new_tokens=20000"]

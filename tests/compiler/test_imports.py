@@ -17,6 +17,7 @@ HEAVY = ("torch", "ray", "sglang", "transformers", "datasets", "pandas", "pyarro
 COMMANDS = ["check", "plan", "show"]
 
 
+@pytest.mark.slow
 def test_compiling_loads_nothing_heavy(tmp_path: Path) -> None:
     calls = [[command, name] for name in shipped_graphs() for command in COMMANDS]
     calls += [["nodes", "--format", form] for form in ("markdown", "jsonschema")]

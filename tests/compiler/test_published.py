@@ -29,6 +29,7 @@ def published() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_recorded_table_is_what_is_printed(
     published: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

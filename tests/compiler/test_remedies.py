@@ -103,11 +103,13 @@ def test_a_cache_that_the_graph_gives_may_be_smaller() -> None:
     assert any("models.policy.serve.cache_tokens=225000" in change for change, _ in offered(given, "h100-8"))
 
 
+@pytest.mark.slow
 def test_devices_are_offered_where_none_of_a_cluster_is_enough() -> None:
     changes = offered(["models.policy.path=Qwen/Qwen2.5-72B", *NARROW], "h100-8")
     assert any(re.match(r"\d+ devices", change) for change, _ in changes)
 
 
+@pytest.mark.slow
 def test_more_devices_are_offered_with_the_sizes_of_pools_that_the_graph_fixes() -> None:
     given = ["models.policy.path=Qwen/Qwen2.5-72B", *NARROW, "pools={main: {devices: 8}}"]
     change, price = next(offer for offer in offered(given, "h100-8") if "devices with" in offer[0])

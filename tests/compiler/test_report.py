@@ -106,6 +106,7 @@ def test_what_another_pool_finishes_sooner_is_off_it() -> None:
 # -- what would help
 
 
+@pytest.mark.slow
 def test_what_is_told_is_what_the_planner_says_of_the_edited_graph() -> None:
     """Of a calibrated run: the same seconds as a plan with the edits and the factors."""
     wide = "models.policy.train.dtype=float32"
@@ -144,6 +145,7 @@ def test_streaming_is_told_with_what_corrects_for_it(corrected: tuple[str, ...])
     assert plan.schedule.stream and plan.predicted and plan.predicted.stream
 
 
+@pytest.mark.slow
 def test_computing_again_without_need_is_found() -> None:
     folder, _ = a_run("models.policy.train.recompute=true")
     found = single_changes_of(Priced.of(folder), counted(read_metrics(folder)))
@@ -248,6 +250,7 @@ def test_a_step_of_some_iterations_counts_as_often_as_it_ran() -> None:
     assert row.measured == pytest.approx(both)
 
 
+@pytest.mark.slow
 def test_as_json() -> None:
     folder, _ = a_run()
     result = CliRunner().invoke(main, ["report", str(folder), "--format", "json"])

@@ -69,6 +69,7 @@ def test_long_rows_fit_on_devices_that_share_them() -> None:
     assert peak.fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "tokens", "hosts", "servers"),
     [("Qwen/Qwen3-32B", 65024, 8, 2), ("Qwen/Qwen3-235B-A22B", 32256, 16, 8)],

@@ -265,6 +265,7 @@ def test_so_does_a_family_of_unknown_size(tmp_path: Path) -> None:
     assert any("rwkv: sizes of models of this type are not known" in note for note in plan.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_what_does_not_fit_is_refused_there() -> None:
     with pytest.raises(GraphError, match="does not fit on auto-8xH100"):

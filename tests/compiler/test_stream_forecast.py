@@ -228,6 +228,7 @@ def test_a_heavier_tail_gains_more() -> None:
     assert gains[1] > 1.3 * gains[0]
 
 
+@pytest.mark.slow
 def test_a_round_has_a_price_where_its_pool_waits_for_it(tmp_path: Path) -> None:
     """At servers samples stay in flight, so that what the driver takes between two rounds costs nothing."""
     factors = tmp_path / "factors.yaml"
@@ -255,6 +256,7 @@ def test_the_page_is_calibrated_as_the_plan_is(tmp_path: Path) -> None:
     assert (end - begin) / 3 == pytest.approx(told.seconds[0], rel=0.1)
 
 
+@pytest.mark.slow
 def test_few_in_flight_take_longer() -> None:
     _, told = planned("schedule.buffer.in_flight=8", response_tokens=2000)
     _, free = planned(response_tokens=2000)
@@ -276,6 +278,7 @@ def test_text_page_and_json_say_the_same() -> None:
         assert contents(Subject(plan))["headline"][1][label] == said[label]
 
 
+@pytest.mark.slow
 def test_a_search_offers_what_streams_and_does_not_take_it() -> None:
     settings, target = ["rollout.max_new_tokens=8192"], Target("h100-4", response_tokens=1000)
     found, compilation = autoplace(PlanRequest("grpo", settings, target=target))

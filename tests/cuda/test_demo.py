@@ -44,6 +44,7 @@ def train(graph: str, settings: Mapping[str, Any], steps: int) -> list[dict[str,
     return [line for line in map(json.loads, lines) if line["step"]]
 
 
+@pytest.mark.slow
 def test_it_learns_from_examples_and_then_from_rewards(device: torch.device, model: str) -> None:
     sft = {
         "models.policy.path": model,

@@ -140,6 +140,7 @@ def test_python_answers_with_what_is_printed() -> None:
     assert "program.py" in said and str(Path(__file__).parent.parent) not in said
 
 
+@pytest.mark.slow
 def test_python_is_held_to_its_limits() -> None:
     late = python("print('so far', flush=True)\nwhile True: pass", allow_unsandboxed=True, timeout=3.0)
     assert late == "so far\n(ended: it ran over 3 s)"

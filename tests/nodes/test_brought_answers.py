@@ -12,6 +12,8 @@ from rlgraph.nodes.reward.text import overlap
 from rlgraph.nodes.reward.verifier import verifier
 from rlgraph.nodes.support.sandbox import MIB, Limits
 
+pytestmark = pytest.mark.slow
+
 # 8. reward.math says what its page says, whatever Math-Verify takes for granted: response, answer, right
 
 MATH: dict[str, tuple[str, str, bool]] = {

@@ -144,6 +144,7 @@ def test_what_was_interrupted_leaves_nothing(file: str, tokenizer: Any, tmp_path
     assert cached(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_several_processes_may_begin_at_once(file: str, tokenizer: Any, tmp_path: Path) -> None:
     program = (
         "from rlgraph.nodes.support import dataset\n"
@@ -168,6 +169,7 @@ def test_a_cache_that_cannot_be_written_is_named(
         load_prompts(tokenizer, files=[file], template="plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", rest_nightly([prompts, examples, pairs], lambda source: source is prompts))
 def test_several_processes_prepare_the_same_file(
     source: Any, file: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -351,6 +351,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_file, "FETCH_BYTES", 2000)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("pieces", [[], [b" "] * 60], ids=["silent", "dripping"])
 def test_a_server_that_gives_a_file_no_end_is_named(tokenizer: Any, pieces: list[bytes]) -> None:
@@ -361,6 +362,7 @@ def test_a_server_that_gives_a_file_no_end_is_named(tokenizer: Any, pieces: list
     assert f"{url}: can't be fetched: " in str(error.value) and "copy the file here" in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_is_slow_and_gets_on_is_waited_for(tokenizer: Any) -> None:
     row = json.dumps({"question": "1+1=", "answer": "2", "rest": "x" * 8000}).encode() + b"\n"

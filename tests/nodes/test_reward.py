@@ -113,6 +113,7 @@ def test_an_answer_in_another_form_is_right() -> None:
 ENDLESS = "\\boxed{9^{9^{9^{9}}}}"
 
 
+@pytest.mark.slow
 def test_math_counts_and_logs_what_it_can_not_judge_in_time(caplog: pytest.LogCaptureFixture) -> None:
     ctx = context()
     assert math(ctx, ["no idea", ENDLESS], ["2", "2"], timeout=2.0).tolist() == [0.0, 0.0]
@@ -134,6 +135,7 @@ def verifier() -> Iterator[Verifier]:
     verifier.close()
 
 
+@pytest.mark.slow
 def test_answers_that_never_end_are_ended_at_the_same_time_and_the_next_are_judged(
     verifier: Verifier,
 ) -> None:
@@ -144,6 +146,7 @@ def test_answers_that_never_end_are_ended_at_the_same_time_and_the_next_are_judg
     assert verifier.judge([("2", "2"), ("3", "2")] * 4, timeout=60.0) == ["right", "wrong"] * 4
 
 
+@pytest.mark.slow
 def test_an_answer_gets_no_more_memory_than_it_may_take() -> None:
     verifier, start = Verifier(parallel=1, memory=2**28), time.monotonic()
     first, second = verifier.judge([("\\boxed{2^{2^{60}}}", "1"), ("2", "2")], timeout=600.0)

@@ -60,6 +60,7 @@ def test_fail_ends_the_run() -> None:
         each(context(), score, ROWS[3:])
 
 
+@pytest.mark.slow
 def test_a_late_one_holds_up_no_other() -> None:
     leave = threading.Event()
 

@@ -49,6 +49,7 @@ def paid(programs: dict[str, str], answer: str, right: str, **settings: object) 
     return {name for name, score in zip(programs, scores[1:-1], strict=True) if score}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_hack_is_paid(kind: str) -> None:
     assert len(HACKS) + len(SLOW) >= 70

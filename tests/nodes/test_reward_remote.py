@@ -244,6 +244,7 @@ def test_what_a_service_writes_does_not_steer_the_terminal(caplog: pytest.LogCap
     assert r"HTTP 500 \x1b[2J\x1b]0;mine\x07" in caplog.text and "\x1b" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_is_given_up() -> None:
     leave = threading.Event()
 

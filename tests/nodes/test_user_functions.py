@@ -82,6 +82,7 @@ def judged(
     return rewards.tolist(), failed.tolist(), ctx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["def", "async def", "hidden"])
 @pytest.mark.parametrize("why", ODD)
 def test_a_scorer_that_does_something_odd_fails_for_its_sample_alone(

@@ -54,6 +54,7 @@ def test_updates_are_those_of_inputs_on_the_device(name: str, path: str) -> None
     compare(path, DeviceMesh("cpu", [0]), **SETTINGS[name])
 
 
+@pytest.mark.slow
 def test_ranks_keep_their_own(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     launch(__file__, tmp_path)

@@ -45,6 +45,7 @@ def train(run_dir: str, *settings: str, graph: str = ONE, **options: Any) -> Non
     run_graph(graph, (*SMALL, *settings), 1, run_dir=Path(run_dir), inline=True, **options)
 
 
+@pytest.mark.slow
 def test_the_command_that_a_stopped_run_prints_goes_on_with_it_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

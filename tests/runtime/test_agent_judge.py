@@ -49,6 +49,7 @@ def ask(engine: TransformersEngine, rows: Any = (4, 5, 6), **attributes: Any) ->
     return judge(ctx, engine, *columns, **(defaults | attributes)), ctx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["plain", "chat"])
 def test_rewards_are_the_mean_of_the_scores_that_the_judge_writes(
     engine: TransformersEngine, template: str
@@ -77,6 +78,7 @@ def test_rewards_are_the_mean_of_the_scores_that_the_judge_writes(
     assert means(ctx)["reward/failed"] == (expected.count(None), 3)
 
 
+@pytest.mark.slow
 def test_a_judgement_depends_on_no_neighbour(engine: TransformersEngine) -> None:
     whole, _ = ask(engine)
     alone = [ask(engine, rows=[row])[0].rewards.item() for row in (4, 5, 6)]
@@ -234,6 +236,7 @@ schedule: {iterations: 2}
 """
 
 
+@pytest.mark.slow
 def test_a_graph_with_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_model(tmp_path / "model", seed=0)

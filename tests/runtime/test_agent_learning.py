@@ -106,6 +106,7 @@ def test_a_policy_learns_to_call_the_tool_that_it_needs(
     assert after["eval/accuracy"] > before["eval/accuracy"] + 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the GSM8K questions at {DATA}")
 def test_the_search_tool_runs_on_a_corpus_of_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

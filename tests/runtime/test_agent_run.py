@@ -107,6 +107,7 @@ def test_a_graph_with_a_loop_a_tool_and_a_parser_of_ones_own(tmp_path: Path) -> 
     assert re.search(r"<\|tool\|>3 for (\d)<\|end\|><\|tool\|>4 for \1<\|end\|><\|assistant\|>", samples)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_mine")
 def test_errors_and_logs_say_which_iteration_node_worker_sample_and_prompt(
     run_on_devices: Callable[..., str],

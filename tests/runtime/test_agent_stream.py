@@ -446,6 +446,7 @@ def test_a_slow_tool_holds_up_no_other_conversation() -> None:
     assert not [line for line in lines("a.visits") if "late" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_folder")
 def test_in_order_a_run_repeats_however_long_tools_take() -> None:
     runs = [
@@ -468,6 +469,7 @@ def test_a_run_that_stops_begins_anew_what_was_under_way_and_uses_each_prompt_on
     assert under_way & {*chain.from_iterable(one["groups"] for one in iterations[2:])} and twice >= under_way
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_folder", "workers")
 def test_workers_go_on_with_what_they_have_begun() -> None:
     iterations = run("a", "pools.gen.devices=2", inline=False)

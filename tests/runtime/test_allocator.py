@@ -31,6 +31,7 @@ print(int(taken), given_back, faults())
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_is_used_again_without_page_faults():
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(

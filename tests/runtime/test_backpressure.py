@@ -24,6 +24,7 @@ def run(*settings: str, inline: bool = False, count: int = 5) -> Path:
     return run_graph(GRAPH, (schedule, note, *settings), run_dir=Path("run"), inline=inline)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize(
     ("slow", "stage"), [("judged.seconds=1.0", "judged on gen decides"), ("update.seconds=1.0", "the update")]

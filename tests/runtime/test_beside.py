@@ -44,6 +44,7 @@ def graph(name: str, rewards: str) -> str:
     return f"{name}.yaml"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_a_reward_runs_while_devices_go_on() -> None:
     """It waits for what a later step makes: one behind the other, they would never end."""
@@ -65,6 +66,7 @@ def number(path: str) -> int:
     return next(step.id for step in compile_graph(path, (), 2).steps if step.node == "rewards")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_it_gives_what_it_gives_in_the_worker() -> None:
     assert run("beside", MATH) == run("inline", MATH, inline=True)
@@ -79,6 +81,7 @@ def test_one_whose_process_ends_is_done_again() -> None:
     assert found == run("b", graph=mortal, inline=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_one_that_raises_is_named() -> None:
     with pytest.raises(RunError, match=r"(?s)no reward for 28 samples.*run rewards "):

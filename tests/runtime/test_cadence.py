@@ -82,6 +82,7 @@ def test_two_updates_an_iteration_are_two_epochs() -> None:
     assert versions("nodes")[-1]["policy"] == 2
 
 
+@pytest.mark.slow
 def test_numbers_that_change_are_those_of_their_iteration() -> None:
     changes = [
         "set: {update_policy.minibatches: 1}",

@@ -63,6 +63,7 @@ def leaks(folder: Path) -> list[str]:
     return [str(path) for path in files if any(secret in path.read_bytes() for secret in secrets)]
 
 
+@pytest.mark.slow
 def test_a_run_writes_references_alone(
     own: str, run_on_devices: Callable[..., str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_tracker_gets_references(own: str, tmp_path: Path, monkeypatch: pytest
     assert leaks(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_the_error_of_an_op_has_the_reference(
     own: str, run_on_devices: Callable[..., str], tmp_path: Path
 ) -> None:

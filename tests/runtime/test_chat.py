@@ -128,6 +128,7 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["control-d", "control-c"])
 def test_a_terminal_ends_it_cleanly(how: str) -> None:
     user, program = pty.openpty()

@@ -101,6 +101,7 @@ def main(rank: int, root: Path) -> None:
     (root / f"passed-{rank}").touch()
 
 
+@pytest.mark.slow
 def test_any_number_of_ranks_goes_on_on_any_other(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     launch(__file__, tmp_path)

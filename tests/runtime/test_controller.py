@@ -128,6 +128,7 @@ def test_a_metric_that_is_never_recorded() -> None:
         ran(graph("grpo", ONE, dear), "run", steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_ranks_share_one_number() -> None:
     path = graph("ppo", "set: {pools: {main: {devices: 2}}}", *PPO)

@@ -59,6 +59,7 @@ def measured(folder: str) -> list[dict[str, Any]]:
     return [{n: v for n, v in line.items() if not n.startswith(("time/", "perf/"))} for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [FIXED, COURSE])
 @pytest.mark.parametrize(("base", "removed"), [("ones", "eval"), ("refilled", "")])
 def test_a_resumed_run_goes_on_across_epochs_of_its_sources(base: str, removed: str, weights: str) -> None:
@@ -72,6 +73,7 @@ def test_a_resumed_run_goes_on_across_epochs_of_its_sources(base: str, removed: 
     assert trained[0] == trained[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_weights_follow_their_course(devices: int, run_on_devices: Callable[..., str]) -> None:
     run_on_devices(mixed(COURSE), "--devices", str(devices), "--run-dir", "run")
@@ -106,6 +108,7 @@ def test_a_filter_of_prompts_follows_its_course_and_asks_for_more() -> None:
     assert lines[2]["rows/answer"] > 28 and max(line["easy/rounds"] for line in lines) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_of_epochs_takes_all_rows_so_often(devices: int, run_on_devices: Callable[..., str]) -> None:
     path, cosine = mixed("null"), "models.policy.optimizer.schedule=cosine"

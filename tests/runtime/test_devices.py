@@ -358,6 +358,7 @@ def lived(engine: FsdpEngine, path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("name", rest_nightly(ENGINES, lambda name: name not in ("packed", "lora", "frozen")))
 def test_a_train_engine_has_the_numbers_of_the_cpu(name: str, model: str, tmp_path: Path) -> None:

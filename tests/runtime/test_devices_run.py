@@ -17,6 +17,7 @@ SETTINGS += ["prompts.batch=3", "update_policy.minibatches=2", "update_policy.en
 SETTINGS += ["eval.nodes.prompts.batch=2", "schedule.save_every=1"]
 
 
+@pytest.mark.slow
 def test_a_run_has_the_metrics_of_the_cpu(
     tool_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

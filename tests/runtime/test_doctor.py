@@ -298,6 +298,7 @@ def ask(*args: str) -> tuple[Result, dict[str, Any]]:
     return result, json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_this_machine(tool_files: Path, tmp_path: Path) -> None:
     folder = str(tool_files / "demo_tool_files" / "model")
     result, data = ask(folder, "--run-dir", str(tmp_path / "runs"))
@@ -316,6 +317,7 @@ def test_this_machine(tool_files: Path, tmp_path: Path) -> None:
     assert [line["level"] for line in data["lines"] if line["check"] == "model"] == ["ok"]
 
 
+@pytest.mark.slow
 def test_the_models_of_a_graph_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result, data = ask("grpo", f"models.policy.path={tmp_path}/empty", f"models.ref.path={tmp_path}/empty")
@@ -325,6 +327,7 @@ def test_the_models_of_a_graph_are_looked_at(tmp_path: Path) -> None:
     assert line["text"] == f"{tmp_path}/empty is not a model folder: it has no config.json"
 
 
+@pytest.mark.slow
 def test_models_are_looked_at_as_the_graph_says(tool_files: Path, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     shutil.copytree(tool_files / "demo_tool_files" / "model", folder)
@@ -364,6 +367,7 @@ def test_a_models_end_tokens_and_template_are_those_of_a_run(tool_files: Path, t
     assert facts["end"] == [] and "UndefinedError" in facts["reason"]
 
 
+@pytest.mark.slow
 def test_a_ray_cluster_that_is_not_there_is_bounded() -> None:
     (facts,) = gather([("ray", "127.0.0.1:1")], 3)["ray"]
     assert facts == {"failed": "no answer within 3 s", "argument": "127.0.0.1:1"}

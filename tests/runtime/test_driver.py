@@ -56,6 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     return seen
 
 
+@pytest.mark.slow
 def test_steps_in_a_row_go_in_one_call_and_change_no_number(
     calls: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

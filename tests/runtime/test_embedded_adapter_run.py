@@ -56,6 +56,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(tensor.equal(other[file][name]) for file in one for name, tensor in one[file].items())
 
 
+@pytest.mark.slow
 def test_a_run_on_shared_weights_is_that_of_engines_apart_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

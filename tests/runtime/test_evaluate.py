@@ -107,6 +107,7 @@ def test_an_evaluation_may_be_another_than_the_run_had(capsys: pytest.CaptureFix
         evaluate("a", ("models.policy.path=a/models/policy",), 1, inline=True)
 
 
+@pytest.mark.slow
 def test_on_devices(workers: str) -> None:
     train("a")
     folder = evaluate("a", (), 2)
@@ -131,6 +132,7 @@ def test_what_can_not_be_evaluated_is_said_before_anything_is_made(arguments: li
     assert "Traceback" not in result.output and not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_may_begin_without_an_evaluation() -> None:
     train("a", "eval.before=false")
     lines = metrics("a")
@@ -143,6 +145,7 @@ def test_a_run_may_begin_without_an_evaluation() -> None:
     assert "\nevaluate after the last, reporting accuracy = mean of rewards\n" in said
 
 
+@pytest.mark.slow
 def test_an_evaluation_needs_no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     train("a", steps=1)
 
@@ -155,6 +158,7 @@ def test_an_evaluation_needs_no_room_for_a_checkpoint(monkeypatch: pytest.Monkey
         train("b", steps=1)
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_stopped_leaves_no_half(monkeypatch: pytest.MonkeyPatch) -> None:
     train("a", steps=1)
 
@@ -167,6 +171,7 @@ def test_an_evaluation_that_is_stopped_leaves_no_half(monkeypatch: pytest.Monkey
     assert not Path("runs/ones-eval/metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_models_at_urls_are_copied_once_and_used_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +232,7 @@ def test_an_evaluation_in_the_middle_that_fails_loses_no_iteration() -> None:
     assert not Path("a/models").exists()
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_how_much_of_its_set_it_measures() -> None:
     rows = [("12 + 34= ?", "46"), ("12 + 34 + 56 + 78= ?", "180"), ("21 + 43= ?", "64")]
     lines = [json.dumps({"question": question, "answer": answer}) for question, answer in rows]

@@ -29,6 +29,8 @@ from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.sequence.groups import sequence_group
 from rlgraph.runtime.worker.process_groups import expert_group, hybrid_mesh
 
+pytestmark = pytest.mark.slow
+
 ON_HOST = {"optimizer_offload": True, "activation_offload": True}
 BY_LAYER = {"reshard": True, "recompute": True, "micro_tokens": 40}
 MIXTURES = {  # family -> how many of its experts, of which a token chooses two

@@ -65,6 +65,7 @@ def test_an_earlier_checkpoint_by_name_through_the_command_line(run: Path, tmp_p
     assert not logits(tmp_path / "first").equal(logits(run / "models/policy"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_is_exported_by_one(run: Path, tmp_path: Path) -> None:
     two = tmp_path / "two"
     shutil.copytree(run, two)

@@ -225,6 +225,7 @@ def outcome(name: str, trial: Callable[..., str | None], *arguments: Any) -> Cel
         return refusal(name, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
 def test_the_page_says_what_holds(
     one_rank: None, tmp_path: Path, label: str, request: pytest.FixtureRequest

@@ -54,6 +54,7 @@ def with_traps(graph: str, **pools: dict[str, int]) -> str:
     return "trapped.yaml"
 
 
+@pytest.mark.slow
 def test_a_worker_lost_in_a_rollout_and_one_in_an_update_are_replaced_and_change_no_weight(
     run_on_devices: Callable[..., str],
 ) -> None:
@@ -148,6 +149,7 @@ def test_what_is_lost_while_models_load_ends_the_run(process: str) -> None:
     assert_gone(token)
 
 
+@pytest.mark.slow
 def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[..., str]) -> None:
     traps = {"policy": 2, "Worker.repartition": 3}
     graph, token = with_traps(ONE, main=traps), uuid.uuid4().hex
@@ -191,6 +193,7 @@ def not_finite(on_nan: str, loss: str = "infinite") -> tuple[str, ...]:
     )
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_skipped_or_ends_the_run() -> None:
     inline(ONE, *not_finite("null"), run_dir="skip")
     assert [line["update_policy/skipped"] for line in lines("skip")[1:]] == [1, 1]
@@ -203,6 +206,7 @@ def test_an_update_that_is_not_finite_is_skipped_or_ends_the_run() -> None:
     assert not Path("stop/dumps").exists()
 
 
+@pytest.mark.slow
 def test_a_dump_holds_the_rows_of_the_micro_batch() -> None:
     with pytest.raises(
         RunError, match=r"step \d+ of iteration 1 failed on main\[0\]: run update_policy"
@@ -217,6 +221,7 @@ def test_a_dump_holds_the_rows_of_the_micro_batch() -> None:
     assert len(lines("steep", "dumps/step-000001-update_policy-main-0.jsonl")) == 28
 
 
+@pytest.mark.slow
 def test_a_run_of_which_every_update_was_skipped_is_not_done() -> None:
     """Two runs by command: the one that took no step says so last, and fails; one that took some is done."""
     graph = ["run", ONE, "--inline", *not_finite("skip"), "--run-dir"]

@@ -116,6 +116,7 @@ def test_what_moves_is_priced_with_all_of_its_values() -> None:
     assert moved[1] == pytest.approx(2 * moved[0], rel=1e-6) and moved[0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_checks_every_value_and_a_record_holds_them(

@@ -76,6 +76,7 @@ def objective(batch: dict[str, Any], totals: Totals) -> tuple[torch.Tensor, dict
     return -batch["logprobs"].values.sum() / totals.tokens, {}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, of what it looks at
 def test_an_update_is_compiled_beside_a_reference(path: str, compiler: Compiler) -> None:
     options: dict[str, Any] = {"compile": True, "micro_tokens": 200}

@@ -33,6 +33,7 @@ def lines(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_is_the_uninterrupted_one_and_keeps_what_came_after() -> None:
     train("a")
     os.rename("a", "whole")
@@ -57,6 +58,7 @@ def test_a_run_that_goes_back_is_the_uninterrupted_one_and_keeps_what_came_after
     export(Path(left), Path("out"), checkpoint="step-000003")
 
 
+@pytest.mark.slow
 def test_what_may_change_holds_from_the_checkpoint_on(capsys: pytest.CaptureFixture[str]) -> None:
     train("a", "models.policy.optimizer={lr: 1e-3, schedule: linear, total_steps: 12}")
     changed = (
@@ -87,6 +89,7 @@ def test_what_may_change_holds_from_the_checkpoint_on(capsys: pytest.CaptureFixt
     assert lines("a/resumes.jsonl")[-1] == {**lines("a/resumes.jsonl")[-1], "after": 5, "changed": {}}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_not_there_is_named_before_anything_is_moved() -> None:
     train("a", steps=2)
     with pytest.raises(RunError) as raised:

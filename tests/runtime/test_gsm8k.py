@@ -112,6 +112,7 @@ def test_two_iterations_on_two_ranks(graph: str, files: Path, tmp_path: Path) ->
     assert sample["answer"].replace(",", "").lstrip("-").isdigit()  # what stood behind ####
 
 
+@pytest.mark.slow
 def test_a_question_longer_than_the_context_is_named_before_anything_starts(
     files: Path, tmp_path: Path
 ) -> None:

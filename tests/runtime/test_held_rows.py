@@ -63,6 +63,7 @@ def state(run: str, iteration: int) -> dict[str, Any]:
     return dict(json.loads(Path(run, f"checkpoints/step-{iteration:06d}/state.json").read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_rollout_serves_two_iterations(devices: int, run_on_devices: Callable[..., str]) -> None:
     run_on_devices(graph("grpo", *SELDOM), "--devices", str(devices), "--run-dir", "run")
@@ -84,6 +85,7 @@ def test_a_rollout_serves_two_iterations(devices: int, run_on_devices: Callable[
     assert not Path("run/samples/step-000004.jsonl").exists()  # nothing was sampled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_rows_that_are_given_again_join_those_that_come(
     devices: int, run_on_devices: Callable[..., str]

@@ -107,6 +107,7 @@ def test_steps_on_the_host_are_those_beside_the_weights(name: str, path: str, tm
     compare(path, DeviceMesh("cpu", [0]), tmp_path, **SETTINGS[name])
 
 
+@pytest.mark.slow
 def test_ranks_step_their_shards(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     launch(__file__, tmp_path)

@@ -11,6 +11,7 @@ from test_faults import ONE, inline
 ON_HOST = "models.policy.train.optimizer_offload=true"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 def test_it_goes_on_with_it_and_without_to_the_same_weights() -> None:
     def run(iterations: int, run_dir: str, *settings: str, resume: bool = False) -> None:

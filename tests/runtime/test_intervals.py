@@ -83,6 +83,7 @@ def test_epochs_are_counted_by_the_rows_that_the_source_has_given() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_epochs_of_a_filter_that_refills_are_counted_as_it_takes_them() -> None:
     graph = str(HERE / "refilled.yaml")
     length = (TEN[0], "schedule.iterations=5", "schedule.keep=9")
@@ -95,6 +96,7 @@ def test_epochs_of_a_filter_that_refills_are_counted_as_it_takes_them() -> None:
     assert same_weights("a", "each")
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_emptied_where_epochs_end_and_goes_on_from_there_bit_for_bit() -> None:
     settings = (
         *TEN,
@@ -110,6 +112,7 @@ def test_a_pipeline_is_emptied_where_epochs_end_and_goes_on_from_there_bit_for_b
     assert trained(whole) != trained(metrics("whole")), "else it would not matter where it is emptied"
 
 
+@pytest.mark.slow
 def test_the_clock_goes_on_where_the_checkpoint_has_it(ticking: Callable[[int], None]) -> None:
     settings = ("schedule={iterations: 9, save_every: 25 s, keep: 9}", "eval.every=0.5 min")
     ticking(1000)
@@ -143,6 +146,7 @@ def test_what_is_recorded_by_the_clock_follows_what_is_saved_by_it(ticking: Call
     assert sorted(os.listdir("a/recorded")) == [f"step-{n:06d}" for n in (1, 3, 5)]
 
 
+@pytest.mark.slow
 def test_a_run_that_saves_by_the_clock_and_is_killed_goes_on_bit_for_bit() -> None:
     settings = ("schedule={iterations: 500, save_every: 0.2 s}", "eval.every=0.3 s", "--run-dir", "a")
     command = [sys.executable, "-m", "rlgraph", "run", ONE, "--inline", *settings]
@@ -188,6 +192,7 @@ NEAR = f"eval.nodes.near={{op: '{HERE / 'interval_ops.py'}:near'}}"
 EVERY = ("schedule.iterations=6", "schedule.keep=1", "eval.every=1", NEAR, "eval.report.near=near")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "more"),
     [
@@ -218,11 +223,13 @@ def test_the_best_checkpoint_stays_and_its_export_is_the_model_of_then(
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_several_of_the_best_stay() -> None:
     lines = train("a", *EVERY, best(keep=2))
     assert saved("a") == sorted({*ranked(lines)[:2], 6})
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_best_of_before() -> None:
     whole = train("whole", *EVERY, best())
     first = ranked(whole)[0]
@@ -236,6 +243,7 @@ def test_a_resumed_run_keeps_the_best_of_before() -> None:
     assert os.listdir("part/aside") == [f"step-{first:06d}"]
 
 
+@pytest.mark.slow
 def test_where_generation_streams_the_evaluation_decides_behind_the_next_iteration() -> None:
     stream = ("schedule.buffer={staleness: 1, chunk: 4, order: in_order}", AHEAD[1])
     lines = train("a", *EVERY, *stream, best(), graph=TWO)
@@ -248,6 +256,7 @@ def test_where_generation_streams_the_evaluation_decides_behind_the_next_iterati
     assert all(one[name].equal(other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_what_is_not_whole_is_not_the_best(tmp_path: Path) -> None:
     lines = train("a", *EVERY, best(keep=2))
     first, second = ranked(lines)[:2]

@@ -73,6 +73,7 @@ def kills(total: int, part: int | None) -> list[int]:
 NIGHT = [pytest.param(part, marks=pytest.mark.nightly) for part in range(PARTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
 @pytest.mark.parametrize("part", [None, *NIGHT])
 def test_a_run_killed_at_any_write_goes_on_to_the_same(part: int | None, power: bool, count: Count) -> None:

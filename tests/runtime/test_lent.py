@@ -43,6 +43,7 @@ def test_a_run_goes_on_with_what_both_pools_have_begun() -> None:
     check(run("a", settings, resume=True), 2)
 
 
+@pytest.mark.slow
 def test_a_pool_is_lent_with_its_own_weights_while_an_evaluation_has_newer_ones(run_on_devices: Any) -> None:
     """Evaluations bring weights to the pool that generates, and to no pool that is lent."""
     stream = "schedule={iterations: 4, buffer: {staleness: 1, chunk: 2, lend: true}}"
@@ -70,6 +71,7 @@ def recorded(run_dir: str) -> dict[tuple[int, ...], list[tuple[Any, Any]]]:
     return made
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_same_whichever_pool_draws_it(run_on_devices: Any) -> None:
     """Of an iteration all is drawn in it, and rounds of processes are under way on both pools at once."""
     stream = "schedule={iterations: 4, record_every: 1, buffer: {staleness: 0, chunk: 2, lend: LEND}}"

@@ -56,6 +56,7 @@ def settings(*more: str) -> list[str]:
     return [*chosen, *own, "rollout.n=4", "rollout.max_new_tokens=20", rewarded, *more]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["sequence", "product"])
 def test_options_are_the_same_on_one_device_and_on_two(
     level: str, run_on_devices: Callable[..., str]

@@ -163,6 +163,7 @@ def test_an_optimizer_step_holds_what_is_predicted(setting: Setting) -> None:
         assert size == pytest.approx(held[part], rel=1e-3), part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "world"),
     rest_nightly(  # by day the one with the most kinds of matrices
@@ -177,12 +178,14 @@ def test_a_step_of_muon_receives_what_is_predicted(tmp_path: Path, family: str, 
     assert (received["alltoall_base_"] > 0) == (world > 1)
 
 
+@pytest.mark.slow
 def test_a_few_layers_say_what_all_of_them_hold(tmp_path: Path) -> None:
     setting = Setting(small(tmp_path, layers=9, vocabulary=200_000), world=64, tokens=4096)
     few, whole = (fake_engine.measured(setting, whole) for whole in (False, True))
     assert few.total() == pytest.approx(whole.total(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_small_model_is_gathered_whole(tmp_path: Path) -> None:
     update = Setting(small(tmp_path, layers=4, vocabulary=64_000), recompute=False)
     for setting in (update, replace(update, step="logprobs"), replace(update, step="sync")):

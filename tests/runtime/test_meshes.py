@@ -34,6 +34,8 @@ from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.worker import process_groups
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 SHARD = "models.policy.train.shard=2"
 MESHES = {"4": 4, "2x2": 2, "4x1": 1}  # replicas x shards -> ranks that share a copy

@@ -58,6 +58,7 @@ def test_a_run_has_what_statistics_says() -> None:
         assert line["rollout/length_min"] <= line["rollout/length"] <= line["rollout/length_max"] <= 6
 
 
+@pytest.mark.slow
 def test_devices_show_in_no_metric(run_on_devices: Callable[..., str]) -> None:
     lines = []
     for devices in (1, 2):

@@ -32,6 +32,8 @@ from rlgraph.runtime.engines.fsdp.muon import ITERATIONS, body_matrices, orthogo
 from rlgraph.runtime.engines.weights.naming import views_of
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
+pytestmark = pytest.mark.slow
+
 RATE, DECAY, MOMENTUM = 1e-2, 0.1, 0.9
 MUON = {"kind": "muon", "lr": RATE, "eps": 1e-3, "weight_decay": DECAY, "momentum": MOMENTUM}
 MUON |= {"max_grad_norm": 0.0}

@@ -112,6 +112,7 @@ def engine(path: str) -> FsdpEngine:
     return FsdpEngine.of(path, optimizer=ADAM)
 
 
+@pytest.mark.slow
 def test_several_ranks_offload_bit_for_bit(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     launch(__file__, tmp_path)

@@ -275,6 +275,7 @@ ONE_TOKEN = {
 }
 
 
+@pytest.mark.slow
 def test_an_answer_that_drips_is_late(
     serving: Callable[..., Completer], embedded: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +328,7 @@ def judged(folder: Path, serve: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 def test_a_judge_behind_an_endpoint_gives_the_rewards_of_one_in_the_worker(
     serving: Callable[..., Completer], tmp_path: Path

@@ -107,6 +107,7 @@ def test_a_reward_that_records_nothing_is_seen_wherever_metrics_are(
     assert swept.metrics == ["reward/mean"] and f"reward/mean {mean:.3f}" in swept.summary(swept.runs[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_measured_and_recorded_rewards_are_the_same_numbers(
     devices: int, run_on_devices: Callable[..., str]

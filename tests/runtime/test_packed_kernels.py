@@ -360,6 +360,7 @@ def test_attention_of_another_kind_keeps_its_own(family: str, kernels: Kernels) 
     assert has_mask(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, of what it looks at
 def test_compiled_layers_take_both_as_one_graph_each(models: tuple[Any, Any]) -> None:
     """The operation behind ``varlen_attn`` is PyTorch's own here, but for its kernel; lengths may change."""

@@ -89,6 +89,7 @@ def scores(model: Any, batches: list[MicroBatch]) -> tuple[Ragged, torch.Tensor]
     ].self_attn.q_proj.weight.grad.clone()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(drawn=ROWS, tokens=st.integers(1, 60))
 def test_a_packed_row_scores_as_it_does_alone(model: Any, drawn: Any, tokens: int) -> None:

@@ -52,6 +52,7 @@ def test_samples_that_were_aborted_go_on_as_if_they_had_not_been() -> None:
     assert {name: aborted[name] for name in same} == pytest.approx({name: whole[name] for name in same})
 
 
+@pytest.mark.slow
 def test_a_run_that_aborts_is_resumed_bit_for_bit() -> None:
     whole = run(PARTIAL, "four", ENOUGH % (2, 24))
     assert [line["rows/used"] for line in whole] == [14] * 4

@@ -32,6 +32,7 @@ def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]], passed_over: 
             assert math.isclose(left[name], right[name], rel_tol=1e-4, abs_tol=1e-4), (name, left, right)
 
 
+@pytest.mark.slow
 def test_samples_in_chunks_are_those_that_are_drawn_at_once() -> None:
     whole = run(WHOLE, "whole", steps=3)
     chunks = run(WHOLE, "chunks", CHUNKED, steps=3)
@@ -62,6 +63,7 @@ def test_what_is_not_needed_is_given_up_where_nothing_waits() -> None:
     assert tokens[0] < full[0]["tokens/generated"]
 
 
+@pytest.mark.slow
 def test_groups_that_are_not_finished_come_back_from_a_checkpoint_bit_for_bit() -> None:
     whole = run(PARTIAL, "four")
     for steps in (1, 2):  # one of them leaves some
@@ -73,11 +75,13 @@ def test_groups_that_are_not_finished_come_back_from_a_checkpoint_bit_for_bit() 
     assert len(left["samples"]["made"]) == 2 * len(left["prompts"]["made"]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_one_and_two_ranks_finish_the_same_groups() -> None:
     assert_close(run(PARTIAL, "one", steps=3), run(PARTIAL, "two", steps=3, devices=2))
 
 
+@pytest.mark.slow
 def test_ahead_of_training_a_region_is_the_same_on_one_pool_and_over_two() -> None:
     pools = "pools={train: {devices: 1}, gen: {devices: 1}}"
     settings = (pools, "schedule={iterations: 4, buffer: {staleness: 1, by: batch}, save_every: 2}")

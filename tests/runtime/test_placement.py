@@ -27,6 +27,8 @@ from rlgraph.runtime.cluster.placement import filled, reserved, seated, units
 from rlgraph.runtime.engines.servers.groups import check_groups, own_device
 from rlgraph.runtime.run import run_graph
 
+pytestmark = pytest.mark.slow
+
 ONE = str(Path(__file__).parent / "ones.yaml")
 LISTED = "".join(f"{n}, GPU-{n}, NVIDIA H100 80GB HBM3, 81559\n" for n in range(4))
 SIZES = {"a": 3, "b": 3, "gen": 2}  # on hosts of 4, a pool at a time would leave gen one GPU on either

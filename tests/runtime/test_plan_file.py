@@ -29,6 +29,7 @@ def call(*args: str) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_a_saved_plan_runs_as_its_graph_does_and_is_refused_after_an_edit() -> None:
     assert call("plan", "mine.yaml", "rollout.n=2", "--devices", "1", "-o", "plan.json").exit_code == 0
     saved = call("run", "plan.json", "--inline", "--run-dir", "a")

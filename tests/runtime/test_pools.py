@@ -77,6 +77,7 @@ def with_versions(graph: str) -> str:
     return "versions.yaml"
 
 
+@pytest.mark.slow
 def test_two_pools_give_the_numbers_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # two pools share the cores: with more threads each than the other, one would round differently
     monkeypatch.setattr("rlgraph.runtime.cluster.cluster.threads_each", lambda workers: 1)
@@ -87,6 +88,7 @@ def test_two_pools_give_the_numbers_of_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert "sync policy@v" in Path("two/plan.txt").read_text()
 
 
+@pytest.mark.slow
 def test_generation_uses_weights_as_old_as_the_plan_says() -> None:
     graph, settings = (
         with_versions(TWO),
@@ -106,6 +108,7 @@ def test_generation_uses_weights_as_old_as_the_plan_says() -> None:
     assert Path("ahead/samples/step-000003.jsonl").is_file()
 
 
+@pytest.mark.slow
 def test_a_resume_at_a_boundary_is_the_run_with_that_boundary() -> None:
     settings = (
         *AHEAD,
@@ -196,6 +199,7 @@ def test_inline_runs_each_pool_on_one_device() -> None:
         inline(TWO, "pools.gen.devices=2", run_dir="a")
 
 
+@pytest.mark.slow
 def test_pools_of_unlike_sizes_give_the_same_and_keep_the_plans_order(
     run_on_devices: Callable[..., str],
 ) -> None:

@@ -64,6 +64,7 @@ def words(text: str) -> str:
     return CONTROL.sub("", text).replace("\r", "")
 
 
+@pytest.mark.slow
 def test_a_failing_run_takes_its_table_away_and_says_all_of_the_error() -> None:
     broken = f"nodes.rewards={{op: {HERE / 'ones_ops.py'}:raises}}"
     write_parquet(Path("long.parquet"), 4 * questions(seed=0)[1])  # so that the evaluation is seen
@@ -86,6 +87,7 @@ def test_a_failing_run_takes_its_table_away_and_says_all_of_the_error() -> None:
     assert "iteration 1 of 4" not in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_ends_the_run_in_words_and_gives_the_cursor_back() -> None:
     settings = (ONES, "schedule.iterations=100000", "--inline", "--run-dir", "a")
     text, code = on_a_terminal(*settings, wait_for="iteration [1-9]", then=CTRL_C)
@@ -93,6 +95,7 @@ def test_ctrl_c_in_a_terminal_ends_the_run_in_words_and_gives_the_cursor_back() 
     assert "continue with: rlgraph resume a" in words(text.partition(SHOW)[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "is_kept"), [(b"y\r", True), (b"\r", True), (b"n\r", False)])
 def test_a_setting_that_is_left_out_of_a_resume_is_asked_about(answer: bytes, is_kept: bool) -> None:
     settings = (ONES, "schedule={iterations: 2, save_every: 1}", "rollout.n=2")

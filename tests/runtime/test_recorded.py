@@ -74,6 +74,7 @@ def test_a_run_trains_on_what_another_recorded_as_that_did() -> None:
     assert [line["rollout/iteration"] for line in more] == [1, 2, 3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_files_hold_every_column_with_its_type_whatever_the_devices() -> None:
     filtered = ("add: {kept: {op: filter.mixed}}", "set: {advantages.rows: kept, rollout.n: 4}")

@@ -27,6 +27,7 @@ edits:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_mean_of_each_prompt_s_samples_comes_back_to_them(

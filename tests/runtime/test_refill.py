@@ -96,6 +96,7 @@ def policy(name: str) -> tuple[str, ...]:
     return *HALF, f"schedule.buffer={{staleness: 2, order: 'refill_policy.py:{name}'}}"
 
 
+@pytest.mark.slow
 def test_a_policy_says_what_of_the_rest_comes_now_and_the_others_wait_on() -> None:
     run("a", *policy("one_young"))
     lines = metrics("a")
@@ -127,6 +128,7 @@ def test_a_policy_that_takes_what_is_not_there_ends_the_run() -> None:
         run("a", *policy("twice"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_one_and_two_ranks_collect_the_same_rows() -> None:
     run("one", *WAITING, steps=3)

@@ -45,6 +45,7 @@ def test_a_reference_may_follow_softly() -> None:
         assert value.allclose(0.75 * base[name] + 0.25 * first[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_each_rank_copies_its_shard() -> None:
     refresh = "add: {refresh: {op: update.copy, model: ref, of: policy@next}}"

@@ -38,6 +38,7 @@ def lines(run_dir: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 def test_what_is_said_of_verdicts_meets_the_response_they_are_about(
     run_on_devices: Callable[..., str],
@@ -87,6 +88,7 @@ edits:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", rest_nightly(SETTINGS, lambda graph: graph in ("sdft", "game")))
 def test_a_recipe_trains_alike_on_one_and_two_devices(
     graph: str,

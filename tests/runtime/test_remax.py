@@ -50,6 +50,7 @@ def lines(run_dir: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_remax_trains_alike_on_one_and_two_ranks_and_each_sample_meets_its_greedy_one(
     run_on_devices: Callable[..., str],
 ) -> None:

@@ -63,6 +63,7 @@ def run(graph: str, settings: tuple[str, ...], name: str, cluster: str | None = 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "settings"),
     [(ONE, ()), (TWO, AHEAD), (TWO, (*AHEAD, "schedule.buffer={staleness: 2, by: batch}"))],
@@ -80,6 +81,7 @@ def test_moves_change_no_number(graph: str, settings: tuple[str, ...]) -> None:
     assert all(one[name].equal(other[name]) for name in one)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workers")
 def test_a_saved_plan_with_moves_is_run_as_it_was_planned() -> None:
     from click.testing import CliRunner

@@ -78,6 +78,7 @@ def test_three_iterations_and_three_after_a_resume_are_six_bit_for_bit(graph: st
     assert sorted({event["args"]["iteration"] for event in events}) == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_writes_a_checkpoint_resumes_from_the_last_whole_one() -> None:
     process = subprocess.Popen(
         command("schedule={iterations: 300, save_every: 1}", "--run-dir", "a"), stdout=subprocess.DEVNULL
@@ -98,6 +99,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes_from_the_last_whole_o
     assert not Path("a/checkpoints/writing").exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> None:
     schedule = "schedule={iterations: 3, save_every: 2}"
     with files_of_at_most(2**20), pytest.raises(RunError) as raised:
@@ -115,6 +117,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_spares_what_is_whole() -> No
 
 
 # TensorBoard writes in a thread of its own, which ends by the same error
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(?s).*File too large:pytest.PytestUnhandledThreadExceptionWarning")
 def test_metrics_that_find_no_room_end_the_run_with_a_word() -> None:
     # of what the driver writes, the timeline is full first

@@ -50,6 +50,7 @@ def test_weights_that_are_sent_end_a_round() -> None:
     assert check(run("a", stream, graph="due.yaml", inline=False), 1) == [*range(16)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo", "workers")
 def test_a_filter_that_waits_for_rewards_does_not_hold_generation_up() -> None:
     note = Path("rounds.jsonl").resolve()

@@ -41,6 +41,7 @@ def lines_of(folder: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_row_has_what_the_node_of_its_route_wrote(

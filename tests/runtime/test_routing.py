@@ -274,6 +274,7 @@ edits:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_iteration_replays_and_a_record_holds_the_choice(

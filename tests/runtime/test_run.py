@@ -51,6 +51,7 @@ def assert_close(a: list[dict[str, Any]], b: list[dict[str, Any]], tolerance: fl
             )
 
 
+@pytest.mark.slow
 def test_one_and_two_ranks_inline_and_in_processes_give_the_same_metrics(
     run_on_devices: Callable[..., str],
 ) -> None:
@@ -65,6 +66,7 @@ def test_one_and_two_ranks_inline_and_in_processes_give_the_same_metrics(
     assert_close(alone, metrics("two"), 1e-4)
 
 
+@pytest.mark.slow
 def test_filtered_rows_train_alike_on_one_and_two_ranks(run_on_devices: Callable[..., str]) -> None:
     body = "  - add: {informative: {op: filter.mixed, min_std: 0.08}}\n"
     body += "  - set: {advantages.rows: informative, ref_logprobs.rows: informative}\n"
@@ -89,6 +91,7 @@ def test_a_users_own_update_makes_the_next_version() -> None:
     assert "policy@v+1" in Path("own/plan.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_recompute_that_is_left_out_changes_nothing() -> None:
     inline("update_policy.minibatches=1", "old_logprobs.keep=true", steps=3, run_dir="kept")
     inline("update_policy.minibatches=1", steps=3, run_dir="left_out")
@@ -133,6 +136,7 @@ def test_the_exported_model_is_the_trained_one() -> None:
     assert metrics("b")[0]["eval/accuracy"] == metrics("a")[1]["eval/accuracy"]
 
 
+@pytest.mark.slow
 def test_three_iterations_and_three_after_a_resume_are_six_bit_for_bit() -> None:
     # ten rows in batches of four: epochs end inside the third batch and with the fifth
     rows = [json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(10, 20)]
@@ -204,6 +208,7 @@ def test_a_signal_to_all_leaves_no_process_and_a_run_that_resumes(number: signal
     assert_close(metrics("stopped")[:-1], whole[:-1], 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not socket.has_ipv6, reason="this host has no IPv6")
 def test_workers_meet_at_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
@@ -232,6 +237,7 @@ def test_the_keys_of_a_runtime_env_are_rays() -> None:
     assert {*get_args(RuntimeEnvKey)} == known | {"nsight", "rocprof_sys"}  # as it is told of these
 
 
+@pytest.mark.slow
 def test_workers_have_the_environment_and_the_log_level_that_they_are_given(tmp_path: Path) -> None:
     Path("told.py").write_text(
         "import logging, os\n"

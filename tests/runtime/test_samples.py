@@ -38,6 +38,7 @@ def samples(run_dir: str, file: str = "step-000001.jsonl") -> list[dict[str, Any
     return [json.loads(line) for line in Path(run_dir, "samples", file).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_every_token_comes_with_its_numbers_whichever_devices_they_lie_on(
     run_on_devices: Callable[..., str],
 ) -> None:

@@ -90,6 +90,7 @@ def test_an_evaluation_that_exits_loses_nothing_and_is_named() -> None:
     assert_saved("a")
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_on_one_worker_loses_nothing(run_on_devices: Callable[..., str]) -> None:
     settings = (*FEW, "--devices", "2", "--run-dir", "a")
     said = run_on_devices(ONE, *settings, *bad_evaluation("unmeasured_here"), expect=1)
@@ -102,6 +103,7 @@ def test_an_evaluation_that_fails_on_one_worker_loses_nothing(run_on_devices: Ca
     assert metrics("a")[-1]["step"] == 3 and "eval/accuracy" in metrics("a")[-1]
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_exits_on_workers_loses_nothing(run_on_devices: Callable[..., str]) -> None:
     settings = (*FEW, "--devices", "2", "--run-dir", "a")
     said = run_on_devices(ONE, *settings, *bad_evaluation("unmeasured", how="exit"), expect=1)
@@ -143,6 +145,7 @@ def inserted(name: str, attributes: str = "") -> str:
     return "odd.yaml"
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_output_that_has_gone_loses_nothing() -> None:
     """As ``rlgraph run ... | head -2``: Python and rich make an error of it, and an exit."""
     command = [

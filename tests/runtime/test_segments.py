@@ -262,6 +262,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("segmented.yaml").write_text(GRAPH)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_folder")
 @pytest.mark.parametrize("more", [(), ("update.rows=short",)])
 def test_a_run_on_two_devices_is_that_on_one(

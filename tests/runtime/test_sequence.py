@@ -36,6 +36,8 @@ from rlgraph.runtime.engines.sequence.attention import check
 from rlgraph.runtime.engines.sequence.groups import SequenceGroup, sequence_group
 from rlgraph.runtime.worker.process_groups import hybrid_mesh
 
+pytestmark = pytest.mark.slow
+
 ONES = str(Path(__file__).parent / "ones.yaml")
 ADAM = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -264,6 +264,7 @@ def test_the_driver_unlinks_what_is_left() -> None:
     columns.close()
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_nothing() -> None:
     columns = SharedColumns(SESSION)
     assert columns.put("column", np.arange(5), np.array([0, 5]))

@@ -57,6 +57,7 @@ def measured(reference: str, *edits: str) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_reference_is_on_the_weights_of_an_adapted_policy() -> None:
     shared = compile_graph(graph("demo_files/model", LORA, KL))
     apart = compile_graph(graph("same", LORA, KL))
@@ -66,6 +67,7 @@ def test_a_reference_is_on_the_weights_of_an_adapted_policy() -> None:
     assert one[-1]["update_policy/kl_ref"] > 0, "the policy has left its reference"
 
 
+@pytest.mark.slow
 def test_frozen_models_of_the_same_weights_are_one() -> None:
     teaching = (TEACHER, SCORES, DISTILL, KL)
     shared, apart = (compile_graph(graph(path, *teaching)) for path in ("demo_files/model", "same"))
@@ -112,6 +114,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_policy_a_critic_and_a_reference_train_on_one_set_of_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -46,6 +46,7 @@ def rounds(note: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["fifo", "in_order"])
 def test_a_slow_worker_gets_fewer_rows_where_their_order_is_free(order: str) -> None:
     note = Path("rounds.jsonl").resolve()

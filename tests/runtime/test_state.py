@@ -55,6 +55,7 @@ def grpo(*edits: str) -> str:
     return graph("grpo", "set: {update_policy.minibatches: 1}", *edits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_state_goes_from_iteration_to_iteration(devices: int, run_on_devices: Callable[..., str]) -> None:
     path = grpo(KEPT, READ)

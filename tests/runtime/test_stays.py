@@ -148,6 +148,7 @@ POOLS = "pools={train: {devices: 1}, gen: {devices: 1}}"
 STREAM = "schedule={iterations: 4, buffer: {staleness: 1, order: in_order, chunk: 3}}"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 def test_a_stream_draws_the_same_where_no_slot_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = (POOLS, STREAM, "update_policy.in.old_logprobs=rollout_logprobs")

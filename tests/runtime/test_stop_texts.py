@@ -48,6 +48,7 @@ def sampled(engine: Recorded, stop: list[str], op: Callable[..., Any] = rollout)
     return call_op(op, engine, context(), Ragged.of(PROMPTS, torch.int64), n=4, max_new_tokens=40, stop=stop)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(stop=st.lists(st.text(st.sampled_from(LETTERS), min_size=1, max_size=2), min_size=1, max_size=3))
 def test_a_sample_ends_with_the_first_token_that_makes_a_text_whole(
@@ -154,6 +155,7 @@ def test_a_run_ends_its_samples_there(
     assert not any(digit in response[:-1] for response in responses for digit in "123")
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(ids=st.lists(st.integers(2, 287), min_size=1, max_size=40))
 def test_a_sample_ends_with_the_first_token_of_an_id(engine: Recorded, ids: list[int]) -> None:

@@ -98,6 +98,7 @@ def test_a_run_goes_on_with_what_was_begun() -> None:
     check(whole, 2)
 
 
+@pytest.mark.slow
 def test_in_order_a_run_is_the_same_on_any_number_of_devices() -> None:
     graph, runs = str(Path(__file__).parent / "ones.yaml"), ((1, True), (1, True), (2, False))
     stream = "schedule={iterations: 3, buffer: {staleness: 1, order: in_order, chunk: 2}}"

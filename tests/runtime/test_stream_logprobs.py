@@ -22,6 +22,7 @@ SCHEDULE = {"iterations": ITERATIONS, "save_every": 1, "keep": ITERATIONS, "reco
 COLUMNS = ("tokens", "loss_mask", "rollout_logprobs", "token_versions")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 def test_a_token_has_the_log_prob_of_the_version_that_drew_it_at_any_age() -> None:
     settings = [f"schedule.{key}={value}" for key, value in SCHEDULE.items()]

@@ -16,6 +16,7 @@ TWO = str(Path(__file__).parent / "ones_two.yaml")
 pytestmark = pytest.mark.usefixtures("in_demo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_filter_that_cuts_groups_starves_no_iteration(staleness: int, tmp_path: Path) -> None:
     """Ten rows of groups of four, of which the filter keeps some: there is room for one group more."""
@@ -39,6 +40,7 @@ edits:
     assert all(line["kept/age_max"] <= staleness for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["fifo", "in_order"])
 def test_a_run_takes_what_its_ledger_says_and_each_prompt_once(
     order: str, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,8 @@ from rlgraph.runtime.export import export
 from rlgraph.runtime.run import run_graph
 from rlgraph.runtime.rundir.rundir import RunDir
 
+pytestmark = pytest.mark.slow
+
 ONE = str(Path(__file__).parent / "ones.yaml")
 SCHEDULE = "schedule={iterations: 3, save_every: 1, keep: 2}"
 

@@ -26,6 +26,7 @@ def _files(demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     Path("demo_files").symlink_to(demo_files / "demo_files")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_files")
 def test_it_trains_goes_on_and_runs_nothing_twice() -> None:
     said: list[str] = []

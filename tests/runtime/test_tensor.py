@@ -36,6 +36,8 @@ from rlgraph.runtime.engines.sequence.groups import RowGroup, row_group
 from rlgraph.runtime.worker import process_groups
 from rlgraph.runtime.worker.process_groups import strided_mesh
 
+pytestmark = pytest.mark.slow
+
 TENSOR = ["models.policy.train.tensor_parallel=2", "models.policy.train.dtype=float32"]
 GEMMA = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 ON_HOST = {"optimizer_offload": True, "activation_offload": True}

@@ -23,6 +23,8 @@ from rlgraph.runtime.engines.fsdp.engine import FsdpEngine
 from rlgraph.runtime.engines.fsdp.shards import gather_full
 from rlgraph.runtime.engines.fsdp.terms import Term
 
+pytestmark = pytest.mark.slow
+
 CASES = range(6)
 SAMPLES, EXAMPLES, VOCAB = 9, 2, 20
 HOWS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")

@@ -44,6 +44,7 @@ def joined(*edits: str) -> str:
     return graph("grpo", lead, EXAMPLES_NODE, "set: {old_logprobs.rows: rollout}", *edits)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_folder")
 def test_a_run_on_two_devices_is_that_on_one(run_on_devices: Callable[..., str]) -> None:
     runs = []

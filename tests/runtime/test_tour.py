@@ -22,6 +22,7 @@ def shown(source: str, names: dict[str, Any]) -> Any:
     return None
 
 
+@pytest.mark.slow
 def test_every_cell_runs(
     demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

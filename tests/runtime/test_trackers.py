@@ -424,6 +424,7 @@ def test_iterations_are_whole_numbers_from_1(text: str) -> None:
     assert done.exit_code == 2 and "counted from 1: write 3 or 3,4" in done.output
 
 
+@pytest.mark.slow
 def test_chosen_iterations_are_traced(
     demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("turned.yaml").write_text(GRAPH)
 
 
+@pytest.mark.slow
 def test_a_run_on_two_devices_is_that_on_one(run_on_devices: Callable[..., str]) -> None:
     runs = []
     for devices in ("1", "2"):

@@ -79,6 +79,7 @@ def test_its_mistakes_are_found(
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_tool")
 def test_a_tool() -> None:
     settings = ["prompts.batch=4", "rollout.n=4", "update_policy.minibatches=2", "eval.every=0"]

@@ -80,6 +80,7 @@ def check(run: str) -> None:
     assert line["update_policy/grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_demo")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_gradient_is_that_of_all_rows_on_any_number_of_devices(

@@ -99,6 +99,7 @@ def test_a_place_that_can_not_be_written_is_named(command: str, place: str) -> N
     assert sorted(os.listdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["demo", "demo_tools"])
 @pytest.mark.parametrize("place", ["/proc/nope", "file/files", "file"])
 def test_the_demos_have_no_traceback_either(module: str, place: str) -> None:
