@@ -43,7 +43,6 @@ NO_GRAPHS = {  # (page, words of an example): who reads it
     ("clusters.md", "apiVersion: ray.io/v1"): "Kubernetes",
     ("gpu.md", "volumeMounts:"): "Kubernetes",
     ("tuning.md", "method: bayes"): "`wandb sweep`: tests/runtime/test_wandb_sweep.py runs it",
-    ("from_verl.md", "verl.utils.reward_score"): "whoever has verl: tests/peers runs it",
 }
 FILES = {  # what examples name beside themselves
     "my_ops.py": """from rlgraph.ops import boolean, float32, int64, op, prompts, samples, text, tokens
