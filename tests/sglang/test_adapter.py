@@ -115,6 +115,7 @@ def test_what_an_adapter_can_not_is_refused(served: SglangEngine, train: FsdpEng
     served.calls.unanswered.clear()
 
 
+@pytest.mark.slow
 def test_the_installed_sglang_takes_the_settings(served: SglangEngine) -> None:
     launch = served.supervisor.launch
     for device in ("cpu", "cuda"):

@@ -31,7 +31,7 @@ from rlgraph.runtime.engines.weights.transfer import Weights
 from rlgraph.runtime.engines.weights.transports import RemoteTransport
 from rlgraph.runtime.messages.errors import ServerLostError
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 REQUESTS = [Request([5, 6, 7], [1, 2, 3]), Request([8, 9], [4]), Request([11] * 9, [5, 6])]
 
 

@@ -30,7 +30,7 @@ from rlgraph.runtime.worker import engine_host
 from rlgraph.runtime.worker.process_groups import Groups
 from share import families
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 ONES = Path(__file__).parent.parent / "runtime" / "ones.yaml"
 MOVES = {"release_memory_occupation": "slept", "resume_memory_occupation": "woke"}
 

@@ -72,6 +72,7 @@ def test_what_is_no_linear_layer_is_sent_as_it_is_and_few_buckets_carry_all() ->
     assert len([*in_buckets(quantized(weights()))]) <= 5
 
 
+@pytest.mark.slow
 def test_sglang_has_these_parameters_for_such_a_checkpoint() -> None:
     from sglang.srt.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod
 

@@ -79,6 +79,7 @@ def follower(starts: tuple[Starts, Starts], tmp_path: Path) -> Iterator[Follower
     made.close()
 
 
+@pytest.mark.slow
 def test_hosts_begin_together_and_one_that_ends_takes_the_others_with_it(
     starts: tuple[Starts, Starts], follower: Follower, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_host_that_does_not_come_up_is_named_with_the_end_of_its_log(
     follower.close()
 
 
+@pytest.mark.slow
 def test_a_follower_ends_its_process_once_the_worker_that_leads_is_gone(tmp_path: Path) -> None:
     """The store is of another process, as it is on another host."""
     script = "import sys, torch.distributed as dist\n"
@@ -139,6 +141,7 @@ def test_a_follower_ends_its_process_once_the_worker_that_leads_is_gone(tmp_path
     assert not follower.server.is_alive()
 
 
+@pytest.mark.slow
 def test_each_host_has_its_devices_and_what_a_server_shares_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from rlgraph.runtime.engines.routing import OWN
 from rlgraph.runtime.engines.sglang.engine import SglangEngine
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

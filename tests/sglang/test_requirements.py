@@ -55,6 +55,7 @@ def test_the_resolved_set_has_what_sglang_pins(python: str) -> None:
         assert requirement.specifier.contains(have[canonicalize_name(requirement.name)], True), requirement
 
 
+@pytest.mark.slow
 def test_every_name_that_is_imported_from_sglang_is_there() -> None:
     lines = [f"from {module} import {name}" for module, name in sorted(imported())]
     assert lines

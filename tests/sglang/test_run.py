@@ -98,6 +98,7 @@ def test_an_adapter_goes_to_another_pool_and_a_run_resumes(files: Path, tmp_path
     assert_sane(found)
 
 
+@pytest.mark.slow
 def test_engines_take_turns_on_a_device(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLGRAPH_TEST_FILES", str(files))
     monkeypatch.chdir(tmp_path)
@@ -178,6 +179,7 @@ def test_a_run_with_a_server_that_runs_already(files: Path, tmp_path: Path) -> N
     server.close()
 
 
+@pytest.mark.slow
 def test_a_grammar_allows_no_other_text(files: Path, tmp_path: Path) -> None:
     """Its server is started with what grammars need, and the run trains on what it draws."""
     graph = tmp_path / "digits.yaml"

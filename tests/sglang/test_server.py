@@ -31,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 CUDA = Launch("some/model", "cuda", "bfloat16", 2, 300_000, 256, {"attention_backend": "fa3", "ep_size": 8})
 
 
+@pytest.mark.slow
 def test_the_installed_sglang_takes_all_settings_and_has_all_that_are_owned() -> None:
     flags = {"host": "127.0.0.1", "port": 30000, "api_key": "a key", "skip_server_warmup": True}
     found = wrong(dict.fromkeys(owned(), "1"))
@@ -41,6 +42,7 @@ def test_the_installed_sglang_takes_all_settings_and_has_all_that_are_owned() ->
     assert CUDA.settings()["cuda_graph_backend_prefill"] in ("disabled", "full")
 
 
+@pytest.mark.slow
 def test_what_the_installed_sglang_refuses_is_said_where_it_stands(tmp_path: Path) -> None:
     options = (
         "{atention_backend: fa3, sampling_backend: fast, stream_interval: many, disable_radix_cache: true}"
@@ -167,6 +169,7 @@ def test_a_file_holds_what_no_command_line_may() -> None:
     assert settings == private | {"host": "127.0.0.1", "port": 30000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_draft_models_weights_are_those_of_its_file(device: str) -> None:
     """And it keeps them while the server sleeps: no sync brings them."""

@@ -130,6 +130,7 @@ def test_what_a_paused_server_never_saw_is_given_up(
     any_engine.abort()
 
 
+@pytest.mark.slow
 def test_states_are_kept_whatever_comes(
     any_engine: SglangEngine, client: Client, model: torch.nn.Module
 ) -> None:

@@ -137,6 +137,7 @@ def give_up(engine: SglangEngine) -> None:
     assert not engine.calls.flying
 
 
+@pytest.mark.slow
 def test_a_stream_across_new_weights(
     endless: SglangEngine, model: torch.nn.Module, sent: list[dict[str, Any]]
 ) -> None:
@@ -191,6 +192,7 @@ def test_samples_end_in_whichever_round(
     assert_of([model], so_far)
 
 
+@pytest.mark.slow
 def test_what_a_lost_server_had_goes_on_from_what_was_known(
     endless: SglangEngine, model: torch.nn.Module, sent: list[dict[str, Any]]
 ) -> None:
@@ -207,6 +209,7 @@ def test_what_a_lost_server_had_goes_on_from_what_was_known(
     give_up(endless)
 
 
+@pytest.mark.slow
 def test_sleep_ends_what_stays(endless: SglangEngine, model: torch.nn.Module) -> None:
     so_far = begun()
     goes_on(endless, so_far, STREAMED)

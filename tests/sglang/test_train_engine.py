@@ -41,6 +41,7 @@ def generated(engine: SglangEngine) -> tuple[dict[str, Ragged], torch.Tensor]:
     return {"tokens": tokens, "loss_mask": Ragged.of(mask, torch.bool)}, Ragged.of(own, torch.float32).values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora", [None, {"rank": 3, "alpha": 6.0, "targets": "all-linear"}], ids=["weights", "adapters"]
 )

@@ -97,6 +97,7 @@ def main(rank: int, folder: Path, path: str) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_tokens_are_drawn_all_through_a_sync(path: str, tmp_path: Path) -> None:
     launch(__file__, tmp_path, path)
