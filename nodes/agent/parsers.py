@@ -24,6 +24,7 @@ DECODER = json.JSONDecoder()
 FENCE = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\Z", re.DOTALL)
 FUNCTION = re.compile(r"<function=([^>\n]+)>")
 FUNCTION_END = "</function>"
+BLOCK = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 PARAMETER_BEGIN = "<parameter="
 # a value goes on to its closing tag, or to the line that begins the next one where the tag was forgotten
 PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>|(?=\n<parameter=))", re.DOTALL)
@@ -108,6 +109,26 @@ def qwen(text: str) -> list[ToolCall]:
         calls += functions or [ToolCall("", error="a call must hold <function=NAME>...</function>")]
         start = text.find(OPENING, stop)
     return calls
+
+
+def beside_calls(text: str) -> str:
+    r"""Return what a turn that calls tools says beside its calls.
+
+    A turn in a format of one's own is returned whole.
+
+    Example:
+        >>> beside_calls('Let me see. <tool_call>{"name": "add"}</tool_call>')
+        'Let me see. '
+        >>> beside_calls('[{"name": "add"}]')
+        ''
+    """
+    if OPENING in text:
+        return BLOCK.sub("", text)
+    function = FUNCTION.search(text)
+    if function:
+        return text[: function.start()]
+    is_json = text.lstrip().startswith(("{", "[", "```"))
+    return "" if is_json else text
 
 
 def _functions(text: str, start: int) -> tuple[list[ToolCall], int]:

@@ -17,8 +17,10 @@ calls overlap go on until they are to be still.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,6 +29,7 @@ from rlgraph.nodes.rollout.partial import extended
 from rlgraph.ops import Generation, Request, Sampling, ServeEngine
 
 MOST = 2**14  # turns that are asked for at a time, of engines whose calls overlap
+PATIENCE = 0.02  # seconds for which a call waits at least for conversations that don't wait for it yet
 SWEEP = 0.1  # seconds between two aborts: of a call that has just begun an engine may not know yet
 
 
@@ -36,6 +39,7 @@ class PendingRequest:
 
     turn: tuple[int, int]
     request: Request
+    sampling: Sampling
     answer: asyncio.Future[Generation]
 
 
@@ -59,20 +63,24 @@ class RequestBatcher:
         self.gate, self.changed = asyncio.Event(), asyncio.Event()  # changed: one asks, or is over
         self.gate.set()
 
-    async def generate(self, turn: tuple[int, int], request: Request) -> Generation:
+    async def generate(
+        self, turn: tuple[int, int], request: Request, sampling: Sampling | None = None
+    ) -> Generation:
         """Return a request's answer; ``turn`` numbers its conversation and the call within that.
 
-        Where a round or new weights cut it, it goes on behind the tokens that there are.
+        Where a round or new weights cut it, it goes on behind the tokens that there are. It is drawn by the
+        settings of all requests, unless it has a ``sampling`` of its own.
         """
         generation = Generation()
-        _, longest = request.limits(self.sampling)
+        sampling = sampling or self.sampling
+        _, longest = request.limits(sampling)
         while True:
             remaining_tokens = longest - len(generation.tokens)
             limit = min(remaining_tokens, self.chunk or remaining_tokens)
-            next_request = request.behind(generation.tokens, self.sampling)
+            next_request = request.behind(generation.tokens, sampling)
             next_request = replace(next_request, max_new_tokens=limit)
-            drawn = await self._draw_once(turn, next_request)
-            generation = extended(generation, drawn, self.engine, self.sampling.stop)
+            drawn = await self._draw_once(turn, next_request, sampling)
+            generation = extended(generation, drawn, self.engine, sampling.stop)
             was_aborted = generation.finish == "abort"
             ended_by_chunk = generation.finish == "length" and limit < remaining_tokens
             was_cut = was_aborted or ended_by_chunk
@@ -90,16 +98,35 @@ class RequestBatcher:
             await self.all_wait()
             await self.draw()
 
+    async def as_they_come(self) -> None:
+        """Make calls while conversations go on, each with those that wait by then; none where they overlap.
+
+        A call begins once all wait, or after half of the time that the last one took: conversations that do
+        something else for long hold up nobody, and those that are nearly ready share the call.
+        """
+        patience = PATIENCE
+        while self.going_on and not self.threads:
+            self.changed.clear()
+            if not self._conversations_waiting():
+                await self.changed.wait()
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.all_wait(), patience)
+            start = time.monotonic()
+            await self.draw(in_thread=True)
+            patience = max((time.monotonic() - start) / 2, PATIENCE)
+
     async def all_wait(self) -> None:
         """Return once all conversations that go on wait for the engine."""
         while len(self.waiting) < len(self.going_on) or self._conversations_waiting() != self.going_on:
             self.changed.clear()
             await self.changed.wait()
 
-    async def draw(self, is_over: Callable[[], bool] | None = None) -> bool:
+    async def draw(self, is_over: Callable[[], bool] | None = None, in_thread: bool = False) -> bool:
         """Make one call with what waits, for engines without overlap; return whether that was most of it.
 
-        Where ``is_over`` may end it, tools go on meanwhile, and it ends too once more wait than it has.
+        Where ``is_over`` may end it, it ends too once more wait than it has. There, and ``in_thread``, tools
+        go on meanwhile. What is drawn by other settings waits for the next call.
         """
 
         def enough(ended: Sequence[int]) -> bool:
@@ -108,13 +135,17 @@ class RequestBatcher:
 
         self._conversations_waiting()
         waiting = sorted(self.waiting, key=lambda pending: pending.turn)
-        self.waiting = []
         if not waiting:
             return False
+        sampling = waiting[0].sampling
+        self.waiting = [pending for pending in waiting if pending.sampling != sampling]
+        waiting = [pending for pending in waiting if pending.sampling == sampling]
         requests, places = merged([pending.request for pending in waiting])
-        generate = partial(self.engine.generate, requests, self.sampling)
+        generate = partial(self.engine.generate, requests, sampling)
         try:
-            if is_over is None:
+            if is_over is None and in_thread:
+                generations = await asyncio.to_thread(generate)
+            elif is_over is None:
                 generations = generate()
             else:
                 generations = await asyncio.to_thread(generate, enough, stays=True)
@@ -146,15 +177,15 @@ class RequestBatcher:
         if self.threads:
             self.threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _draw_once(self, turn: tuple[int, int], request: Request) -> Generation:
+    async def _draw_once(self, turn: tuple[int, int], request: Request, sampling: Sampling) -> Generation:
         if self.threads:
             await self.gate.wait()
-            call = self.threads.submit(self.engine.generate, [request], self.sampling)
+            call = self.threads.submit(self.engine.generate, [request], sampling)
             self.calls.add(call)
             call.add_done_callback(self.calls.discard)
             ((generation,),) = await asyncio.wrap_future(call)
             return generation
-        waiting = PendingRequest(turn, request, asyncio.get_running_loop().create_future())
+        waiting = PendingRequest(turn, request, sampling, asyncio.get_running_loop().create_future())
         self.waiting.append(waiting)
         self.changed.set()
         return await waiting.answer

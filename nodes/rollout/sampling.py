@@ -22,6 +22,7 @@ SAMPLING_ROLES: dict[Role, str] = {
 }
 # these cuts decide nothing at temperature 0: any of them leaves the most likely token
 CUTS_WITH_TEMPERATURE = {"top_p": "temperature", "top_k": "temperature", "min_p": "temperature"}
+AtLeastOne = Annotated[int, Field(ge=1)]
 StopText = Annotated[str, Field(min_length=1)]
 StopId = Annotated[int, Field(ge=0)]
 Repetition = Annotated[float, Field(gt=0, le=2)]

@@ -53,15 +53,29 @@ def without_thinking(response: str) -> str:
         >>> without_thinking("maybe</think>Look: <think>so</think>5"), without_thinking("5<think>or")
         ('Look: 5', '5')
     """
+    return split_thinking(response)[1]
+
+
+def split_thinking(response: str) -> tuple[str, str]:
+    """Return the thinking of a response, without its marks, and what it says; each may have several parts.
+
+    Example:
+        >>> split_thinking("maybe</think>Look: <think>so</think>5")
+        ('maybeso', 'Look: 5')
+    """
     if HARMONY.match(response) or HARMONY_OPEN.match(response):
-        return outside_thinking(response)
+        said = outside_thinking(response)
+        return response[: len(response) - len(said)], said
+    thinking = ""
     for opening, closing in MARKS:
         text_before, is_closed, text_behind = response.partition(closing)
         if is_closed and opening not in text_before:
-            response = text_behind  # the chat template had opened it
+            thinking += text_before  # the chat template had opened it
+            response = text_behind
         said, *blocks = response.split(opening)
         for block in blocks:
-            _, _, text_behind = block.partition(closing)
+            block_thinking, _, text_behind = block.partition(closing)
+            thinking += block_thinking
             said += text_behind
         response = said
-    return response
+    return thinking, response

@@ -272,6 +272,21 @@ def _grammar(view: CallView) -> Iterator[Problem]:
         yield refusal("no-grammar", law, graph, node, [], remedy)
 
 
+def _one_agent(view: CallView) -> Iterator[Problem]:
+    """Check that an episode has one agent: a function, or a command line."""
+    node = view.node
+    agents = [key for key in ("run", "command") if view.call.attributes[key] is not None]
+    if len(agents) == 1:
+        return
+    if agents:
+        law = f"node `{node.name}` names two agents, run and command"
+        remedy = f"set: {{{node.name}.command: null}}"
+    else:
+        law = f"node `{node.name}` names no agent"
+        remedy = f'set: {{{node.name}.run: "my_agent.py:solve"}}, or {node.name}.command, a command line'
+    yield refusal("one-agent", law, view.graph, node, [], remedy)
+
+
 def _replayed(view: CallView) -> Iterator[Problem]:
     """Check that a train engine can replay a choice of experts: its layers are not compiled."""
     node = view.node
@@ -304,6 +319,7 @@ CALL_LAWS: Mapping[Law, Callable[[CallView], Iterator[Problem]]] = {
     "weighed_losses": _weighed_losses,
     "routed": _routed,
     "grammar": _grammar,
+    "one_agent": _one_agent,
     "replayed": _replayed,
 }
 assert {*CALL_LAWS} == {*get_args(Law)}, "`Law` of rlgraph/ops/declare.py lists these names for @op"

@@ -54,6 +54,7 @@ Law = Literal[
     "weighed_losses",
     "routed",
     "grammar",
+    "one_agent",
     "replayed",
 ]
 # what an attribute decides for others: the rows that a source gives; the most tokens of a prompt, of a
