@@ -55,7 +55,7 @@ test: install .sglang/installed  ## Lint, types, and tests within 10 minutes; wi
 # Properties are tried on more examples, too. What MINUTES don't suffice for is named at the end; a fifth is SGLang's.
 MINUTES ?= 60
 NIGHTLY = -m "nightly or hypothesis" --hypothesis-profile nightly --until
-nightly: install .sglang/installed .peers/installed  ## Tests that are slow or repeat, as far as MINUTES (60) go
+nightly: install .sglang/installed .peers/installed .agents/installed  ## Tests that are slow or repeat, as far as MINUTES (60) go
 	start=$$(date +%s); \
 	{ $(call again,$(PYTEST) $(NIGHTLY) $$((start + 48 * $(MINUTES)))); } && \
 	{ $(call again,$(SGLANG_PYTEST) $(NIGHTLY) $$((start + 60 * $(MINUTES)))); }
@@ -80,6 +80,12 @@ sglang: .sglang/installed  ## Make .sglang with a real SGLang for the CPU, and r
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > .peers/of_venv
 	mv .peers/of_venv "$$(.peers/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_of_venv.pth"
 	.peers/bin/python $(PINNED)/peers.txt
+	@touch $@
+
+# SDKs and frameworks of agents, which talk to the endpoint as they are (tests/agents)
+.agents/installed: requirements/agents.txt
+	$(PYTHON) -m venv --clear .agents
+	.agents/bin/python $(PINNED)/agents.txt
 	@touch $@
 
 peers: .peers/installed  ## Ask TRL's and verl's own functions for right values, and record them for tests (tests/peers)

