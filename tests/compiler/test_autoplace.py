@@ -92,7 +92,8 @@ def test_it_is_close_to_trying_everything(cluster: str) -> None:
     total = load_cluster(cluster).total
     plan = compile_graph(graph, APART, total)
     every = list(layouts(plan, range(total), 8))
-    assert len(found) < 0.7 * len(every)
+    tried = [candidate.layout for candidate in found if candidate.layout in every]  # others divide rows, too
+    assert 0 < len(tried) < 0.7 * len(every)
     best = math.inf
     for layout in every:
         try:
