@@ -37,7 +37,7 @@ Finished = TypeVar("Finished")
 
 
 class Conversation(Protocol):
-    """What is held from its beginning to its end: a sample's chat, or an agent's episode."""
+    """A conversation of the policy with others: a sample's chat, or an agent's episode."""
 
     number: int  # the sample's, in the whole batch
 

@@ -38,7 +38,7 @@ class AgentError(Exception):
 
 @dataclass(frozen=True)
 class AgentResult:
-    """What an agent gives back.
+    """The reward and the other numbers that an agent gives back.
 
     Attributes:
         reward: of the episode; None: it gives none.

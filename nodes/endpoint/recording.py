@@ -60,7 +60,7 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class Match:
-    """Where a request's history stands in the record.
+    """The place of a request's history in the record.
 
     Attributes:
         answer: the last answer that the history continues; None: it continues none.

@@ -1,4 +1,4 @@
-"""What a client asks for, whichever protocol it speaks, and what it gets."""
+"""Requests of clients and their answers, whichever protocol they speak."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Episodes(NamedTuple):
 
 @dataclass(frozen=True)
 class Ended:
-    """How an episode has ended: with a result, or with the reason of its failure."""
+    """An episode's end: its result, or the reason of its failure."""
 
     result: AgentResult
     failure: str = ""

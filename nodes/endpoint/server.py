@@ -37,7 +37,7 @@ CLOSING = 5.0  # seconds for connections to end
 
 @dataclass(frozen=True)
 class ClientProtocol:
-    """How one kind of client speaks.
+    """A protocol that clients speak.
 
     Attributes:
         asked: reads a request, behind the one that it goes on with.

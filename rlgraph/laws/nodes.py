@@ -283,7 +283,7 @@ def _one_agent(view: CallView) -> Iterator[Problem]:
         remedy = f"set: {{{node.name}.command: null}}"
     else:
         law = f"node `{node.name}` names no agent"
-        remedy = f'set: {{{node.name}.run: "my_agent.py:solve"}}, or {node.name}.command, a command line'
+        remedy = f"set: {{{node.name}.command: python my_agent.py}}"
     yield refusal("one-agent", law, view.graph, node, [], remedy)
 
 

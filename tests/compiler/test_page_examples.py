@@ -72,6 +72,7 @@ def check(guess: int, answer: text[prompts], *, near: int = 0) -> str:
     '''
     ...
 """,
+    "my_agent.py": "def solve(task, base_url, api_key): ...\n",
     "my_reward.py": "def compute_score(solution_str, ground_truth, scale=1.0): ...\n",
     "my_rewards.py": "def correct(completions, question, answer, **others): ...\n",
     "my_buffer.py": "def shortest(waiting, wanted): ...\n",

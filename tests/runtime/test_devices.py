@@ -196,12 +196,10 @@ def reads_numbers(op: Op) -> bool:
     return bool(op.inputs or op.engine) and numbers and not op.declared.holds
 
 
+# the losses of an update have a test of their own; agents need a chat template, and episodes are trees
+NOT_BY_CHANCE = ("update.policy", "rollout.agent", "rollout.harness", "segment.paths")
 SHIPPED = {name: registry.load(target, name) for name, target in OPS.items()}
-RUN = {
-    name: op
-    for name, op in SHIPPED.items()
-    if reads_numbers(op) and name not in ("update.policy", "rollout.agent")
-}
+RUN = {name: op for name, op in SHIPPED.items() if reads_numbers(op) and name not in NOT_BY_CHANCE}
 
 
 def compared(workers: tuple[Worker, Worker], name: str, loss: str = "") -> None:
