@@ -109,6 +109,7 @@ def test_a_kind_wants_a_number(name: str, remedy: str) -> None:
     assert str(caught.value) == f"there is no cluster `{name}`\n  {remedy}"
 
 
+@pytest.mark.slow
 def test_memory_is_left_free() -> None:
     plans = [compile_graph("grpo", target=Target("h100-8", margin=margin)) for margin in (None, 0.0, 0.5)]
     peaks = [(plan.peak or {})["main"] for plan in plans]

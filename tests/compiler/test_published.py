@@ -47,6 +47,7 @@ def test_the_page_shows_the_errors_of_all_parts_of_the_table() -> None:
     assert shown == printed
 
 
+@pytest.mark.slow
 def test_what_was_measured_decides_nothing_where_lengths_are_published(published: ModuleType) -> None:
     rows = [run for run in published.runs() if not run.inferred]
     assert len(rows) >= 12 and {run.source for run in rows} >= {"nemo-0.4", "nemo-0.5", "nemo-0.6", "llm-d"}

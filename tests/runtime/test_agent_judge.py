@@ -253,6 +253,7 @@ def test_a_graph_with_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert 0 <= line["reward/mean"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_graph_whose_judge_reads_a_rubric(
     devices: int, run_on_devices: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

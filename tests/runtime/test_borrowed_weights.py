@@ -160,6 +160,7 @@ def test_so_they_do_where_files_are_not_read_by_rows(tmp_path: Path) -> None:
     compare(path, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_so_they_do_on_several_ranks(tmp_path: Path, ranks: int) -> None:
     write_model(tmp_path / "model")

@@ -168,6 +168,7 @@ def test_a_lost_peer_breaks_a_collective_and_is_named(run_on_devices: Callable[.
     assert not Path("a/models").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where", [pytest.param("Worker.repartition", marks=pytest.mark.nightly), "EngineHost.finish_save"]
 )

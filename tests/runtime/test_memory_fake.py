@@ -31,6 +31,7 @@ RINGS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [

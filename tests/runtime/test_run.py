@@ -161,6 +161,7 @@ def test_a_resume_refuses_another_graph_and_a_fresh_run_an_old_folder() -> None:
         inline(run_dir="b", resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [["--inline"], pytest.param(["--devices", "2"], marks=pytest.mark.nightly)])
 def test_a_failing_op_marks_its_step_and_leaves_no_process(place: list[str]) -> None:
     token = uuid.uuid4().hex

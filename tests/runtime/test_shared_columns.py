@@ -218,6 +218,7 @@ def test_a_worker_reads_what_it_shares_itself() -> None:
     assert not left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_workers_of_a_cluster_read_each_other_and_leave_nothing(tmp_path: Path, killed: bool) -> None:
     cluster = RayCluster({"main": 2}, gpus=False, address=None, logs=tmp_path, timeout=300)

@@ -127,6 +127,7 @@ def test_the_installed_sglang_takes_the_settings(served: SglangEngine) -> None:
         assert settings["load_format"] == "auto" and ("lora_backend" in settings) == (device == "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "lost"])
 def test_log_probs_are_those_of_the_adapted_model(
     path: str, train: FsdpEngine, tmp_path: Path, lost: bool

@@ -185,6 +185,7 @@ def kill(engine: SglangEngine) -> None:
 ENDLESS = [Request([first, 12, 13], [0]) for first in (5, 6, 7, 8, 9, 10)]
 
 
+@pytest.mark.slow
 def test_a_server_killed_while_it_generates(awake: SglangEngine) -> None:
     undisturbed = awake.generate(ENDLESS, Sampling(200, 0.0))
     assert {len(made.tokens) for (made,) in undisturbed} == {200}
