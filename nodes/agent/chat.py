@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,20 +115,9 @@ class Chat:
         self.response = self.pieces.tokenizer.decode(list(generation.tokens), skip_special_tokens=True)
         if not generation.is_whole:
             raise LimitReached
-        text = self._text_of(generation)
+        text = text_of_turn(self.pieces.tokenizer, generation, self.engine.sampling.stop_token_ids)
         calls = self.parser(text) if self.tools.offers else []
         return Turn(text, calls, list(generation.tokens))
-
-    def _text_of(self, generation: Generation) -> str:
-        """Return what a turn says: without its end token, but with one of the graph that is text."""
-        tokenizer = self.pieces.tokenizer
-        tokens = list(generation.tokens)
-        if generation.finish == "stop":
-            is_of_graph = tokens[-1] in self.engine.sampling.stop_token_ids
-            is_special = tokens[-1] in tokenizer.all_special_ids
-            if is_special or not is_of_graph:
-                tokens = tokens[:-1]
-        return str(tokenizer.decode(tokens))
 
     async def use(self, calls: Sequence[ToolCall]) -> list[str]:
         """Run calls at the same time, and let the policy read the answers in their order.
@@ -210,6 +199,17 @@ class Chat:
         self.written += [new_ids is not None] * len(ids)
         self.logprobs += new_ids.logprobs if new_ids else [0.0] * len(ids)
         self.versions += new_ids.versions if new_ids else [-1] * len(ids)
+
+
+def text_of_turn(tokenizer: Any, generation: Generation, stop_token_ids: Collection[int]) -> str:
+    """Return what a turn says: without its end token, but with one of the graph that is text."""
+    tokens = list(generation.tokens)
+    if generation.finish == "stop":
+        is_of_graph = tokens[-1] in stop_token_ids
+        is_special = tokens[-1] in tokenizer.all_special_ids
+        if is_special or not is_of_graph:
+            tokens = tokens[:-1]
+    return str(tokenizer.decode(tokens))
 
 
 async def single_turn(chat: Chat) -> None:

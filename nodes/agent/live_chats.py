@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import randbits
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rlgraph.nodes.agent.chat import Chat, LimitReached, tool_loop
 from rlgraph.nodes.agent.request_batching import RequestBatcher
@@ -34,30 +34,20 @@ from rlgraph.nodes.support.user_call import DaemonThreads
 from rlgraph.ops import Loop
 
 Finished = TypeVar("Finished")
-
-
-class Conversation(Protocol):
-    """A conversation of the policy with others: a sample's chat, or an agent's episode."""
-
-    number: int  # the sample's, in the whole batch
-
-
-C = TypeVar("C", bound=Conversation)
-ChatResult = TypeVar("ChatResult")
 MOMENT = 1.0  # seconds after which a round ends although no group has
 LOOK = 0.02  # seconds between two looks at whether a round is due to end, while nothing else happens
 
 
 @dataclass(eq=False)
-class LiveChat(Generic[C, ChatResult]):
-    """A conversation that was begun, and the task that leads it to its end and returns its result."""
+class LiveChat:
+    """A conversation that was begun, and the task that returns the reward which its tools give it."""
 
-    chat: C
-    result: asyncio.Task[ChatResult]
+    chat: Chat
+    reward: asyncio.Task[float]
     key: int = field(default_factory=lambda: randbits(63))  # by which later rounds ask for it
 
 
-class LiveChats(Generic[C, ChatResult]):
+class LiveChats:
     """The conversations of one node on its worker, which go on with its next call.
 
     Invariants:
@@ -69,7 +59,7 @@ class LiveChats(Generic[C, ChatResult]):
     def __init__(self, engine: RequestBatcher, parallel: int) -> None:
         """Start with none. So many calls of tools that are not async run at a time."""
         self.engine, self.threads = engine, DaemonThreads(parallel)
-        self.live: dict[int, LiveChat[C, ChatResult]] = {}  # by their keys
+        self.live: dict[int, LiveChat] = {}  # by their keys
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -79,10 +69,10 @@ class LiveChats(Generic[C, ChatResult]):
         keys: Sequence[int],
         samples: int,
         n: int,
-        begin: Callable[[int], C],
-        lead: Callable[[C], Coroutine[Any, Any, ChatResult]],
+        begin: Callable[[int], Chat],
+        loop: Loop | None,
         is_due: Callable[[], bool] | None = None,
-    ) -> list[LiveChat[C, ChatResult]]:
+    ) -> list[LiveChat]:
         """Drive conversations until the round ends; return them in order.
 
         Those that were begun before and are not asked for any more are cancelled.
@@ -92,23 +82,23 @@ class LiveChats(Generic[C, ChatResult]):
                 worker is lost, begins anew.
             samples: how many there are, ``n`` to a group.
             begin: makes one, by its place.
-            lead: holds it to its end.
+            loop: leads it.
             is_due: says whether the round is to end before its time; None: it may not depend on time.
         """
 
-        async def driven() -> list[LiveChat[C, ChatResult]]:
+        async def driven() -> list[LiveChat]:
             requested = [self.live.get(key) for key in keys] + [None] * (samples - len(keys))
             await self._give_up([*{*self.live.values()}.difference(requested)])
             chats = []
             for place, live_chat in enumerate(requested):
-                chats.append(live_chat or self._start(begin(place), lead))
+                chats.append(live_chat or self._start(begin(place), n, loop))
             self.live = {live_chat.key: live_chat for live_chat in chats}
             groups = [chats[start : start + n] for start in range(0, samples, n)]
             await self._drive(groups, is_due)
             for live_chat in chats:
-                if live_chat.result.done() and live_chat.result.exception():
+                if live_chat.reward.done() and live_chat.reward.exception():
                     await self._give_up(chats)
-                    live_chat.result.result()  # raises what the conversation raised
+                    live_chat.reward.result()  # raises what the conversation raised
             return chats
 
         return self._wait(driven())
@@ -129,17 +119,13 @@ class LiveChats(Generic[C, ChatResult]):
     def _wait(self, work: Coroutine[Any, Any, Finished]) -> Finished:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
-    def _start(
-        self, chat: C, lead: Callable[[C], Coroutine[Any, Any, ChatResult]]
-    ) -> LiveChat[C, ChatResult]:
+    def _start(self, chat: Chat, n: int, loop: Loop | None) -> LiveChat:
         self.engine.going_on.add(chat.number)
-        result = asyncio.ensure_future(lead(chat))
-        result.add_done_callback(lambda _: self.engine.changed.set())
-        return LiveChat(chat, result)
+        reward = asyncio.ensure_future(conversation(chat, n, loop))
+        reward.add_done_callback(lambda _: self.engine.changed.set())
+        return LiveChat(chat, reward)
 
-    async def _drive(
-        self, groups: Sequence[Sequence[LiveChat[C, ChatResult]]], is_due: Callable[[], bool] | None
-    ) -> None:
+    async def _drive(self, groups: Sequence[Sequence[LiveChat]], is_due: Callable[[], bool] | None) -> None:
         engine = self.engine
         if engine.threads is None and is_due is None:
             await engine.all_wait()
@@ -149,13 +135,13 @@ class LiveChats(Generic[C, ChatResult]):
             for group in groups:
                 for live_chat in group:
                     if live_chat.chat.number not in engine.going_on:
-                        ended.append(live_chat.result)
+                        ended.append(live_chat.reward)
             await asyncio.gather(*ended, return_exceptions=True)  # tools give rewards, and are released
             return
 
         def is_over() -> bool:
             for group in groups:
-                if all(live_chat.result.done() for live_chat in group):
+                if all(live_chat.reward.done() for live_chat in group):
                     return True
             return is_due is not None and is_due()
 
@@ -170,10 +156,10 @@ class LiveChats(Generic[C, ChatResult]):
             with suppress(TimeoutError):
                 await asyncio.wait_for(engine.changed.wait(), LOOK if is_due else MOMENT)
 
-    async def _give_up(self, chats: Sequence[LiveChat[C, ChatResult]]) -> None:
+    async def _give_up(self, chats: Sequence[LiveChat]) -> None:
         for live_chat in chats:
-            live_chat.result.cancel()
-        await asyncio.gather(*(live_chat.result for live_chat in chats), return_exceptions=True)
+            live_chat.reward.cancel()
+        await asyncio.gather(*(live_chat.reward for live_chat in chats), return_exceptions=True)
         for live_chat in chats:
             self.engine.leave(live_chat.chat.number)
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat
@@ -193,9 +192,7 @@ def agent(
     return _columns(chats, n, rewards)
 
 
-def _live_chats(
-    ctx: Context, model: ServeEngine, sampling: Sampling, chunk: int, parallel: int
-) -> LiveChats[Chat, float]:
+def _live_chats(ctx: Context, model: ServeEngine, sampling: Sampling, chunk: int, parallel: int) -> LiveChats:
     """Return the node's conversations on this worker, which outlive a call of the op."""
     live = ctx.session.get("live")
     if not isinstance(live, LiveChats):
@@ -206,7 +203,7 @@ def _live_chats(
 
 
 def _go_on(
-    ctx: Context, live: LiveChats[Chat, float], samples: int, n: int, begin: BeginChat, loop: Loop | None
+    ctx: Context, live: LiveChats, samples: int, n: int, begin: BeginChat, loop: Loop | None
 ) -> tuple[list[Chat], list[float]]:
     """Drive conversations for a round; return those of the groups that have ended, and their tool rewards."""
     keys = ctx.begun[0].tolist() if ctx.begun else []
@@ -215,23 +212,20 @@ def _go_on(
     def begin_here(place: int) -> Chat:
         return begin(place, live.engine, live.threads)
 
-    lead = partial(conversation, n=n, loop=loop)
-    chats = live.round(keys, samples, n, begin_here, lead, is_due)
+    chats = live.round(keys, samples, n, begin_here, loop, is_due)
     groups = [chats[start : start + n] for start in range(0, len(chats), n)]
     ended = _leave_unfinished(ctx, groups)
-    rewards = [live_chat.result.result() for live_chat in ended]
+    rewards = [live_chat.reward.result() for live_chat in ended]
     return [live_chat.chat for live_chat in ended], rewards
 
 
-def _leave_unfinished(
-    ctx: Context, groups: Sequence[Sequence[LiveChat[Chat, float]]]
-) -> list[LiveChat[Chat, float]]:
+def _leave_unfinished(ctx: Context, groups: Sequence[Sequence[LiveChat]]) -> list[LiveChat]:
     """Leave the groups in which a conversation goes on to the next round; return those of the others."""
-    ended: list[LiveChat[Chat, float]] = []
+    ended: list[LiveChat] = []
     ended_groups = []
     unfinished_keys = []
     for number, group in enumerate(groups):
-        has_ended = all(live_chat.result.done() for live_chat in group)
+        has_ended = all(live_chat.reward.done() for live_chat in group)
         if has_ended:
             ended_groups.append(number)
             ended += group

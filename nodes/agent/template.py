@@ -9,6 +9,7 @@ turn that stands for any other, with messages that stand for any other; its text
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class TemplatePieces:
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         self.tokenizer, self.options = tokenizer, dict(options or {})
         self.template = str(self.options.get("chat_template", tokenizer.chat_template))
-        self.pieces: dict[tuple[tuple[str, str], ...], list[list[int]]] = {}
+        self.pieces: dict[str, list[list[int]]] = {}
 
     def between(
         self, messages: Sequence[tuple[str, str]], contents: Sequence[Sequence[int]], last_id: int
@@ -38,9 +39,28 @@ class TemplatePieces:
         Raises:
             TemplateError: the template can't be cut so.
         """
-        key = tuple(messages)
+        marks = [MESSAGE.format(number) for number in range(len(messages))]
+        marked = []
+        for (role, name), mark in zip(messages, marks, strict=True):
+            marked.append(_message(role, name, mark))
+        return self.behind_turn(marked, marks, contents, last_id)
+
+    def behind_turn(
+        self,
+        marked: Sequence[Mapping[str, Any]],
+        marks: Sequence[str],
+        contents: Sequence[Sequence[int]],
+        last_id: int,
+    ) -> list[int]:
+        """Return the ids of messages as ``between`` does, which hold marks where their contents stand.
+
+        Raises:
+            TemplateError: the template can't be cut so.
+        """
+        key = json.dumps(marked)
         if key not in self.pieces:
-            self.pieces[key] = self.tokenizer(self._cut(key), add_special_tokens=False)["input_ids"]
+            pieces = pieces_between(self.tokenizer, self._rendered(marked), [TURN, *marks])[1:]
+            self.pieces[key] = self.tokenizer(pieces, add_special_tokens=False)["input_ids"]
         end_of_turn, *between_messages = self.pieces[key]
         if end_of_turn[:1] == [last_id]:
             end_of_turn = end_of_turn[1:]
@@ -50,20 +70,13 @@ class TemplatePieces:
         """Return the ids of a message's text, in which no control token is read as such."""
         return content_ids(self.tokenizer, text, self.template)
 
-    def _cut(self, messages: Sequence[tuple[str, str]]) -> list[str]:
-        marks = [MESSAGE.format(number) for number in range(len(messages))]
-        marked = []
-        for (role, name), mark in zip(messages, marks, strict=True):
-            marked.append(_message(role, name, mark))
-        text = self._rendered(marked)
-        return pieces_between(self.tokenizer, text, [TURN, *marks])[1:]
-
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
         if self.tokenizer.chat_template is None and "chat_template" not in self.options:
             name = self.tokenizer.name_or_path
             raise TemplateError(f"the tokenizer {name} has no chat template, which more than one turn needs")
         start = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": TURN}]
-        return rendered(self.tokenizer, [*start, *messages], self.options)
+        talk = for_template(self.tokenizer, [*start, *messages], self.options)
+        return rendered(self.tokenizer, talk, self.options)
 
 
 def _message(role: str, name: str, content: str) -> dict[str, str]:

@@ -49,11 +49,12 @@ def row_of(hook: Hook, row: int, filled: Collection[str]) -> dict[str, Any]:
     values = {}
     for name in hook.parameters:
         if name not in filled:
-            values[name] = _value(hook.columns.get(name), row)
+            values[name] = value_at(hook.columns.get(name), row)
     return values | hook.attributes
 
 
-def _value(column: Any, row: int) -> Any:
+def value_at(column: Any, row: int) -> Any:
+    """Return the value of a column at a row as plain values of Python; None where there is no column."""
     if column is None:
         return None
     value = column[row]

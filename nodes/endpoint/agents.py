@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any
 
 from rlgraph.errors import RunError, shortened
+from rlgraph.nodes.support.row_field import as_number
 from rlgraph.nodes.support.user_call import awaited, error_text, guarded
 
 PARAMETERS = ("task", "base_url", "api_key")
@@ -69,9 +70,7 @@ def result_of(value: Any) -> AgentResult:
 
 
 def _number(value: Any, name: str) -> float:
-    if hasattr(value, "item"):  # of NumPy or torch
-        with suppress(Exception):
-            value = value.item()
+    value = as_number(value)
     if not isinstance(value, bool | int | float):
         text = shortened(repr(value), 80)
         raise AgentError(
@@ -135,10 +134,10 @@ class FunctionAgent:
             try:
                 if inspect.iscoroutinefunction(self.function):
                     value = asyncio.run(lead())
-                else:
+                else:  # outside of any loop: some agents run one of their own
                     value = guarded(partial(self.function, dict(task), base_url, key))
                     if inspect.isawaitable(value):
-                        value = asyncio.run(_completed(value))
+                        value = asyncio.run(awaited(value))
             except BaseException as problem:
                 error = problem
             with suppress(RuntimeError):  # the loop may be closed: nobody waits any more
@@ -151,10 +150,6 @@ class FunctionAgent:
             for inner_loop, inner_task in thread_loop:
                 with suppress(RuntimeError):
                     inner_loop.call_soon_threadsafe(inner_task.cancel)
-
-
-async def _completed(value: Any) -> Any:
-    return await awaited(value)
 
 
 @dataclass(frozen=True)

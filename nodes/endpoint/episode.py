@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlgraph.nodes.agent.chat import WaitedFor
+from rlgraph.nodes.agent.chat import WaitedFor, text_of_turn
 from rlgraph.nodes.agent.parsers import ToolCall, beside_calls
 from rlgraph.nodes.agent.request_batching import RequestBatcher
 from rlgraph.nodes.endpoint.message import Message, SentCall
@@ -65,10 +65,7 @@ class Episode:
     truncated: bool = False
     closed: bool = False
     error: Exception | None = None
-    counts: Counter[str] = field(default_factory=Counter)  # requests, refused, retried, malformed_calls, ...
-    left_out: Counter[str] = field(
-        default_factory=Counter
-    )  # settings of requests that the run does not follow
+    counts: Counter[str] = field(default_factory=Counter)  # by name, as retried or malformed_calls
     spans: list[WaitedFor] = field(default_factory=list)
     repeatable: OrderedDict[bytes, asyncio.Task[list[SentAnswer]]] = field(default_factory=OrderedDict)
 
@@ -78,7 +75,6 @@ class Episode:
         Raises:
             RequestError: it can't be answered, and why.
         """
-        self.counts["requests"] += 1
         known = self.repeatable.get(digest)
         if is_retry and known is not None:
             self.counts["retried"] += 1
@@ -134,7 +130,7 @@ class Episode:
             self.counts["refused"] += 1
             raise
         limit = self._limit(len(prompt), asked)
-        self.left_out.update(asked.left_out)
+        self.counts["left_out"] += len(asked.left_out)  # settings that the run does not follow
         context_end = self.recording.read(new_ids, behind)
         if reason:
             self.recording.reasons[reason] += 1
@@ -222,13 +218,7 @@ class Episode:
 
     def _text(self, drawn: Generation, asked: AgentRequest) -> str:
         """Return what an answer says: without its end token, or the text that ended it."""
-        tokenizer = self.prompts.tokenizer
-        tokens = list(drawn.tokens)
-        if drawn.finish == "stop":
-            is_of_graph = tokens[-1] in self.engine.sampling.stop_token_ids
-            if tokens[-1] in tokenizer.all_special_ids or not is_of_graph:
-                tokens = tokens[:-1]
-        text = str(tokenizer.decode(tokens))
+        text = text_of_turn(self.prompts.tokenizer, drawn, self.engine.sampling.stop_token_ids)
         if drawn.finish == "text":
             places = [text.find(stop) for stop in asked.stop if stop in text]
             text = text[: min(places)] if places else text

@@ -6,30 +6,25 @@ text of others is tokenised alone, so that no control token in it is read as suc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlgraph.nodes.agent.template import TURN
+from rlgraph.nodes.agent.template import MESSAGE, TemplatePieces
 from rlgraph.nodes.endpoint.message import Message
-from rlgraph.nodes.support.chat_template import content_ids, joined, pieces_between, rendered
+from rlgraph.nodes.support.chat_template import joined, pieces_between, rendered
 from rlgraph.nodes.support.template_reads import for_template
-
-MARK = "message-number-{}-of-others"
-QUESTION = "a question"
 
 
 class HistoryWriter:
     """Renders histories by one tokenizer's chat template.
 
-    The ids between messages are kept by the roles of the messages, as they are asked for in every turn.
+    ``pieces`` keeps the ids between messages, as they are asked for in every turn.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
-        self.tokenizer, self.options = tokenizer, dict(options or {})
-        self.template = str(self.options.get("chat_template", tokenizer.chat_template))
-        self.reads_ids = "tool_call_id" in self.template  # few templates write the ids of calls
-        self.pieces: dict[str, list[list[int]]] = {}
+        self.tokenizer = tokenizer
+        self.pieces = TemplatePieces(tokenizer, options)
+        self.reads_ids = "tool_call_id" in self.pieces.template  # few templates write the ids of calls
 
     def whole(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the ids of a history and of the opening of the policy's next turn.
@@ -37,11 +32,14 @@ class HistoryWriter:
         Raises:
             TemplateError: the template can't write it.
         """
-        options = {**self.options, "tools": [*tools]} if tools else self.options
+        options = self.pieces.options
+        if tools:
+            options = {**options, "tools": [*tools]}
         messages, marks, texts = self._marked(history)
         text = rendered(self.tokenizer, for_template(self.tokenizer, messages, options), options)
-        pieces = self._ids(pieces_between(self.tokenizer, text, marks))
-        return joined(pieces, self._contents(texts))
+        pieces = pieces_between(self.tokenizer, text, marks)
+        ids = self.tokenizer(pieces, add_special_tokens=False)["input_ids"]
+        return joined(ids, self._contents(texts))
 
     def behind(self, new_messages: Sequence[Message], last_id: int) -> list[int]:
         """Return the ids of messages behind a turn of the policy, and of the opening of its next turn.
@@ -53,16 +51,7 @@ class HistoryWriter:
             TemplateError: the template can't be cut so.
         """
         messages, marks, texts = self._marked(new_messages)
-        key = json.dumps(messages)
-        if key not in self.pieces:
-            start = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": TURN}]
-            talk = for_template(self.tokenizer, [*start, *messages], self.options)
-            text = rendered(self.tokenizer, talk, self.options)
-            self.pieces[key] = self._ids(pieces_between(self.tokenizer, text, [TURN, *marks])[1:])
-        end_of_turn, *between_messages = self.pieces[key]
-        if end_of_turn[:1] == [last_id]:
-            end_of_turn = end_of_turn[1:]
-        return joined([end_of_turn, *between_messages], self._contents(texts))
+        return self.pieces.behind_turn(messages, marks, self._contents(texts), last_id)
 
     def _marked(self, history: Sequence[Message]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
         """Return messages whose contents are marks, the marks, and the contents.
@@ -76,7 +65,7 @@ class HistoryWriter:
             if message.role == "assistant":
                 messages.append(message.for_template(message.text))
                 continue
-            mark = MARK.format(len(marks))
+            mark = MESSAGE.format(len(marks))
             marked = message.for_template(mark)
             if not self.reads_ids:
                 marked.pop("tool_call_id", None)
@@ -85,9 +74,5 @@ class HistoryWriter:
             texts.append(message.text)
         return messages, marks, texts
 
-    def _ids(self, pieces: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = self.tokenizer([*pieces], add_special_tokens=False)["input_ids"]
-        return ids
-
     def _contents(self, texts: Sequence[str]) -> list[list[int]]:
-        return [content_ids(self.tokenizer, text, self.template) for text in texts]
+        return [self.pieces.content(text) for text in texts]

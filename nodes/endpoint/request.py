@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from rlgraph.nodes.endpoint.message import Message, SentCall
@@ -49,7 +50,7 @@ class AgentRequest:
     wants_logprobs: bool = False
     left_out: Sequence[str] = ()
 
-    @property
+    @cached_property
     def tools_text(self) -> str:
         """Return the tools as one text, by which they are compared."""
         return json.dumps([*self.tools], sort_keys=True) if self.tools else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pydantic import Field, PositiveFloat
 from rlgraph.errors import RunError, shortened, visible
 from rlgraph.nodes.agent.parsers import hermes
 from rlgraph.nodes.agent.request_batching import RequestBatcher
+from rlgraph.nodes.agent.toolbox import value_at
 from rlgraph.nodes.endpoint.agents import (
     AgentError,
     AgentResult,
@@ -31,6 +31,7 @@ from rlgraph.nodes.rollout.rollout import seed
 from rlgraph.nodes.rollout.sampling import CUTS_WITH_TEMPERATURE, AtLeastOne, SamplingAttributes
 from rlgraph.nodes.support.lazy import torch
 from rlgraph.nodes.support.ragged import Ragged
+from rlgraph.nodes.support.user_call import DaemonThreads
 from rlgraph.ops import Context, FileFunction, Parser, Sampling, ServeEngine, op
 from rlgraph.ops.column_types import anything, boolean, float32, int64, prompts, samples, text, tokens
 from rlgraph.ops.registry import load_function
@@ -155,16 +156,16 @@ def harness(
     batcher = RequestBatcher(model, settings)
     writer = HistoryWriter(model.tokenizer, template_options)
     limits = EpisodeLimits(max_tokens, max_turn_tokens, max_turns)
+    body = parser.body if parser else hermes
     episodes = []
     tasks = []
     for place, row in enumerate(ctx.rows):
         task = {"question": question[place]}
         for name, values in more.items():
-            task[name] = _plain(values[place])
+            task[name] = value_at(values, place)
         for k in range(n):
             number = int(row) * n + k
             episode_seed = seed(ctx.seed, ctx.iteration, ctx.node, number)
-            body = parser.body if parser else hermes
             episodes.append(Episode(number, episode_seed, batcher, writer, body, limits))
             tasks.append(task)
     run_of_episodes = _all(agent, episodes, tasks, batcher, settings, parallel, timeout)
@@ -190,28 +191,14 @@ def _agent(ctx: Context, run: str | None, command: str | None) -> FunctionAgent 
     return FunctionAgent(function)
 
 
-def _plain(value: Any) -> Any:
-    """Return a column's value at a row as plain values of Python."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def _in_thread(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Run a coroutine on an event loop of another thread: in a main one a server takes its signals."""
-    outcome: list[Outcome] = []
-    problem: list[BaseException] = []
-
-    def lead() -> None:
-        try:
-            outcome.append(asyncio.run(work))
-        except BaseException as error:
-            problem.append(error)
-
-    thread = threading.Thread(target=lead, daemon=True, name="episodes")
-    thread.start()
-    thread.join()
-    if problem:
-        raise problem[0]
-    return outcome[0]
+    threads = DaemonThreads(1)
+    try:
+        outcome: Outcome = threads.submit(asyncio.run, work).result()
+        return outcome
+    finally:
+        threads.shutdown(wait=False)
 
 
 async def _all(
@@ -353,12 +340,11 @@ def _record(ctx: Context, episodes: Sequence[Episode], ended: Sequence[Ended]) -
     for reason in reasons:
         counts = [episode.recording.reasons[reason] for episode in episodes]
         ctx.record(f"endpoint/segments/{reason}", counts)
-    for name in ("retried", "refused"):
+    for name in ("retried", "refused", "left_out"):
         ctx.record(f"endpoint/{name}", [episode.counts[name] for episode in episodes])
     malformed = sum(episode.counts["malformed_calls"] for episode in episodes)
     calls = sum(episode.counts["calls"] for episode in episodes)
     ctx.record("endpoint/malformed_calls", malformed, calls, kind="share", over="calls")
-    ctx.record("endpoint/left_out", [sum(episode.left_out.values()) for episode in episodes])
     seconds = [episode.seconds_of("generation") for episode in episodes]
     ctx.record("perf/generation_seconds/", seconds, kind=("mean", "max"))
     numbers: dict[str, list[float]] = {}

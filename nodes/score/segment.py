@@ -58,7 +58,7 @@ def contexts(
     Example:
         segments: {op: segment.contexts, most: 8}
     """
-    places, lengths, counts, masks = [], [], [], []
+    places, counts, masks = [], [], []
     for row in range(len(tokens)):
         length, mask = forgotten[row], loss_mask[row]
         place = torch.arange(len(length))
@@ -71,17 +71,28 @@ def contexts(
             seen = (place < end) & ((length == 0) | (length >= end))
             places.append(place[seen])
             masks.append(trained[seen])
-            lengths.append(int(seen.sum()))
             segments_of_row += 1
         counts.append(segments_of_row)
+    token_places, token_index, count = _placed(ctx, tokens, places, counts)
+    segment_mask = token_places.like(_joined(masks, torch.bool))
+    segment_tokens = token_places.like(tokens.values[token_index])
+    return Contexts(segment_tokens, segment_mask, token_places, count)
+
+
+def _placed(
+    ctx: Context, tokens: Ragged, places: list[torch.Tensor], counts: list[int]
+) -> tuple[Ragged, torch.Tensor, torch.Tensor]:
+    """Return the places of segments' tokens in their samples and in all tokens, and the segments per sample.
+
+    It records how many there are. ``places`` has one tensor per segment, ``counts`` one number per sample.
+    """
     ctx.record("rollout/segments", counts, over="samples")
     ctx.record("rollout/segments_", counts, kind=("min", "max"), over="samples")
     count = torch.tensor(counts, dtype=torch.int64)
-    token_places = Ragged(_joined(places, torch.int64), offsets_of(torch.tensor(lengths, dtype=torch.int64)))
+    lengths = torch.tensor([len(segment) for segment in places], dtype=torch.int64)
+    token_places = Ragged(_joined(places, torch.int64), offsets_of(lengths))
     row_start = token_places.spread(tokens.offsets[:-1].repeat_interleave(count)).values
-    segment_mask = token_places.like(_joined(masks, torch.bool))
-    segment_tokens = token_places.like(tokens.values[row_start + token_places.values])
-    return Contexts(segment_tokens, segment_mask, token_places, count)
+    return token_places, row_start + token_places.values, count
 
 
 class Paths(NamedTuple):
@@ -131,13 +142,7 @@ def paths(
         for path, trained in rows:
             places.append(torch.tensor(path, dtype=torch.int64))
             masks.append(torch.tensor(trained, dtype=torch.bool))
-    ctx.record("rollout/segments", counts, over="samples")
-    ctx.record("rollout/segments_", counts, kind=("min", "max"), over="samples")
-    count = torch.tensor(counts, dtype=torch.int64)
-    lengths = torch.tensor([len(path) for path in places], dtype=torch.int64)
-    token_places = Ragged(_joined(places, torch.int64), offsets_of(lengths))
-    row_start = token_places.spread(episode_tokens.offsets[:-1].repeat_interleave(count)).values
-    token_index = row_start + token_places.values
+    token_places, token_index, count = _placed(ctx, episode_tokens, places, counts)
     return Paths(
         tokens=token_places.like(episode_tokens.values[token_index]),
         loss_mask=token_places.like(_joined(masks, torch.bool)),
